@@ -406,19 +406,12 @@ def _same_number(gold: Tree, answer: Tree, rules: Rules) -> bool:
     if allowed is None:
         return False
     apart = distance(gold, answer)
-    if apart is None:
-        return False
-    return (
-        bool(apart <= allowed)
-        if isinstance(apart, Fraction)
-        else bool(apart * allowed.denominator <= allowed.numerator)
-    )
+    return apart is not None and bool(apart * allowed.denominator <= allowed.numerator)
 
 
 def _exponent(size: Any) -> int:
     """The place of the first digit: 0 for 1 to 9.99."""
-    text = f"{float(size):e}" if not isinstance(size, Fraction) else None
-    if text is not None:
-        return int(text.partition("e")[2])
+    if not isinstance(size, Fraction):
+        return int(f"{float(size):e}".partition("e")[2])
     digits = len(str(size.numerator)) - len(str(size.denominator))
     return digits if size >= Fraction(10) ** digits else digits - 1

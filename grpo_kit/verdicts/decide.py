@@ -190,11 +190,11 @@ def _ordered(tree: Tree) -> Tree:
     """The tree with factors and terms in one order, without the factor 1 and the term 0."""
     for joins, parts, nothing in (("mul", "div", _ONE), ("add", "sub", _ZERO)):
         if tree[0] in (joins, parts):
-            sides = [
-                sorted((part for part in map(_ordered, side) if part != nothing), key=repr)
-                for side in _sides(tree, joins, parts)
-            ]
-            return sides[0][0] if [len(side) for side in sides] == [1, 0] else (joins, *map(tuple, sides))
+            sides = [map(_ordered, side) for side in _sides(tree, joins, parts)]
+            above, below = (
+                tuple(sorted((part for part in side if part != nothing), key=repr)) for side in sides
+            )
+            return above[0] if len(above) == 1 and not below else (joins, above, below)
     return tuple(_ordered(part) if isinstance(part, tuple) else part for part in tree)
 
 

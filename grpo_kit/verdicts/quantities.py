@@ -71,11 +71,6 @@ def read_based(text: str, habit: Habit) -> Quantity | None:
         return None
 
 
-def read_in_words(text: str) -> Quantity | None:
-    """Eighteen, twenty-five eggs, two and a half hours."""
-    return _in_words(text, PLAIN) if text[:1].isalpha() else None
-
-
 def read_quantity(text: str, habit: Habit) -> Quantity | Several | None:
     """A value, with what it is of; with a plus-minus, both values. None if it is not understood."""
     made = _bare_quantity(text, habit)
@@ -166,7 +161,7 @@ def _with_unit(number: str, unit: str, text: str, place: int, habit: Habit) -> Q
     if tree is not None and unit.startswith("^") and tree[0] != "num" and _has_function(tree):
         return None  # the sine of 30 degrees
     if tree is None or symbols(tree):
-        return None if number else _in_words(text, habit)
+        return None if number else read_in_words(text)
     if factor is not None:
         tree = ("mul", tree, ("num", Fraction(factor))) if tree[0] != "num" else ("num", tree[1] * factor)
         if not rest:
@@ -212,8 +207,8 @@ def put_together(whole: Quantity, part: Quantity) -> Quantity | None:
     return None
 
 
-def _in_words(text: str, habit: Habit) -> Quantity | None:
-    """Eighteen, twenty-five eggs."""
+def read_in_words(text: str) -> Quantity | None:
+    """Eighteen, twenty-five eggs, two and a half hours."""
     words = text.split(" ")
     for end in range(len(words), 0, -1):
         value = number_in_words(" ".join(words[:end]))
