@@ -286,24 +286,26 @@ class _Parser:
         return self.applied(name, tree[1]) if tree[0] == "sym" else tree
 
     def applied(self, letter: str, name: str) -> Tree:
-        """The letter, or the function by that name of what stands in brackets behind it."""
+        """The letter, or the function by that name of what stands in brackets behind it; a(b + c) is a product."""
         start = self.place
         while self.next.kind == "'":
             self.take()
         primes = self.place - start
         alone = ("sym", name + primes * "'")
-        if not (letter in OF or primes):
-            return alone
         behind, power = self.place, ("num", Fraction(primes or 1))
-        if self.next.kind == "^" and not self.after_is_circle():
+        is_function = letter in OF or primes > 0
+        if is_function and self.next.kind == "^" and not self.after_is_circle():
             primes = [token.kind for token in self.tokens[behind + 1 : behind + 3]] == ["{", "("]
             self.take()
             power = self.exponent()
-        if self.next.kind != "(":
+        arguments = self.arguments() if self.next.kind == "(" else []
+        if not arguments or not (
+            is_function or (len(arguments) == 1 and arguments[0][0] not in ("add", "sub"))
+        ):
             self.place = behind
             return alone
         kind = "^()" if primes else "^-1" if power == _INVERSE_POWER else ""
-        return ("apply", name + kind, power, *self.arguments())
+        return ("apply", name + kind, power, *arguments)
 
     def subscript(self) -> str:
         token = self.take()

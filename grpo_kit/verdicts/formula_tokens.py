@@ -21,8 +21,9 @@ LETTERS = frozenset(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
     "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar".split()
 )
-# Names of functions: the bracket behind them holds an argument, where that behind another letter is a factor.
-OF = frozenset("f g h u v F G H P T phi psi chi zeta Phi Psi Gamma Var Cov Re Im Tr Pr erf".split())
+# Names that are those of functions alone, and names of functions: a bracket behind them holds an argument.
+FUNCTIONS_ALONE = frozenset("f phi psi chi zeta Phi Psi Gamma Var Cov Re Im Tr Pr erf".split())
+OF = FUNCTIONS_ALONE | frozenset("ghuvFGHPT")
 # Short words of sentences, which are no products of letters.
 _SENTENCE = frozenset(
     "no on or is if not and to of in at it so as an the be by are was but nor per for yes am pm".split()

@@ -7,7 +7,6 @@ several points where they hold letters.
 from __future__ import annotations
 
 import hashlib
-import re
 import threading
 from collections.abc import Mapping
 from fractions import Fraction
@@ -17,6 +16,7 @@ from typing import Any
 import mpmath
 
 from grpo_kit.verdicts.formula import Tree, nodes
+from grpo_kit.verdicts.formula_tokens import FUNCTIONS_ALONE
 from grpo_kit.verdicts.rational import (
     TooLargeError,
     UndefinedError,
@@ -31,7 +31,6 @@ from grpo_kit.verdicts.rational import (
 _DIGITS = 40  # that agreeing values share beyond what their numbers have
 _MOST_DIGITS = 1_500
 _POINTS = 7
-_FACTOR = re.compile("[ghuvFGHPT](?:_|$)")  # letters of functions that are heights, masses and the like too
 
 
 @lru_cache(4096)
@@ -171,23 +170,26 @@ def _largest(tree: Tree) -> Fraction:
 
 
 def _read_alike(one: Tree, other: Tree) -> tuple[Tree, Tree]:
-    """Both trees, with h(a + b) as a product where the other tree has h as a factor: ha + hb."""
+    """Both trees, with h(a + b) as a product where h stands without a bracket: in ha + hb, or in both."""
     sides = symbols(one), symbols(other)
-    functions = {name[:-1] for side in sides for name in side if name.endswith("(")}
-    alone = {name for side in sides for name in side if f"{name}(" not in side}
-    factors = {name for name in functions & alone if _FACTOR.match(name)}
-    if not functions or functions > factors:  # h g(x) is no h(g(x))
+    applied = {name[:-1] for side in sides for name in side if name.endswith("(")}
+    if not applied:
         return one, other
+    alone = {name for side in sides for name in side if f"{name}(" not in side} | (sides[0] & sides[1])
+    factors = {name for name in applied & alone if name.partition("_")[0] not in FUNCTIONS_ALONE}
     return _as_product(one, factors), _as_product(other, factors)
 
 
 def _as_product(tree: Tree, factors: set[str]) -> Tree:
+    """The tree with the factors as such, but before another function: h(g(x)) is no product."""
     match tree:
+        case ("pow", ("apply", *_), exponent):  # P(1 + r)^t
+            before = _as_product(tree[1], factors)
+            if before[0] == "mul":
+                return ("mul", before[1], ("pow", before[2], _as_product(exponent, factors)))
         case ("apply", letter, power, inside) if letter in factors:
-            return ("mul", ("pow", ("sym", letter), power), _as_product(inside, factors))
-        case ("pow", ("apply", letter, power, inside), exponent) if letter in factors:  # P(1 + r)^t
-            powers = ("pow", ("sym", letter), power), ("pow", inside, exponent)
-            return ("mul", *(_as_product(part, factors) for part in powers))
+            if not any(part[0] == "apply" for part in nodes(inside)):
+                return ("mul", ("pow", ("sym", letter), power), _as_product(inside, factors))
     return tuple(_as_product(part, factors) if isinstance(part, tuple) else part for part in tree)
 
 
