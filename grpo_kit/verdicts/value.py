@@ -118,34 +118,27 @@ class _Evaluator:
             "sin": mp.sin, "cos": mp.cos, "tan": mp.tan, "cot": mp.cot, "sec": mp.sec, "csc": mp.csc,
             "arcsin": mp.asin, "arccos": mp.acos, "arctan": mp.atan, "arccot": mp.acot, "arcsec": mp.asec,
             "arccsc": mp.acsc, "sinh": mp.sinh, "cosh": mp.cosh, "tanh": mp.tanh, "exp": mp.exp, "sqrt": mp.sqrt,
-            "abs": abs, "ln": mp.log,
+            "abs": abs, "ln": mp.log, "lg": mp.log10, "sgn": mp.sign,
         }  # fmt: skip
         try:
             if name in simple:
                 return simple[name](first)
             match name:
-                case "lg":
-                    return mp.log10(first)
                 case "log":  # of no known base: one that no other formula knows
                     return mp.log(first) / mp.log(mp.sqrt(mp.mpf("5.8317")))
                 case "logb":
                     return mp.log(first) / mp.log(values[1])
                 case "root":
-                    real = (
-                        mp.im(first) == 0 and first < 0 and values[1] == int(values[1]) and int(values[1]) % 2
-                    )
-                    return -self.power(-first, 1 / values[1]) if real else self.power(first, 1 / values[1])
+                    exponent = 1 / values[1]
+                    if mp.im(first) == 0 and first < 0 and values[1] % 2 == 1:
+                        return -self.power(-first, exponent)
+                    return self.power(first, exponent)
                 case "floor" | "ceil":
-                    near = mp.nint(first)  # a whole number that was not worked out exactly
-                    return (
-                        near
-                        if abs(first - near) < mp.mpf(10) ** -(self.digits // 2)
-                        else getattr(mp, name)(first)
-                    )
+                    near, apart = mp.nint(first), mp.mpf(10) ** -(self.digits // 2)
+                    is_whole = abs(first - near) < apart  # a whole number that was not worked out exactly
+                    return near if is_whole else getattr(mp, name)(first)
                 case "max" | "min":
                     return (max if name == "max" else min)(values)
-                case "sgn":
-                    return mp.sign(first)
                 case "factorial" | "binom" | "gcd" | "lcm":
                     return self.whole(name, values)
         except (ZeroDivisionError, TypeError, ValueError) as error:
