@@ -131,11 +131,11 @@ class NumericAnswer(_ReadAnswer):
     """1.0 if the answer is one number equal to the gold, else 0.0. Numbers are compared as fractions, so exactly.
 
     Reads numbers in the habits of the world (1,234.50 · 1 234 · 12,34,567 · 1.234,5), fractions and mixed numbers,
-    3e8, 3 x 10^8, $5, 18 dollars, 5 km, 50 %, eighteen, digits of all scripts. "3 or 4", "12 - 6" and "4 5" are no
-    number. A percentage is its fraction: 50 % is 0.5, and matches a gold written as a part, never the gold 50.
+    3e8, 3 x 10^8, 10^3, $5, 18 dollars, 5 km, 50 %, eighteen, digits of all scripts. "3 or 4", "12 - 6" and "4 5" are
+    no number. A percentage is its fraction: 50 % is 0.5, and matches a gold written as a part, never the gold 50.
     tolerance: absolute error that still counts as right. significant: number of the gold's digits that must be right.
     units: "optional" takes a number without the gold's unit, "required" does not; a wrong unit is always wrong.
-    An answer copied from the column `question` with the division still to do gives 0.0, where that column exists.
+    An answer copied from the column `question` with the work still to do gives 0.0, where that column exists.
     None if the gold is not a number. timeout: seconds for one verdict, in any thread; a slower verdict is None.
 
     >>> NumericAnswer()(["<answer>$1,200.</answer>", "<answer>4 5</answer>"], answer=["1200", "9"])
@@ -170,7 +170,7 @@ class MathAnswer(_ReadAnswer):
     units, tolerance, significant, timeout: as in NumericAnswer. case: whether capitals matter in words; they always
     matter in single letters and in golds of capitals alone.
     expressions: True accepts an answer that is still to be worked out (100 - 94 for 6), for tasks like countdown.
-    False gives such an answer 0.0, and an expression copied from the column `question` too.
+    False gives such an answer 0.0, and in any spelling what the column `question` asks for (12*5*1 for 12 x 5).
     None if the gold is empty. Also None if the gold cannot be read, unless the answer is the same text.
 
     >>> MathAnswer()(["<answer>\\\\frac{1}{2}</answer>", "<answer>0.4</answer>"], answer=["0.5", "0.5"])

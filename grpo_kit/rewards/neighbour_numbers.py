@@ -93,13 +93,13 @@ def number_fields(number: Number, known: kinds.Quantity) -> Fields:
         fields |= {name: put(grouped.replace(",", sign)) for name, sign in _THOUSANDS.items()}
     if number.money:
         money, another = _MONEY[number.money]
-        fields |= {"money": money, "unit_optional": amount, "other_unit": f"{amount} {another}"}
+        fields |= {"money": money, "other_unit": f"{amount} {another}"}
     elif known.is_percent:
         fields |= {"per_cent": amount, "per_cent_decimal": _decimal(value / 100)}
-    elif known.units and re.fullmatch("[A-Za-z]+", unit) and value:
+    fields |= {"unit_optional": amount} if known.units else {}
+    if known.units and re.fullmatch("[A-Za-z]+", unit) and value:
         count, smaller = _UNITS.get(unit, (0, "kg"))
-        fields |= {"unit": unit, "unit_optional": None if known.unsure else amount}  # 5 m may be 5 times m
-        fields["other_unit"] = f"{amount} {smaller}"
+        fields |= {"unit": unit, "other_unit": f"{amount} {smaller}"}
         if count:
             fields |= {"smaller": smaller, "smaller_amount": _decimal(value * count)}
             fields["squared_unit"] = f"{amount} {unit}^2"

@@ -48,21 +48,48 @@ class Rules:
 
 def same(gold: Any, answer: Any, rules: Rules) -> bool:
     """Whether an answer that was read is the gold that was read. Raises TooLargeError, OutOfTimeError."""
+    if isinstance(gold, Named | Bounds) or isinstance(answer, Named | Bounds):
+        return _same_of_a_name(gold, answer, rules)
+    if isinstance(gold, Several | Row | Union | Matrix) or isinstance(answer, Several | Row | Union | Matrix):
+        return _same_items(gold, answer, rules)
+    match gold, answer:
+        case Quantity(), Quantity():
+            return _same_quantity(gold, answer, rules)
+        case (Equation(), Equation()) | (Inequality(), Inequality()):
+            return _same_equation(gold, answer)
+        case Ratio(), Ratio():
+            return _same_ratio(gold.parts, answer.parts)
+        case Ratio(), Quantity(tree=("div", top, bottom)):
+            return _same_ratio(gold.parts, (top, bottom))
+        case Clock() | Ratio(), Clock() | Ratio():
+            return _same_time(gold, answer)
+        case Date(), Date():
+            return (gold.month, gold.day) == (answer.month, answer.day) and gold.year in (None, answer.year)
+        case Congruence(), Congruence():
+            return _same_congruence(gold, answer)
+        case Choice(), Choice():
+            if not gold.content or not answer.content:
+                return gold.letter == answer.letter
+            return gold.letter == answer.letter and _same_text(gold.content, answer.content, rules)
+        case Words(), Words():
+            return same_words(gold.text, answer.text, case=rules.case)
+    return False
+
+
+def _same_of_a_name(gold: Any, answer: Any, rules: Rules) -> bool:
+    """x = 5, x < 5, f(x) = 2x, on one side or on both."""
     match gold, answer:
         case Named(), Named():
             return _same_named(gold, answer, rules)
-        case Named(), Bounds():
-            return gold.name == answer.name and same(gold.value, answer.rows, rules)
+        case (Bounds(), Bounds()) | (Named(), Bounds()) | (Bounds(), Named()):
+            values = [getattr(side, "rows", None) or side.value for side in (gold, answer)]
+            return gold.name == answer.name and same(*values, rules)
         case Named(), Equation() | Inequality():
             return _same_equation(_as_equation(gold), answer)
-        case Named(), _:
-            return not _is_letter(gold.value) and same(gold.value, answer, rules)
         case Equation(), Named():
             return _same_equation(gold, _as_equation(answer))
-        case Bounds(), Bounds():
-            return gold.name == answer.name and same(gold.rows, answer.rows, rules)
-        case Bounds(), Named():
-            return gold.name == answer.name and same(gold.rows, answer.value, rules)
+        case Named(), _:
+            return not _is_letter(gold.value) and same(gold.value, answer, rules)
         case Bounds(), Row() | Union():
             return same(gold.rows, answer, rules)
         case Row() | Union(), Bounds():
@@ -70,8 +97,12 @@ def same(gold: Any, answer: Any, rules: Rules) -> bool:
         case _, Named():
             at_a_point = re.search(r"\(\d|''", answer.name) and _has_letters(answer.value)
             return not _is_letter(gold) and not at_a_point and same(gold, answer.value, rules)
-        case Quantity(), Quantity():
-            return _same_quantity(gold, answer, rules)
+    return False
+
+
+def _same_items(gold: Any, answer: Any, rules: Rules) -> bool:
+    """Lists, sets, tuples, intervals and matrices. [1, 2, 3] is a list, [1, 2] may be an interval."""
+    match gold, answer:
         case Several(), Several() if _named_apart(gold) or _named_apart(answer):
             return _same_assignment(gold, answer, rules)
         case (Row(brackets="()"), Several()) if _named_apart(answer):  # (3, 4) and x = 3, y = 4
@@ -85,6 +116,10 @@ def same(gold: Any, answer: Any, rules: Rules) -> bool:
             if gold.ordered or answer.ordered:
                 return _in_order(gold.items, answer.items, rules)
             return _in_any_order(gold.items, answer.items, rules)
+        case Several(), Row(brackets="[]", items=items) if len(items) != 2:
+            return same(gold, Several(items, gold.word), rules)
+        case Row(brackets="[]", items=items), Several(word="," | "and") if len(items) != 2:
+            return _in_order(items, answer.items, rules)
         case Row(), Row():
             return gold.brackets == answer.brackets and _in_order(gold.items, answer.items, rules)
         case Union(), Union():
@@ -98,12 +133,12 @@ def same(gold: Any, answer: Any, rules: Rules) -> bool:
             return len(gold.rows) == len(answer.rows) and all(
                 _in_order(row, other, rules) for row, other in zip(gold.rows, answer.rows, strict=True)
             )
-        case (Equation(), Equation()) | (Inequality(), Inequality()):
-            return _same_equation(gold, answer)
-        case Ratio(), Ratio():
-            return _same_ratio(gold.parts, answer.parts)
-        case Ratio(), Quantity(tree=("div", top, bottom)):
-            return _same_ratio(gold.parts, (top, bottom))
+    return False
+
+
+def _same_time(gold: Clock | Ratio, answer: Clock | Ratio) -> bool:
+    """Of the two at least one is a time; 2:11 may be a ratio too."""
+    match gold, answer:
         case Clock(), Clock():
             if gold.half is None and answer.half in ("am", "pm") and gold.minutes <= 720:
                 return gold.minutes % 720 == answer.minutes % 720
@@ -112,16 +147,6 @@ def same(gold: Any, answer: Any, rules: Rules) -> bool:
             return gold.minutes % 60 >= 10 and _as_ratio(gold) == answer.parts
         case Ratio(), Clock(half=None):
             return _same_ratio(gold.parts, _as_ratio(answer))
-        case Date(), Date():
-            return (gold.month, gold.day) == (answer.month, answer.day) and gold.year in (None, answer.year)
-        case Congruence(), Congruence():
-            return _same_congruence(gold, answer)
-        case Choice(), Choice():
-            if not gold.content or not answer.content:
-                return gold.letter == answer.letter
-            return gold.letter == answer.letter and _same_text(gold.content, answer.content, rules)
-        case Words(), Words():
-            return same_words(gold.text, answer.text, case=rules.case)
     return False
 
 
@@ -216,7 +241,11 @@ def _has_letters(value: Any) -> bool:
 
 def _as_equation(named: Named) -> Equation | None:
     """y = 2x + 3 as an equation; x = 5 is none: it is solved, and 2x = 10 is not."""
-    if not isinstance(named.value, Quantity) or not symbols(named.value.tree) or len(named.name) > 1:
+    if (
+        not isinstance(named.value, Quantity)
+        or not symbols(named.value.tree)
+        or len(named.name.rstrip("'")) > 1
+    ):
         return None
     return Equation(("sub", ("sym", named.name), named.value.tree))
 
@@ -293,7 +322,7 @@ def _same_quantity(gold: Quantity, answer: Quantity, rules: Rules) -> bool:
     if not gold.units:
         return _same_number(gold.tree, answer.tree, rules)
     if not answer.units:
-        if gold.unsure or (rules.units == "required" and not symbols(answer.tree)):
+        if rules.units == "required" and not symbols(answer.tree):
             return False
         return _same_number(gold.tree, answer.tree, rules)
     for one in gold.units:
@@ -377,19 +406,12 @@ def _same_number(gold: Tree, answer: Tree, rules: Rules) -> bool:
     if allowed is None:
         return False
     apart = distance(gold, answer)
-    if apart is None:
-        return False
-    return (
-        bool(apart <= allowed)
-        if isinstance(apart, Fraction)
-        else bool(apart * allowed.denominator <= allowed.numerator)
-    )
+    return apart is not None and bool(apart * allowed.denominator <= allowed.numerator)
 
 
 def _exponent(size: Any) -> int:
     """The place of the first digit: 0 for 1 to 9.99."""
-    text = f"{float(size):e}" if not isinstance(size, Fraction) else None
-    if text is not None:
-        return int(text.partition("e")[2])
+    if not isinstance(size, Fraction):
+        return int(f"{float(size):e}".partition("e")[2])
     digits = len(str(size.numerator)) - len(str(size.denominator))
     return digits if size >= Fraction(10) ** digits else digits - 1

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 
 from grpo_kit.verdicts.compare import Rules, same
-from grpo_kit.verdicts.kinds import Named, Quantity
+from grpo_kit.verdicts.formula import Tree
+from grpo_kit.verdicts.formula_tokens import FUNCTIONS
+from grpo_kit.verdicts.kinds import PLAIN, Habit, Named, Quantity
+from grpo_kit.verdicts.quantities import formula
 from grpo_kit.verdicts.rational import OutOfTimeError, TooLargeError, UndefinedError, exact, limited
 from grpo_kit.verdicts.reading import habit_of, read
-from grpo_kit.verdicts.spelling import letters, plain
-from grpo_kit.verdicts.value import same_value
+from grpo_kit.verdicts.spelling import plain
+from grpo_kit.verdicts.value import same_value, symbols
 
 _LONGEST = 1_000  # characters that are read at all
-_OPERATOR = re.compile(r"[-+*/^!|]|\\(?:frac|binom|sqrt|sum|prod|times|cdot|lfloor|lceil)|\b[a-z]{2,5}\s?\(")
+_NUMBERS = Habit(glued=True)  # of texts that are numbers, where a letter is no factor
 
 
 def verdict(
@@ -45,7 +49,7 @@ def verdict(
     known = None
     try:
         with limited(timeout):
-            known = read(wanted)
+            known = _gold(wanted, question or "", numbers_only)
             if numbers_only and not _is_number(known):
                 return None
             says_something = known is not None or re.search(r"\w", wanted)
@@ -78,15 +82,26 @@ def number(text: str) -> Fraction | None:
     >>> number("1 234,5 km"), number("12 - 6")
     (Fraction(2469, 2), None)
     """
-    found = read(plain(text)) if len(text) <= _LONGEST else None
+    found = read(plain(text), _NUMBERS) if len(text) <= _LONGEST else None
     try:
         return exact(found.tree) if isinstance(found, Quantity) and _is_number(found) else None
     except (TooLargeError, UndefinedError):
         return None
 
 
+def _gold(text: str, question: str, numbers_only: bool) -> object:
+    """What the gold is. Its letter is a unit (5 m), unless the question asks for a term with that letter."""
+    known = read(text, _NUMBERS if numbers_only else PLAIN)
+    letter = re.search(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])", text)
+    if isinstance(known, Quantity) and known.units and letter:
+        term = rf"\d{letter[0]}\b\s*[-+]|[-+]\s*\d*{letter[0]}\b|\bterms? of \W*{letter[0]}\b"
+        if re.search(term, question):
+            return read(text, Habit(letters=frozenset(letter[0])))
+    return known
+
+
 def _is_number(found: object) -> bool:
-    """One number: a literal, a fraction, a mixed number, 3 x 10^8; with a sign, a unit, a name (x = 5), per cent."""
+    """One number: a literal, a fraction, a mixed number, 10^3, 3 x 10^8; with a sign, a unit, a name, per cent."""
     if isinstance(found, Named):
         return _is_number(found.value)
     if not isinstance(found, Quantity):
@@ -95,11 +110,19 @@ def _is_number(found: object) -> bool:
     while tree[0] in ("neg", "percent"):
         tree = tree[1]
     match tree:
-        case ("num", _) | ("mixed", *_) | ("div", ("num", _) | ("neg", ("num", _)), ("num", _)):
-            return True
-        case ("mul", ("num", _), ("pow", ("num", 10), ("num", _) | ("neg", ("num", _)))):
-            return True
-    return False
+        case ("mul", left, ("pow", *_) as right):
+            return _is_literal(left) and _is_power_of_ten(right)
+        case ("div", left, ("num", _)):
+            return _is_literal(left)
+    return tree[0] == "mixed" or _is_literal(tree) or _is_power_of_ten(tree)
+
+
+def _is_literal(tree: Tree) -> bool:
+    return tree[0] == "num" or (tree[0] == "neg" and tree[1][0] == "num")
+
+
+def _is_power_of_ten(tree: Tree) -> bool:
+    return tree[0] == "pow" and tree[1] == ("num", 10) and _is_literal(tree[2])
 
 
 def _is_too_large(known: object, timeout: float) -> bool:
@@ -127,56 +150,90 @@ def _squeezed(text: str) -> str:
     return re.sub(r"[\s_{}]", "", text)
 
 
-_WRITTEN = [  # expressions of a question and of an answer in one spelling
-    (r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"(\1)/(\2)"),
-    (r"\((\s*[\w.]+\s*)\)", r"\1"),
-    (r"\{\s*([\w.]+)\s*\}", r"\1"),
-    (r"\\(?:times|cdot)(?![a-z])|\*(?!\*)|\b(?:times|multiplied by)\b", " * "),
-    (r"\\div(?![a-z])|\bdivided by\b", " / "),
-    (r"\bplus\b", " + "),
-    (r"\bminus\b", " - "),
-    (r"\*\s*\*", "^"),
-    (r"\\(?:left|right)(?![a-z])|\$", ""),
-    (r"\\(?=(?:sqrt|sin|cos|tan|ln|log|exp|max|min|gcd)(?![a-z]))", ""),
-]
-_SIGN = re.compile(r"\\?[A-Za-z]+|\d+(?:\.\d+)?|\S")
+_WORDS = {"times": "*", "multiplied by": "*", "divided by": "/", "over": "/", "plus": "+", "minus": "-",
+          "squared": "^2", "cubed": "^3", "factorial": "!", "to the power of": "^"}  # fmt: skip
+_IN_WORDS = re.compile(rf"(?<=[\d)}}]) (?:raised )?({'|'.join(_WORDS)})\b")
+_ROOTS = {"square": r"\sqrt", "cube": r"\sqrt[3]"}
+_EXPRESSION = re.compile(
+    rf"(?:\\[A-Za-z]+|(?<![A-Za-z])(?:(?![aAI] [a-z]{{2}})[A-Za-z]|{'|'.join(sorted(FUNCTIONS))})(?![A-Za-z])"
+    r"|\d+(?:[.,]\d+)*|(?<=_\{[a-z])=|[-+*/^_(){}\[\]|!%,\s])+"
+)
 _TURN = re.compile(r"\b(?:write|express|convert|change|turn|rewrite|round|simplify|reduce)\b", re.I)
+_OPERATIONS = {"add", "sub", "mul", "div", "pow", "mixed", "call", "sum", "prod", "apply"}
+_ONE, _ZERO = ("num", Fraction(1)), ("num", Fraction(0))
 
 
-@lru_cache(4096)
-def _asked(text: str) -> str:
-    """An expression, or a question full of them, in one spelling of its signs; what is in words stays."""
-    text = letters(text)
-    for pattern, to in _WRITTEN:
-        text = re.sub(pattern, to, text)
-    return re.sub(r"\s+", " ", text).strip()
+@lru_cache(1024)
+def _asked(question: str) -> dict[Tree, Tree]:
+    """Every expression of a question by _ordered()."""
+    text = _IN_WORDS.sub(lambda found: f" {_WORDS[found[1]]} ", plain(question))
+    text = re.sub(r"(square|cube) root of (\d+)", lambda found: f"{_ROOTS[found[1]]}{{{found[2]}}}", text)
+    text = re.sub(r"\blog(?:arithm)?,? (?:to )?base (\d+),? of (\d+)", r"\\log_{\1}(\2)", text)
+    trees = []
+    for run in _EXPRESSION.findall(re.sub(r"\\[()\[\]]", " ; ", text)):
+        whole = formula(run.strip(" ,")) or formula(run.strip(" ,").rstrip(" (-"))
+        trees += [whole] if whole else filter(None, map(formula, re.split(r"[(),]", run)))
+    return {_ordered(tree): tree for tree in trees}
+
+
+def _sides(tree: Tree, joins: str, parts: str) -> tuple[list[Tree], list[Tree]]:
+    """The factors and divisors of a product, or the terms of a sum that are added and taken away."""
+    if tree[0] not in (joins, parts):
+        return [tree], []
+    (above, below), (other_above, other_below) = (_sides(side, joins, parts) for side in tree[1:])
+    if tree[0] == parts:
+        other_above, other_below = other_below, other_above
+    return above + other_above, below + other_below
+
+
+def _ordered(tree: Tree) -> Tree:
+    """The tree with factors and terms in one order, without the factor 1 and the term 0."""
+    for joins, parts, nothing in (("mul", "div", _ONE), ("add", "sub", _ZERO)):
+        if tree[0] in (joins, parts):
+            sides = [map(_ordered, side) for side in _sides(tree, joins, parts)]
+            above, below = (
+                tuple(sorted((part for part in side if part != nothing), key=repr)) for side in sides
+            )
+            return above[0] if len(above) == 1 and not below else (joins, above, below)
+    return tuple(_ordered(part) if isinstance(part, tuple) else part for part in tree)
 
 
 def _copied(known: object, found: object, given: str, question: str) -> bool:
-    """Whether the answer stands in the question as it is, and was to be worked out or written in another way."""
+    """Whether the answer is what the question asks to work out, or to write in another way."""
+    known, found = (side.value if isinstance(side, Named) else side for side in (known, found))
     if not isinstance(found, Quantity) or known == found:
         return False
+    numbers = {Fraction(digits.replace(",", "")) for digits in re.findall(r"\d[\d,]*(?:\.\d+)?", question)}
     if found.base and re.search(rf"(?<!\d){re.escape(re.split('[_ (]', given)[0])}(?!\d)", question):
         return True
-    if isinstance(known, Quantity) and known.tree == found.tree and not (known.units and found.units):
-        return False  # a unit more or less
-    if _still_to_do(found.tree, re.findall(r"\d+(?:\.\d+)?", question)):
+    answer = _ordered(found.tree)
+    if isinstance(known, Quantity) and not (known.units and found.units):  # a unit more or less
+        if known.tree == found.tree or (_ordered(known.tree) == answer and not _is_number(known)):
+            return False
+    is_turned = _TURN.search(question) is not None
+    if answer in _asked(question) and (is_turned or answer[0] in _OPERATIONS):
         return True
-    if not _OPERATOR.search(given.lstrip("+-")) and not _TURN.search(question):
-        return False
-    signs = _SIGN.findall(_asked(given))
-    before, behind = r"(?<![\w.^)*/+-])(?<![*/+^-] )", r"(?!\w|\.\d|\s?[*/^(!])"
-    if re.search(before + r"\s*".join(map(re.escape, signs)) + behind, _asked(question)):
+    if (is_turned and answer[0] == "num" and answer[1] in numbers) or _is_work_on(answer, numbers):
         return True
-    asked = _SIGN.findall(_asked(question))  # or its factors in another order
-    windows = (asked[place : place + len(signs)] for place in range(len(asked) - len(signs) + 1))
-    return len(signs) >= 7 and sorted(signs) in map(sorted, windows)
+    return _is_number(known) and not _is_number(found) and _is_asked(known.tree, question)
 
 
-def _still_to_do(tree: tuple, asked: list[str]) -> bool:
-    """A product of the question's own numbers, or a quotient of them that is a whole number: 3 * 4, 12/2."""
-    if tree[0] not in ("mul", "div") or any(part[0] != "num" for part in tree[1:]):
+def _is_asked(value: Tree, question: str) -> bool:
+    """Whether an expression of the question is worth that much: what it asks for is a number."""
+    for tree in _asked(question).values():
+        try:
+            if tree[0] in _OPERATIONS and not symbols(tree) and same_value(tree, value):
+                return True
+        except (TooLargeError, UndefinedError):
+            continue
+    return False
+
+
+def _is_work_on(tree: Tree, numbers: set[Fraction]) -> bool:
+    """Whether a tree of _ordered() is a product of the question's own numbers, or a quotient that is whole."""
+    if tree[0] != "mul" or any(part[0] != "num" for part in (*tree[1], *tree[2])):
         return False
-    value = exact(tree) if tree[2][1] else None
-    done = value is None or (tree[0] == "div" and value.denominator != 1)
-    return not done and all(str(part[1]) in asked for part in tree[1:])
+    above, below = ([part[1] for part in side] for side in tree[1:])
+    quotient = math.prod(above, start=Fraction(1)) / (math.prod(below) or 1)
+    is_fraction = len(above) < 2 and quotient.denominator > 1
+    return not is_fraction and numbers.issuperset(above + below)

@@ -8,7 +8,8 @@ Longer than 300 lines because the rules of one grammar are read together.
 
 A tree is a tuple: ("num", Fraction), ("sym", name), ("const", "pi" | "e" | "i" | "oo"), ("neg", a), ("add" | "sub" |
 "mul" | "div" | "pow", a, b), ("mixed", whole, part), ("pm" | "mp", a or None, b), ("call", name, arguments ...),
-("sum" | "prod", index, from, to, body), ("percent", a), ("degree", a).
+("sum" | "prod", index, from, to, body), ("percent", a), ("degree", a), ("apply", letter, power, arguments ...) of a
+function that nobody defines: f(x), f^{-1}(x) with the letter "f^-1", f'(x) with "f^()".
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from grpo_kit.verdicts.formula_tokens import CONSTANTS, LETTERS, NotUnderstoodError, Token, tokens
+from grpo_kit.verdicts.formula_tokens import CONSTANTS, LETTERS, OF, NotUnderstoodError, Token, tokens
 
 Tree = tuple[Any, ...]
 _LONGEST = 400  # characters; no answer needs more
 _DEEPEST = 60
 _NO_FACTOR = frozenset("rfloor rceil cdot times pm mp choose circ rangle permille over".split())
+_INVERSE_POWER = ("neg", ("num", Fraction(1)))
 _INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 
 
@@ -280,8 +282,30 @@ class _Parser:
             tree = ("sym", name)
         if self.next.kind == "_":
             self.take()
-            return ("sym", f"{name}_{self.subscript()}")
-        return tree
+            tree = ("sym", f"{name}_{self.subscript()}")
+        return self.applied(name, tree[1]) if tree[0] == "sym" else tree
+
+    def applied(self, letter: str, name: str) -> Tree:
+        """The letter, or the function by that name of what stands in brackets behind it; a(b + c) is a product."""
+        start = self.place
+        while self.next.kind == "'":
+            self.take()
+        primes = self.place - start
+        alone = ("sym", name + primes * "'")
+        behind, power = self.place, ("num", Fraction(primes or 1))
+        is_function = letter in OF or primes > 0
+        if is_function and self.next.kind == "^" and not self.after_is_circle():
+            primes = [token.kind for token in self.tokens[behind + 1 : behind + 3]] == ["{", "("]
+            self.take()
+            power = self.exponent()
+        arguments = self.arguments() if self.next.kind == "(" else []
+        if not arguments or not (
+            is_function or (len(arguments) == 1 and arguments[0][0] not in ("add", "sub"))
+        ):
+            self.place = behind
+            return alone
+        kind = "^()" if primes else "^-1" if power == _INVERSE_POWER else ""
+        return ("apply", name + kind, power, *arguments)
 
     def subscript(self) -> str:
         token = self.take()
@@ -310,7 +334,7 @@ class _Parser:
         if self.next.kind == "^":
             self.take()
             power = self.exponent()
-            if power == ("neg", ("num", Fraction(1))):
+            if power == _INVERSE_POWER:
                 if name not in _INVERSE:
                     raise NotUnderstoodError("an inverse function")
                 name, power = _INVERSE[name], None

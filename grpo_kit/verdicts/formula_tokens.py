@@ -21,6 +21,9 @@ LETTERS = frozenset(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
     "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar".split()
 )
+# Names that are those of functions alone, and names of functions: a bracket behind them holds an argument.
+FUNCTIONS_ALONE = frozenset("f phi psi chi zeta Phi Psi Gamma Var Cov Re Im Tr Pr erf".split())
+OF = FUNCTIONS_ALONE | frozenset("ghuvFGHPT")
 # Short words of sentences, which are no products of letters.
 _SENTENCE = frozenset(
     "no on or is if not and to of in at it so as an the be by are was but nor per for yes am pm".split()
@@ -117,7 +120,7 @@ def tokens(text: str, *, comma: bool) -> list[Token]:
             found += _word(word, spaced)
             at += len(word)
             continue
-        if char not in "+-*/^_()[]{}|!%=,":
+        if char not in "+-*/^_()[]{}|!%=,'":
             raise NotUnderstoodError(f"the sign {char!r}")
         depth += (char in "([{") - (char in ")]}")
         found.append(Token(char, char, spaced))
@@ -130,7 +133,7 @@ def _word(word: str, spaced: bool) -> list[Token]:
         return [Token("function", _ALIASES.get(word, word), spaced)]
     if word[:-1] in ("sin", "cos", "tan", "ln", "log") and word[-1] in "xyztn":  # sinx
         return [Token("function", word[:-1], spaced), Token("name", word[-1], False)]
-    if word in CONSTANTS or word in LETTERS:
+    if word in CONSTANTS or word in LETTERS or word in OF:
         return [Token("name", word, spaced)]
     if len(word) > 3 or word.lower() in _SENTENCE or not word.isascii():
         raise NotUnderstoodError(f"the word {word!r}")

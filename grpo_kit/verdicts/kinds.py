@@ -26,12 +26,11 @@ INFINITY: Tree = ("const", "oo")
 
 @dataclass(frozen=True)
 class Quantity:
-    """A value, perhaps with a unit. unsure: its unit may be a letter of a formula ("5 m")."""
+    """A value, perhaps with a unit."""
 
     tree: Tree
     units: tuple[Unit, ...] = ()
     base: int | None = None
-    unsure: bool = False
 
     @property
     def is_percent(self) -> bool:
@@ -156,11 +155,13 @@ class Habit:
     """How the gold writes, where that decides what an answer means.
 
     comma: 1,5 is one and a half. glued: a letter behind a number may be its unit (5m). choice: a letter is a choice.
+    letters: those of a formula, which are no units.
     """
 
     comma: bool = False
     glued: bool = False
     choice: bool = False
+    letters: frozenset[str] = frozenset()
 
 
 PLAIN = Habit()

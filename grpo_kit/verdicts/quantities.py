@@ -71,11 +71,6 @@ def read_based(text: str, habit: Habit) -> Quantity | None:
         return None
 
 
-def read_in_words(text: str) -> Quantity | None:
-    """Eighteen, twenty-five eggs, two and a half hours."""
-    return _in_words(text, PLAIN) if text[:1].isalpha() else None
-
-
 def read_quantity(text: str, habit: Habit) -> Quantity | Several | None:
     """A value, with what it is of; with a plus-minus, both values. None if it is not understood."""
     made = _bare_quantity(text, habit)
@@ -127,6 +122,9 @@ def _money(found: re.Match, habit: Habit) -> Quantity | None:
     return Quantity(tree, units) if units else None
 
 
+_LETTER = re.compile(r"[A-Za-z](?:\s*\^.*)?")
+# "1/2 g t^2" is a formula; "N m", "W h" and "m s^{-2}" are units.
+_LETTERS = re.compile(rf"(?![NAWVJ] [mhsA]$|.*-){_LETTER.pattern}(?: {_LETTER.pattern})+")
 _PRODUCT = re.compile(r"[abc]{2,3}|[xyz]{2,3}|[pqr]{2,3}|[mnk]{2}|[uvw]{2}")
 
 
@@ -163,7 +161,7 @@ def _with_unit(number: str, unit: str, text: str, place: int, habit: Habit) -> Q
     if tree is not None and unit.startswith("^") and tree[0] != "num" and _has_function(tree):
         return None  # the sine of 30 degrees
     if tree is None or symbols(tree):
-        return None if number else _in_words(text, habit)
+        return None if number else read_in_words(text)
     if factor is not None:
         tree = ("mul", tree, ("num", Fraction(factor))) if tree[0] != "num" else ("num", tree[1] * factor)
         if not rest:
@@ -171,8 +169,10 @@ def _with_unit(number: str, unit: str, text: str, place: int, habit: Habit) -> Q
         unit = rest
     if f" {unit}" == (AFTER.search(f" {unit}") or [None])[0]:  # 5 in total
         return Quantity(tree)
-    letter = re.fullmatch(r"[A-Za-z](?:\s*\^.*)?", unit) is not None
-    if letter and factor is None and text[place - 1 : place] != " " and not habit.glued:
+    is_letter = _LETTER.fullmatch(unit) is not None
+    if _LETTERS.fullmatch(unit) or (habit.letters and habit.letters >= set(re.findall("[A-Za-z]", unit))):
+        return None
+    if is_letter and factor is None and text[place - 1 : place] != " " and not habit.glued:
         return None
     try:
         count = exact(tree)
@@ -181,7 +181,9 @@ def _with_unit(number: str, unit: str, text: str, place: int, habit: Habit) -> Q
     units = read_unit(unit, count=count)
     if not units:
         return _compound(tree, unit, habit)
-    return Quantity(tree, units, unsure=letter and not habit.glued)
+    if is_letter and unit[0] != "m" and count is None and not habit.glued:  # 2 \pi h
+        return None
+    return Quantity(tree, units)
 
 
 def _compound(tree: Tree, rest: str, habit: Habit) -> Quantity | None:
@@ -205,8 +207,8 @@ def put_together(whole: Quantity, part: Quantity) -> Quantity | None:
     return None
 
 
-def _in_words(text: str, habit: Habit) -> Quantity | None:
-    """Eighteen, twenty-five eggs."""
+def read_in_words(text: str) -> Quantity | None:
+    """Eighteen, twenty-five eggs, two and a half hours."""
     words = text.split(" ")
     for end in range(len(words), 0, -1):
         value = number_in_words(" ".join(words[:end]))

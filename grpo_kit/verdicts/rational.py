@@ -81,7 +81,7 @@ def exact(tree: Tree, env: Mapping[str, Fraction] | None = None) -> Fraction | N
         return env.get(tree[1])
     if kind in ("sum", "prod"):
         return series(tree, env, exact)
-    if kind == "call":
+    if kind in ("call", "apply"):
         values = [exact(part, env) for part in tree[2:]]
         return None if None in values else exact_call(tree[1], values)
     if kind in ("pm", "mp"):

@@ -30,6 +30,7 @@ from grpo_kit.verdicts.quantities import formula, put_together, read_based, read
 from grpo_kit.verdicts.relations import joined, read_relation, unequal, without
 from grpo_kit.verdicts.sentences import pieces, read_clock, read_date
 from grpo_kit.verdicts.units import says_more
+from grpo_kit.verdicts.value import symbols
 
 _MATRIX = re.compile(r"\\begin\{([pbBv]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?(.*)\\end\{\1\}", re.S)
 _CHOICE = re.compile(
@@ -42,10 +43,18 @@ _WORDS = re.compile(r"[^\\=<>^_{}+*|]*[^\W\d_]{2}[^\\=<>^_{}+*|]*")
 _RATIO_WORD = re.compile(r"(?<=\d) to (?=\d)")
 
 
+_SETS = {"real": "R", "integer": "Z", "rational": "Q", "complex": "C", "natural": "N"}
+_ALL = re.compile(  # all real numbers, every integer, x can be any real number, all real values of x
+    r"^(?:for )?(?:[a-z] (?:is|can be) )?(?:all(?: of)?(?: the)?|any|every|(?:the )?set of(?: all)?(?: the)?) "
+    rf"({'|'.join(_SETS)})s?(?: numbers?| values?)?(?:(?: of)? [a-z])?$|^(?:the )?({'|'.join(_SETS)})(?:s| numbers)$",
+    re.I,
+)
+
+
 @lru_cache(4096)
 def read(text: str, habit: Habit = PLAIN) -> Any:
     """What the text, in plain()'s spelling, is: one of the kinds above; None if it is not understood as a whole."""
-    text = text.strip()
+    text = _ALL.sub(lambda found: rf"\mathbb{{{_SETS[(found[1] or found[2]).lower()]}}}", text.strip())
     if not text:
         return None
     in_words = read_in_words(text)
@@ -61,11 +70,12 @@ def read(text: str, habit: Habit = PLAIN) -> Any:
 
 def habit_of(text: str, gold: Any) -> Habit:
     """How a gold, with what was read of it, writes."""
-    units = gold.units if isinstance(gold, Quantity) else ()
+    is_quantity = isinstance(gold, Quantity)
     return Habit(
         comma=bool(re.fullmatch(r"[^\d]*\d{1,3}(?:[. ]\d{3})+,\d+[^\d]*", text)),
-        glued=bool(units),
+        glued=is_quantity and bool(gold.units),
         choice=isinstance(gold, Choice),
+        letters=symbols(gold.tree) if is_quantity else frozenset(),
     )
 
 
@@ -198,15 +208,17 @@ def _several(text: str, habit: Habit) -> Any:
     return Several(tuple(flat), "{" if inside is not None else word)
 
 
-def _set_of(inside: str, habit: Habit) -> Bounds | None:
-    """{x | x > 3}, {x in R : 1 < x < 2}: the bounds that stand behind the bar."""
+def _set_of(inside: str, habit: Habit) -> Bounds | Row | Union | None:
+    """{x | x > 3}, {x in R : 1 < x < 2}, {x | x in R}: the bounds that stand behind the bar."""
     found = re.fullmatch(r"\s*([a-zA-Z])\s*(?:\\in\s*\\mathbb\{R\})?\s*[|:](.*)", inside)
     bounds = read(found[2].strip(), habit) if found else None
+    if isinstance(bounds, Named) and isinstance(bounds.value, Row | Union) and bounds.name == found[1]:
+        return bounds.value
     return bounds if isinstance(bounds, Bounds) and bounds.name == found[1] else None
 
 
 def _empty(text: str) -> Several | None:
-    names = ("\\emptyset", "empty set", "the empty set", "no solution", "no solutions", "there is no solution",
+    names = ("\\emptyset", "empty set", "the empty set", "[]", "no solution", "no solutions", "there is no solution",
              "there are no solutions", "no solution exists", "no solutions exist")  # fmt: skip
     return Several((), "{") if text.lower() in names else None
 
@@ -239,7 +251,7 @@ def _row(text: str, habit: Habit) -> Row | Matrix | None:
     parts = pieces(text[1:-1], comma=habit.comma, brackets=True)[0]
     if len(parts) < 2 and (text[0], text[-1]) != ("[", "]"):  # (5) is 5; [5] is a list
         return None
-    items = tuple(read(part, habit) for part in parts)
+    items = tuple(read(re.sub(r"""^(["'])(.*)\1$""", r"\2", part), habit) for part in parts)
     if any(item is None for item in items):
         return None
     if text[0] == "[" and all(isinstance(item, Row) and item.brackets == "[]" for item in items):

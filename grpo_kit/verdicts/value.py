@@ -10,12 +10,13 @@ import hashlib
 import threading
 from collections.abc import Mapping
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import mpmath
 
 from grpo_kit.verdicts.formula import Tree, nodes
+from grpo_kit.verdicts.formula_tokens import FUNCTIONS_ALONE
 from grpo_kit.verdicts.rational import (
     TooLargeError,
     UndefinedError,
@@ -34,10 +35,12 @@ _POINTS = 7
 
 @lru_cache(4096)
 def symbols(tree: Tree) -> frozenset[str]:
-    """The letters of a tree that are not bound by a sum."""
+    """The letters of a tree that are not bound by a sum; that of a function f(x) as "f("."""
     if tree[0] == "sym":
         return frozenset({tree[1]})
     inside = frozenset().union(*(symbols(part) for part in tree[1:] if isinstance(part, tuple)))
+    if tree[0] == "apply":
+        return inside | {f"{tree[1]}("}
     return inside - {tree[1]} if tree[0] in ("sum", "prod") else inside
 
 
@@ -86,6 +89,9 @@ class _Evaluator:
             return series(tree, env, self.value)
         if kind == "call":
             return self.call(tree[1], [self.value(part, env) for part in tree[2:]])
+        if kind == "apply":
+            values = [self.value(part, env) for part in (("sym", f"{tree[1]}("), *tree[2:])]
+            return reduce(lambda before, value: mp.atan(before + value), values)  # a function without a law
         values = [self.value(part, env) for part in tree[1:]]
         if kind == "degree":
             return values[0] * mp.pi / 180
@@ -112,34 +118,27 @@ class _Evaluator:
             "sin": mp.sin, "cos": mp.cos, "tan": mp.tan, "cot": mp.cot, "sec": mp.sec, "csc": mp.csc,
             "arcsin": mp.asin, "arccos": mp.acos, "arctan": mp.atan, "arccot": mp.acot, "arcsec": mp.asec,
             "arccsc": mp.acsc, "sinh": mp.sinh, "cosh": mp.cosh, "tanh": mp.tanh, "exp": mp.exp, "sqrt": mp.sqrt,
-            "abs": abs, "ln": mp.log,
+            "abs": abs, "ln": mp.log, "lg": mp.log10, "sgn": mp.sign,
         }  # fmt: skip
         try:
             if name in simple:
                 return simple[name](first)
             match name:
-                case "lg":
-                    return mp.log10(first)
                 case "log":  # of no known base: one that no other formula knows
                     return mp.log(first) / mp.log(mp.sqrt(mp.mpf("5.8317")))
                 case "logb":
                     return mp.log(first) / mp.log(values[1])
                 case "root":
-                    real = (
-                        mp.im(first) == 0 and first < 0 and values[1] == int(values[1]) and int(values[1]) % 2
-                    )
-                    return -self.power(-first, 1 / values[1]) if real else self.power(first, 1 / values[1])
+                    exponent = 1 / values[1]
+                    if mp.im(first) == 0 and first < 0 and values[1] % 2 == 1:
+                        return -self.power(-first, exponent)
+                    return self.power(first, exponent)
                 case "floor" | "ceil":
-                    near = mp.nint(first)  # a whole number that was not worked out exactly
-                    return (
-                        near
-                        if abs(first - near) < mp.mpf(10) ** -(self.digits // 2)
-                        else getattr(mp, name)(first)
-                    )
+                    near, apart = mp.nint(first), mp.mpf(10) ** -(self.digits // 2)
+                    is_whole = abs(first - near) < apart  # a whole number that was not worked out exactly
+                    return near if is_whole else getattr(mp, name)(first)
                 case "max" | "min":
                     return (max if name == "max" else min)(values)
-                case "sgn":
-                    return mp.sign(first)
                 case "factorial" | "binom" | "gcd" | "lcm":
                     return self.whole(name, values)
         except (ZeroDivisionError, TypeError, ValueError) as error:
@@ -161,6 +160,30 @@ def _largest(tree: Tree) -> Fraction:
     """The largest number written in a tree, up to a billion."""
     written = (abs(one[1]) for one in nodes(tree) if one[0] == "num")
     return min(max(written, default=Fraction(0)), Fraction(10**9))
+
+
+def _read_alike(one: Tree, other: Tree) -> tuple[Tree, Tree]:
+    """Both trees, with h(a + b) as a product where h stands without a bracket: in ha + hb, or in both."""
+    sides = symbols(one), symbols(other)
+    applied = {name[:-1] for side in sides for name in side if name.endswith("(")}
+    if not applied:
+        return one, other
+    alone = {name for side in sides for name in side if f"{name}(" not in side} | (sides[0] & sides[1])
+    factors = {name for name in applied & alone if name.partition("_")[0] not in FUNCTIONS_ALONE}
+    return _as_product(one, factors), _as_product(other, factors)
+
+
+def _as_product(tree: Tree, factors: set[str]) -> Tree:
+    """The tree with the factors as such, but before another function: h(g(x)) is no product."""
+    match tree:
+        case ("pow", ("apply", *_), exponent):  # P(1 + r)^t
+            before = _as_product(tree[1], factors)
+            if before[0] == "mul":
+                return ("mul", before[1], ("pow", before[2], _as_product(exponent, factors)))
+        case ("apply", letter, power, inside) if letter in factors:
+            if not any(part[0] == "apply" for part in nodes(inside)):
+                return ("mul", ("pow", ("sym", letter), power), _as_product(inside, factors))
+    return tuple(_as_product(part, factors) if isinstance(part, tuple) else part for part in tree)
 
 
 def _points(one: Tree, other: Tree) -> list[dict[str, Fraction]]:
@@ -192,6 +215,7 @@ def _pairs_of_values(one: Tree, other: Tree) -> list[tuple[Any, Any, int]]:
     Without letters there is one point. With letters, and no imaginary unit, only real values count. Raises
     TooLargeError, UndefinedError where nothing can be worked out.
     """
+    one, other = _read_alike(one, other)
     real = bool(symbols(one) | symbols(other)) and ("const", "i") not in (*nodes(one), *nodes(other))
     found: list[tuple[Any, Any, int]] = []
     for k, point in enumerate(_points(one, other)):
@@ -260,6 +284,7 @@ def distance(one: Tree, other: Tree) -> Any:
 
 def ratio(one: Tree, other: Tree) -> int | None:
     """1 or -1 where the one is a positive or negative constant times the other, at all points; else None."""
+    one, other = _read_alike(one, other)
     if symbols(one) != symbols(other):
         return None
     pairs = _pairs_of_values(one, other)

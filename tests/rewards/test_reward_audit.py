@@ -111,6 +111,29 @@ def test_right_spellings_are_paid(reward):
     assert bool(made.left_out) == is_numeric and made.golds + len(made.left_out) == len(GOLDS)
 
 
+@pytest.mark.parametrize("reward", [MathAnswer(), NumericAnswer()], ids=repr)
+def test_every_unit_may_be_left_out(reward):
+    golds = [
+        "5 m",
+        "7 g",
+        "8 h",
+        "9 s",
+        "3 t",
+        "4 l",
+        "6 N",
+        "12 V",
+        "9 m²",
+        "9 m^3",
+        "5 km/h",
+        r"30^\circ",
+        "$7",
+        "5 kg",
+    ]
+    texts = audit(reward, [{"answer": gold} for gold in golds], n=ALL).texts
+    left_out = texts[texts["name"] == "without its unit"]
+    assert set(left_out["gold"]) == set(golds) and (left_out["score"] == 1).all()
+
+
 @pytest.mark.parametrize(
     "task",
     [largest, arithmetic, countdown, interval_scheduling, tools],
