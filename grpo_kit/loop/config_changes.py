@@ -144,13 +144,13 @@ def _check_same_run(found: Mapping[str, list[Any]], was: Mapping[str, Any], chec
 
 def _say_what_is_not_the_losss(config: Config) -> None:
     """A line where a loss is given other numbers than its own."""
-    parts = []
-    for name, number in LOSSES[config.loss].items():
-        if (value := getattr(config, name)) != number:
-            unread = name.startswith("epsilon") and config.loss in UNCLIPPED
-            parts.append(f"{name}={value!r} ({'it clips nothing' if unread else f'its own: {number!r}'})")
-    if parts:
-        print(f"loss={config.loss!r} with {', '.join(parts)}.", flush=True)
+    others = []
+    for name, number in differences(LOSSES[config.loss], config.values()).items():
+        unread = name.startswith("epsilon") and config.loss in UNCLIPPED
+        own = "it clips nothing" if unread else f"its own: {number[0]!r}"
+        others.append(f"{name}={number[1]!r} ({own})")
+    if others:
+        print(f"loss={config.loss!r} with {', '.join(others)}.", flush=True)
 
 
 def _say_what_schedules_become(config: Config, before: int, step: int) -> None:

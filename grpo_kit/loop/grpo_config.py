@@ -81,20 +81,14 @@ class Config:
     rollout_bits: int = _number(32, "of products while it samples; 16: bfloat16, of the engine on a CPU")
     resample: int = _number(0, "times that groups without a signal are drawn anew, with other prompts")
     # What it optimises
-    loss: str = _number("dapo", "a name of config_checks.LOSSES; brings the numbers that are None")
-    level: Literal["token", "sequence"] = _number(
-        None, "what an importance ratio is taken of; None: the loss's own"
-    )
-    epsilon: float = _number(None, "how far a ratio may fall below 1; None: the loss's own", changes=True)
-    epsilon_high: float = _number(
-        None, "how far a ratio may rise; cispo: the largest ratio; None: the loss's own", changes=True
-    )
+    loss: str = _number("dapo", "a name of config_checks.LOSSES; brings level, epsilons and scale")
+    level: Literal["token", "sequence"] = _number(None, "what an importance ratio is taken of")
+    epsilon: float = _number(None, "how far a ratio may fall below 1", changes=True)
+    epsilon_high: float = _number(None, "how far a ratio may rise; cispo: the largest ratio", changes=True)
     loss_options: dict[str, Any] = _number(dict, "more arguments of the loss; see grpo_kit.objectives")
     beta: float | Schedule = _number(0.0, "weight of the KL to the reference; 0: there is none", changes=True)
     entropy_bonus: float = _number(0.0, "weight of the mean entropy, in nats, in the objective", changes=True)
-    scale: Literal["group", "batch", "none"] = _number(
-        None, "whose spread divides the advantages; None: the loss's own"
-    )
+    scale: Literal["group", "batch", "none"] = _number(None, "whose spread divides the advantages")
     positive_weight: float = _number(1.0, "what advantages above 0 are multiplied by", changes=True)
     negative_weight: float = _number(1.0, "what advantages below 0 are multiplied by", changes=True)
     sampler_weight_cap: float | None = _number(
@@ -235,20 +229,16 @@ class Config:
     @property
     def warmup_steps(self) -> int:
         """Steps over which the learning rate rises."""
-        return (
-            int(self.warmup)
-            if self.warmup >= 1
-            else (max(2, math.ceil(self.warmup * self.steps)) if self.warmup else 0)
-        )
+        if self.warmup >= 1:
+            return int(self.warmup)
+        return max(2, math.ceil(self.warmup * self.steps)) if self.warmup else 0
 
     def at(self, step: int) -> StepNumbers:
         """The numbers of a step, counted from 0: a function of the step alone."""
         progress = min(step / max(self.steps - 1, 1), 1.0)
         rate = self.learning_rate  # an end at 0 lies outside the steps; stepwise is asked for as it is
-        zero = [
-            callable(rate) and not isinstance(rate, stepwise) and self._at("learning_rate", end) == 0
-            for end in (0.0, 1.0)
-        ]
+        moves = callable(rate) and not isinstance(rate, stepwise)
+        zero = [moves and self._at("learning_rate", end) == 0 for end in (0.0, 1.0)]
         of_rate = min((step + zero[0]) / max(self.steps - 1 + sum(zero), 1), 1.0)
         warm = min(1.0, (step + 1) / (self.warmup_steps + 1))
         rate, temperature = self._at("learning_rate", of_rate) * warm, self._at("temperature", progress)

@@ -135,10 +135,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "code, format only": CODE | CODE_SAMPLED | {"task": tasks.FORMAT_ONLY},
     "code, untrained": CODE | CODE_SAMPLED | UNTRAINED,
     "code, GRPO": CODE | {"loss": "grpo", "epsilon_high": 0.28},
-    "code, Dr. GRPO": CODE | {"loss": "dr_grpo", "epsilon_high": 0.28, "scale": "group"},  # divided by the spread
+    "code, Dr. GRPO": CODE
+    | {"loss": "dr_grpo", "epsilon_high": 0.28, "scale": "group"},  # divided by the spread
     "code, tokens": CODE | TWICE,
-    "code, sequences": CODE | TWICE | {"level": "sequence"},  # with the clip of tokens, which never clips it
-    "code, GSPO": CODE | TWICE | {"loss": "gspo", "epsilon_high": None},
+    "code, sequences": CODE
+    | TWICE
+    | {"level": "sequence"},  # clipped at 0.2 and 0.28, as tokens are; GSPO's own are 3e-4 and 4e-4
 }
 
 
