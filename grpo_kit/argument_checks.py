@@ -13,6 +13,7 @@ from numbers import Integral, Real
 from typing import Any
 
 COLDEST, HOTTEST, FASTEST = 0.01, 10, 1  # beyond: samples alike, noise, weights gone after a step
+SLOWEST = 1e-9  # AdamW moves a weight by about the rate; below, float32 rounds that away at most weights
 
 
 def is_number(value: Any) -> bool:

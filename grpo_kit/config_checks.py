@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
@@ -12,6 +13,7 @@ from grpo_kit.argument_checks import (
     COLDEST,
     FASTEST,
     HOTTEST,
+    SLOWEST,
     check_above_zero,
     check_choice,
     check_number,
@@ -23,9 +25,24 @@ from grpo_kit.argument_checks import (
 from grpo_kit.optim.choose import OPTIMIZERS
 from grpo_kit.tasks import by_name
 
-LOSSES = ("grpo", "dr_grpo", "bnpo", "dapo", "gspo", "cispo", "sapo", "luspo", "vespo")
+_PPO = {"level": "token", "epsilon": 0.2, "epsilon_high": 0.2, "scale": "group"}
+_DAPO = _PPO | {"epsilon_high": 0.28}
+_SEQUENCE = _PPO | {"level": "sequence"}
+# A loss and the numbers that it brings, those of its paper (see grpo_kit.objectives).
+LOSSES: dict[str, dict[str, Any]] = {
+    "grpo": _PPO,
+    "dr_grpo": _PPO | {"scale": "none"},
+    "bnpo": _PPO,
+    "dapo": _DAPO,
+    "gspo": _SEQUENCE | {"epsilon": 3e-4, "epsilon_high": 4e-4},
+    "cispo": _PPO | {"epsilon_high": 5.0},
+    "sapo": _DAPO,
+    "luspo": _SEQUENCE | {"epsilon": 2e-3, "epsilon_high": 2.5e-3},
+    "vespo": _DAPO,
+}
+UNCLIPPED = ("sapo", "vespo")
 SCHEDULED = ("temperature", "learning_rate", "beta")
-_PROBES = [place / 20 for place in range(21)]
+_MOST_TRIED = 10_000  # steps of a run at which its schedules are tried before it begins
 _WHOLE = {
     "steps": 1, "prompts_per_step": 1, "group_size": 2, "iterations": 1, "minibatches": 1, "micro_batch": 1,
     "held_out": 1, "eval_batch": 1,
@@ -75,8 +92,13 @@ def unknown_field(name: str, value: Any, known: Sequence[str]) -> str:
     return f"{name}={value!r:.100}: Config has no such field{mend}"
 
 
-def checked(name: str, value: Any) -> Any:
-    """The value of a field as it is kept, or ValueError with the field's name and what would do."""
+def checked(name: str, value: Any, label: str = "") -> Any:
+    """The value of a field as it is kept, or ValueError with the field's name and what would do.
+
+    label: what the message calls a number that a schedule gave.
+    """
+    if value is None and name in _PPO:
+        return None  # the loss's own
     if name in _WHOLE:
         value = 0 if name == "top_k" and value == -1 else value  # as elsewhere: all
         return check_whole(name, value, _WHOLE[name], hint="; 0 takes all tokens" * (name == "top_k"))
@@ -98,8 +120,8 @@ def checked(name: str, value: Any) -> Any:
     elif name == "sampler_weight_cap" and value is not None:
         check_above_zero(name, value)
     elif name in SCHEDULED:
-        for progress in (0.0, 0.5, 1.0):
-            _check_at(name, value, progress)
+        if label or not callable(value):
+            _check_scheduled(name, value, label or name)
     elif name in ("top_p", "max_grad_norm", "repetition_penalty", "discount"):
         check_above_zero(name, value)
         if name in ("top_p", "discount") and value > 1:
@@ -119,19 +141,9 @@ def checked(name: str, value: Any) -> Any:
     return float(value) if is_number(value) and not isinstance(value, int) else value  # NumPy's: no JSON
 
 
-def _check_at(name: str, value: Any, progress: float) -> None:
-    """Raises ValueError, with what would do, for a number or schedule that cannot be, or harms, at a progress."""
-    label = name
-    if callable(value):
-        label = f"{name}({progress})"
-        try:
-            value = value(progress)
-        except TypeError as error:
-            raise ValueError(
-                f"{name}={value!r:.100} must give a number for a progress in [0, 1], as kit.linear(1.0, 0.6) does "
-                f"({error})"
-            ) from error
-    elif isinstance(value, list | tuple | str) and (mend := _as_schedule(value)):
+def _check_scheduled(name: str, value: Any, label: str) -> None:
+    """Raises ValueError, with what would do, for a number that cannot be, or harms."""
+    if isinstance(value, list | tuple | str) and (mend := _as_schedule(value)):
         raise ValueError(f"{name}={value!r} must be a number{mend}")
     if name != "temperature":
         if check_number(label, value, 0) > FASTEST and name == "learning_rate":
@@ -175,15 +187,24 @@ def check_together(config: Any) -> None:
         raise ValueError(
             f"discount={c.discount!r} is not used by credit='episode'; use credit='return' or 'state'"
         )
-    check_moves(c)
+    check_steps(c)
 
 
-def check_moves(config: Any) -> None:
-    """Raises ValueError for numbers that together move no weight of the model."""
+def check_steps(config: Any) -> None:
+    """Raises ValueError for a schedule that gives no fitting number at a step, and for numbers that teach nothing.
+
+    Every step is tried, of a run of more than 10,000 steps so many.
+    """
     c = config
-    rates = [c.learning_rate(p) for p in _PROBES] if callable(c.learning_rate) else [c.learning_rate]
-    if not any(rates):
-        raise ValueError(f"learning_rate={c.learning_rate!r} moves no weight; 1e-06 to 0.001 is usual")
+    steps = [*range(0, c.steps, math.ceil(c.steps / _MOST_TRIED)), c.steps - 1]
+    if not any(callable(getattr(c, name)) for name in SCHEDULED):
+        steps = steps[-1:]
+    fastest = max(c.at(step).learning_rate for step in steps)
+    if fastest < SLOWEST:
+        raise ValueError(
+            f"learning_rate={c.learning_rate!r} moves no weight: no step has a rate above {fastest:g}, which rounding "
+            "takes away; 1e-06 to 0.001 is usual"
+        )
     if c.positive_weight == c.negative_weight == c.entropy_bonus == 0 and is_number(c.beta) and c.beta == 0:
         raise ValueError("positive_weight=0 and negative_weight=0 move no weight of the model; raise one")
 

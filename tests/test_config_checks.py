@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 
 from grpo_kit import objectives
 from grpo_kit.config_checks import ELSEWHERE, LOSSES
+from grpo_kit.lab.arm import arm_of
 from grpo_kit.loop.grpo_config import FIELDS, Config
 from grpo_kit.presets import preset
-from grpo_kit.schedules import constant, linear, stepwise
+from grpo_kit.schedules import constant, cosine, linear, stepwise
 
 
 @pytest.mark.parametrize("values, words", [
@@ -71,12 +73,156 @@ def test_what_means_something_is_taken():
     assert str(inspect.signature(Config)).startswith("(preset")  # editors complete its fields
 
 
-def test_a_schedule_is_checked_at_every_step():
-    for name, bad in (("beta", -1.0), ("learning_rate", float("nan")), ("temperature", -1.0)):
-        good = {"beta": 0.1, "learning_rate": 1e-5, "temperature": 1.0}[name]
-        config = Config(**{name: lambda p, g=good, b=bad: g if p in (0, 0.5, 1) else b}, steps=5)
-        with pytest.raises(ValueError, match=rf"{name}\(0.250\)="):
-            config.at(1)
+def between(low, high, bad, good):
+    """A schedule that is good at 0, 1/2 and 1, and bad between low and high."""
+    return lambda progress: bad if low < progress < high else good
+
+
+IN_THE_MIDDLE = [  # of a run of 41 steps, one each fortieth
+    ("temperature", between(0.2, 0.24, None, 1.0), "temperature(0.225)=None"),
+    ("temperature", between(0.7, 0.74, 50.0, 1.0), "temperature(0.725)=50.0"),
+    ("temperature", between(0.7, 0.9, -1.0, 1.0), "temperature(0.725)=-1.0"),
+    ("temperature", stepwise([1.0, 1e-6, 1.0], at=[0.22, 0.24]), "temperature(0.225)=1e-06"),
+    ("temperature", between(0.7, 0.9, "1.0", 1.0), "temperature(0.725)='1.0'"),
+    ("beta", between(0.1, 0.2, -0.1, 0.1), "beta(0.125)=-0.1"),
+    ("beta", lambda progress: 0.1 / abs(progress - 0.25), "ZeroDivisionError"),
+    ("beta", between(0.6, 0.9, True, 0.1), "beta(0.625)=True"),
+    ("learning_rate", between(0.6, 0.64, 2.0, 1e-5), "learning_rate(0.625)=2.0"),
+    ("learning_rate", between(0.6, 0.9, float("nan"), 1e-5), "learning_rate(0.625)=nan"),
+    ("learning_rate", lambda progress: [1e-5, 1e-6][int(progress * 2.9)], "IndexError"),
+]
+
+
+@pytest.mark.parametrize("name, schedule, words", IN_THE_MIDDLE)
+def test_a_schedule_is_tried_at_every_step_before_the_first(tmp_path, name, schedule, words):
+    """Made, assigned, changed while it trains, or reached by more steps alone."""
+    from loop_runs import make
+
+    with pytest.raises(ValueError, match=re.escape(words)):
+        Config(steps=41, **{name: schedule})
+    config = Config(steps=41)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        setattr(config, name, schedule)
+    assert getattr(config, name) == getattr(Config(), name)
+    trainer = make(tmp_path / "run", steps=41, beta=0.1, warmup=0)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        trainer.change(**{name: schedule})
+    if "IndexError" not in words and "Zero" not in words:
+        trainer = make(tmp_path / "other", steps=3, warmup=0, **{"beta": 0.1} | {name: schedule})
+        for more in (lambda: trainer.change(steps=41), lambda: setattr(trainer.config, "steps", 41)):
+            with pytest.raises(ValueError, match=re.escape(words)):
+                more()
+        assert trainer.config.steps == 3
+
+
+@pytest.mark.parametrize("rate", [
+    1e-12, 1e-30, 5e-324, linear(1e-12, 0), cosine(1e-10, 1e-12), stepwise([0, 1e-11, 0], at=[0.1, 0.3]),
+    lambda progress: 0.0, between(0.4005, 0.403, 1e-5, 0.0),
+])  # fmt: skip
+def test_a_rate_that_moves_nothing_at_any_step_is_refused(rate, tmp_path):
+    from loop_runs import make
+
+    with pytest.raises(ValueError, match="moves no weight: no step has a rate above"):
+        Config(learning_rate=rate)
+    trainer = make(tmp_path / "run")
+    with pytest.raises(ValueError, match="moves no weight"):
+        trainer.change(learning_rate=rate)
+
+
+def test_of_a_long_run_ten_thousand_steps_are_tried():
+    asked = []
+    Config(steps=10**9, temperature=lambda progress: asked.append(progress) or 1.0)
+    assert len(asked) <= 10_002 and asked[-1] == 1
+    with pytest.raises(ValueError, match="=None"):
+        Config(steps=10_000, temperature=between(4000.5 / 9999, 4001.5 / 9999, None, 1.0))
+
+
+OWN = {  # written down here from the papers and from TRL's page of them
+    "grpo": ("token", 0.2, 0.2, "group"),
+    "dr_grpo": ("token", 0.2, 0.2, "none"),
+    "bnpo": ("token", 0.2, 0.2, "group"),
+    "dapo": ("token", 0.2, 0.28, "group"),
+    "gspo": ("sequence", 3e-4, 4e-4, "group"),
+    "cispo": ("token", 0.2, 5.0, "group"),
+    "luspo": ("sequence", 2e-3, 2.5e-3, "group"),
+}
+
+
+def numbers(config):
+    return config.level, config.epsilon, config.epsilon_high, config.scale
+
+
+@pytest.mark.parametrize("loss", OWN)
+def test_a_named_loss_brings_its_papers_numbers(loss):
+    config = Config()
+    config.loss = loss
+    made = [config, Config(loss=loss), preset("smoke", loss=loss), preset(preset("cpu"), loss=loss)]
+    made += [replace(Config(loss="gspo"), loss=loss), arm_of("smoke", {"loss": loss}).config]
+    made += [Config(loss=loss, epsilon=None, scale=None)]
+    assert [numbers(each) for each in made] == [OWN[loss]] * len(made)
+    assert json.loads(json.dumps(config.values()))["epsilon"] == OWN[loss][1]
+    table, usual = config.table(), dict(zip(LOSSES[loss], OWN["dapo"], strict=True))
+    for name, number in LOSSES[loss].items():
+        assert (name in table.index) == (number != usual[name])
+        assert name not in table.index or table.loc[name, "reason"] == f"{loss}'s own"
+    defaults = inspect.signature(getattr(objectives, loss)).parameters
+    if "epsilon" in defaults:  # the function's own are the same
+        assert defaults["epsilon"].default == config.epsilon
+        assert defaults["epsilon_high"].default in (config.epsilon_high, None)
+    else:
+        assert defaults["max_ratio"].default == config.epsilon_high
+
+
+@pytest.mark.parametrize("name, value", [
+    ("epsilon", 0.1), ("epsilon_high", 0.5), ("scale", "batch"), ("level", "sequence"),
+])  # fmt: skip
+@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "cispo", "gspo", "luspo"])
+def test_a_number_that_is_given_stays_with_any_loss(loss, name, value):
+    later = Config(**{name: value})
+    later.loss = loss
+    for config in (Config(loss=loss, **{name: value}), preset("smoke", loss=loss, **{name: value}), later):
+        assert getattr(config, name) == value
+        others = {n: getattr(config, n) for n in LOSSES[loss] if n != name}
+        assert others == {n: number for n, number in LOSSES[loss].items() if n != name}
+    for given in (0.2, 0.28):  # as an older run.json has them
+        assert Config(loss=loss, epsilon=given).epsilon == given
+
+
+@pytest.mark.parametrize("given, line", [
+    ({"loss": "gspo"}, ""),
+    ({"loss": "cispo"}, ""),
+    ({"loss": "dr_grpo"}, ""),
+    ({}, ""),
+    ({"loss": "gspo", "epsilon": 0.2, "epsilon_high": 0.28},
+     "loss='gspo' with epsilon=0.2 (its own: 0.0003), epsilon_high=0.28 (its own: 0.0004)."),
+    ({"loss": "dr_grpo", "scale": "group"}, "loss='dr_grpo' with scale='group' (its own: 'none')."),
+    ({"loss": "cispo", "epsilon_high": 0.28}, "loss='cispo' with epsilon_high=0.28 (its own: 5.0)."),
+    ({"level": "sequence"}, "loss='dapo' with level='sequence' (its own: 'token')."),
+    ({"loss": "sapo", "epsilon": 0.1}, "loss='sapo' with epsilon=0.1 (it clips nothing)."),
+])  # fmt: skip
+def test_what_differs_from_a_losss_own_numbers_is_said_once(given, line, tmp_path, capsys):
+    from loop_runs import make
+
+    trainer = make(tmp_path / "run", steps=1, save_steps=1, **given)
+    trainer.train()
+    trainer.change(steps=2)
+    trainer.train()
+    make(tmp_path / "run", steps=3, **given).train(resume=True)
+    said = [text for text in capsys.readouterr().out.splitlines() if text.startswith("loss=")]
+    assert said == [line] * bool(line)
+
+
+@pytest.mark.parametrize("loss, given, clips", [
+    ("gspo", {}, True), ("gspo", {"epsilon": 0.2, "epsilon_high": 0.28}, False), ("gspo", {"level": "token"}, True),
+    ("luspo", {}, True), ("cispo", {}, False), ("sapo", {"epsilon": 1e-4, "epsilon_high": 1e-4}, False),
+    ("vespo", {}, False), ("grpo", {}, False),
+])  # fmt: skip
+def test_a_run_clips_by_the_losss_own_ratio(loss, given, clips, tmp_path):
+    """A second pass at a rate of 1e-4: completions' ratios leave 1 by more than 3e-4, tokens' by less than 0.2."""
+    from loop_runs import make, record
+
+    make(tmp_path / "run", steps=2, loss=loss, iterations=2, learning_rate=1e-4, **given).train()
+    assert all((row["clip_ratio"] > 0) == clips for row in record(tmp_path / "run")[0])
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -111,7 +111,7 @@ def test_settings_that_the_methods_name_exist():
     trls = {"output_dir": "unused", "bf16": False, "report_to": "none"}
     weights = {"positive_weight": 2, "negative_weight": 0}
     settings = {
-        "GSPO": (kit.Config, {"level": "sequence"}),
+        "GSPO": (kit.Config, {"loss": "gspo"}),
         "GRPO with weights on positives": (kit.Config, weights),
     }
     settings["IPO"] = (DPOConfig, {"loss_type": "ipo"})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
-from grpo_kit.config_checks import check_moves
+from grpo_kit.config_checks import LOSSES, UNCLIPPED, check_steps
 from grpo_kit.loop.grpo_config import CANNOT_CHANGE, FIELDS, Config, as_json, check_fields, from_json
 from grpo_kit.loop.run_checks import trained_before
 from grpo_kit.loop.run_settings import made_with
@@ -34,7 +34,9 @@ def check_values(trainer: Any, values: Mapping[str, Any]) -> None:
             "small beta above 0"
         )
     check_weights(trainer.task, values.get("reward_weights"))
-    check_moves(SimpleNamespace(**vars(trainer.config) | values))
+    changed = copy.copy(trainer.config)
+    vars(changed).update(values)
+    check_steps(changed)
     if values.get("steps", trainer.step) < trainer.step:
         raise ValueError(f"steps={values['steps']!r}: {trainer.step} are done already; give more, or stop")
 
@@ -107,6 +109,8 @@ class Changes:
         _check_same_run(differences(self.known, now), self.known, str(trainer.folder))
         self.known["weights"] = trainer.starts_from if first else None
         self._made = now | {"weights": trained_before(trainer.model, trainer.folder)}
+        if first and trainer.processes.is_main:
+            _say_what_is_not_the_losss(trainer.config)
         found = differences(self.known, trainer.config.values() | self._made)
         if found and trainer.processes.is_main:
             each = "; ".join(f"{name} {was!r}, now {value!r}" for name, (was, value) in found.items())
@@ -136,6 +140,17 @@ def _check_same_run(found: Mapping[str, list[Any]], was: Mapping[str, Any], chec
             + f"\nGive what it was made with, or begin a new run from its weights: load_policy({checkpoint!r}) and "
             "another folder."
         )
+
+
+def _say_what_is_not_the_losss(config: Config) -> None:
+    """A line where a loss is given other numbers than its own."""
+    others = []
+    for name, number in differences(LOSSES[config.loss], config.values()).items():
+        unread = name.startswith("epsilon") and config.loss in UNCLIPPED
+        own = "it clips nothing" if unread else f"its own: {number[0]!r}"
+        others.append(f"{name}={number[1]!r} ({own})")
+    if others:
+        print(f"loss={config.loss!r} with {', '.join(others)}.", flush=True)
 
 
 def _say_what_schedules_become(config: Config, before: int, step: int) -> None:

@@ -18,9 +18,9 @@ def table_of(config: Any) -> pd.DataFrame:
     )
     for name, unit in [(each.name, each.metadata["unit"]) for each in fields(config) if each.metadata]:
         value, default = getattr(config, name), getattr(defaults, name)
-        if name not in presets and value == default:
-            continue
         was, reason = presets.get(name, (default, "set by you"))
+        if value == was == default and reason in ("set by you", f"{config.loss}'s own"):
+            continue
         if value != was:
             goes_with_it = name == "task_options" and config.task != presets.get("task", (None,))[0]
             who = "for this task" if goes_with_it else "set by you"

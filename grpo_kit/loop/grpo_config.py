@@ -5,6 +5,7 @@ Longer than 300 lines because the fields of a run are read together.
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import math
@@ -13,7 +14,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_kit import config_checks as checks
-from grpo_kit.argument_checks import check_number, check_temperature
 from grpo_kit.schedules import schedule_from, stepwise
 from grpo_kit.tasks import by_name
 
@@ -40,6 +40,8 @@ class Config:
     or are the user's own. A trainer that is given another task says so here (task=None) and takes its length.
     learning_rate, temperature and beta may each be a number or a schedule, a function of progress. A rate that begins
     or ends at 0 is there before the first step or after the last: no step is trained at rate 0.
+    A loss brings its paper's level, epsilon, epsilon_high and scale (config_checks.LOSSES) where none are given. Those
+    that are its own change with it: Config().epsilon is 0.2, and 0.0003 once loss is "gspo".
     A field that says changes=True may be assigned while the run trains: from the next step on the run obeys, and
     metrics.jsonl says so in that step's line. Assigning to any other field of a running config raises ValueError.
     reasons: field -> (the preset's value, why it has it). Printed, a config is a table: value, unit, reason.
@@ -79,14 +81,14 @@ class Config:
     rollout_bits: int = _number(32, "of products while it samples; 16: bfloat16, of the engine on a CPU")
     resample: int = _number(0, "times that groups without a signal are drawn anew, with other prompts")
     # What it optimises
-    loss: str = _number("dapo", "a name of config_checks.LOSSES")
-    level: Literal["token", "sequence"] = _number("token", "what an importance ratio is taken of")
-    epsilon: float = _number(0.2, "how far a ratio may fall below 1", changes=True)
-    epsilon_high: float = _number(0.28, "how far a ratio may rise; cispo: the largest ratio", changes=True)
+    loss: str = _number("dapo", "a name of config_checks.LOSSES; brings level, epsilons and scale")
+    level: Literal["token", "sequence"] = _number(None, "what an importance ratio is taken of")
+    epsilon: float = _number(None, "how far a ratio may fall below 1", changes=True)
+    epsilon_high: float = _number(None, "how far a ratio may rise; cispo: the largest ratio", changes=True)
     loss_options: dict[str, Any] = _number(dict, "more arguments of the loss; see grpo_kit.objectives")
     beta: float | Schedule = _number(0.0, "weight of the KL to the reference; 0: there is none", changes=True)
     entropy_bonus: float = _number(0.0, "weight of the mean entropy, in nats, in the objective", changes=True)
-    scale: Literal["group", "batch", "none"] = _number("group", "whose spread divides the advantages")
+    scale: Literal["group", "batch", "none"] = _number(None, "whose spread divides the advantages")
     positive_weight: float = _number(1.0, "what advantages above 0 are multiplied by", changes=True)
     negative_weight: float = _number(1.0, "what advantages below 0 are multiplied by", changes=True)
     sampler_weight_cap: float | None = _number(
@@ -117,7 +119,18 @@ class Config:
             raise ValueError(
                 f"preset={self.preset!r} is a name alone here: kit.preset({self.preset!r}) fills a Config"
             )
+        self._follow_loss()
         checks.check_together(self)
+
+    def _follow_loss(self) -> None:
+        """What was the own number of the loss before becomes this loss's own; reasons says which those are."""
+        numbers = checks.LOSSES[self.loss]
+        for name, number in numbers.items():
+            if name in self.reasons and getattr(self, name) == self.reasons[name][0]:
+                super().__setattr__(name, number)
+        self.reasons = self.reasons | {
+            name: (number, f"{self.loss}'s own") for name, number in numbers.items()
+        }
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_") or name == "reasons":
@@ -125,6 +138,8 @@ class Config:
         if name not in FIELDS:
             check_fields({name: value})
         value = checks.checked(name, value)
+        if value is None and name in checks.LOSSES["dapo"]:
+            value = checks.LOSSES[self.loss][name]
         if name == "loss_options":
             checks.check_loss_options(self.loss, value)
         elif name == "loss" and (options := getattr(self, "loss_options", None)) and value != self.loss:
@@ -138,7 +153,13 @@ class Config:
                 f"{name}={value!r} {CANNOT_CHANGE}, and is {getattr(self, name)!r}; make a new trainer, with a new "
                 "folder"
             )
+        if hasattr(self, "_running") and name in ("steps", *checks.SCHEDULED):
+            changed = copy.copy(self)
+            vars(changed)[name] = value
+            checks.check_steps(changed)
         super().__setattr__(name, value)
+        if name == "loss" and hasattr(self, "reasons"):
+            self._follow_loss()
 
     def take(self) -> None:
         """A trainer goes by it: another task has a config of its own."""
@@ -208,27 +229,34 @@ class Config:
     @property
     def warmup_steps(self) -> int:
         """Steps over which the learning rate rises."""
-        return (
-            int(self.warmup)
-            if self.warmup >= 1
-            else (max(2, math.ceil(self.warmup * self.steps)) if self.warmup else 0)
-        )
+        if self.warmup >= 1:
+            return int(self.warmup)
+        return max(2, math.ceil(self.warmup * self.steps)) if self.warmup else 0
 
     def at(self, step: int) -> StepNumbers:
         """The numbers of a step, counted from 0: a function of the step alone."""
         progress = min(step / max(self.steps - 1, 1), 1.0)
         rate = self.learning_rate  # an end at 0 lies outside the steps; stepwise is asked for as it is
-        zero = [callable(rate) and not isinstance(rate, stepwise) and rate(end) == 0 for end in (0.0, 1.0)]
+        moves = callable(rate) and not isinstance(rate, stepwise)
+        zero = [moves and self._at("learning_rate", end) == 0 for end in (0.0, 1.0)]
         of_rate = min((step + zero[0]) / max(self.steps - 1 + sum(zero), 1), 1.0)
-        rate = check_number(f"learning_rate({of_rate:.3f})", _at(rate, of_rate), 0)
-        rate *= min(1.0, (step + 1) / (self.warmup_steps + 1))
-        beta = check_number(f"beta({progress:.3f})", _at(self.beta, progress), 0)
-        temperature = check_temperature(_at(self.temperature, progress), f"temperature({progress:.3f})")
-        return StepNumbers(step, progress, temperature, rate, beta)
+        warm = min(1.0, (step + 1) / (self.warmup_steps + 1))
+        rate, temperature = self._at("learning_rate", of_rate) * warm, self._at("temperature", progress)
+        return StepNumbers(step, progress, temperature, rate, self._at("beta", progress))
 
-
-def _at(value: float | Schedule, progress: float) -> float:
-    return float(value(progress)) if callable(value) else float(value)
+    def _at(self, name: str, progress: float) -> float:
+        """What a field with a schedule is at a progress. Raises ValueError for what cannot be there."""
+        value = getattr(self, name)
+        if not callable(value):
+            return float(value)
+        try:
+            number = value(progress)
+        except Exception as error:  # of a user's function
+            raise ValueError(
+                f"{name}={value!r:.100} must give a number for a progress in [0, 1], as kit.linear(1.0, 0.6) does; at "
+                f"{progress:.3g} it raised {type(error).__name__}: {error}"
+            ) from error
+        return float(checks.checked(name, number, f"{name}({round(progress, 3)})"))
 
 
 FIELDS = {each.name: each for each in fields(Config) if each.metadata}

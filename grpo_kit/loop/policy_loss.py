@@ -7,6 +7,7 @@ An update's completions may be computed in parts of any size: every loss here di
 from __future__ import annotations
 
 import inspect
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,9 +16,11 @@ import torch
 from torch import Tensor
 
 from grpo_kit import objectives
+from grpo_kit.config_checks import UNCLIPPED
 from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.step_batch import Batch, padded
 from grpo_kit.objectives.group_losses import Options
+from grpo_kit.objectives.ratios import importance_ratio
 
 
 class PolicyLoss:
@@ -67,7 +70,8 @@ class PolicyLoss:
             weight = torch.exp(old - self.sampled[rows]).clamp(max=config.sampler_weight_cap)  # (n, T)
             advantages = advantages[:, None] * weight
         reference = None if self.batch.ref_logprobs is None else self.batch.ref_logprobs[rows]
-        function = getattr(objectives, config.loss)
+        by_token = config.loss == "gspo" and config.level == "token"
+        function = objectives.gspo_token if by_token else getattr(objectives, config.loss)
         options = {
             "level": config.level, "beta": self.beta, "ref_logprobs": reference, "correct_kl": True,
             "epsilon": config.epsilon, "epsilon_high": config.epsilon_high, "max_ratio": config.epsilon_high,
@@ -86,9 +90,16 @@ class PolicyLoss:
         self.scored[rows] = True
         self.sums["tokens"] += mask.sum().item()
         self.sums["entropy"] += objectives.masked_sum(entropies, mask).item()
-        ratio = objectives.token_ratio(logprobs, old)
+        config = self.config
+        level = "sequence" if config.loss == "gspo" else config.level
+        ratio = importance_ratio(logprobs, old, mask, level=level).expand_as(mask)
+        epsilon, epsilon_high = config.epsilon, config.epsilon_high
+        if config.loss in UNCLIPPED:
+            epsilon = epsilon_high = math.inf
+        elif config.loss == "cispo":
+            epsilon, epsilon_high = math.inf, epsilon_high - 1
         low, high = objectives.clip_fraction(
-            ratio, advantages, mask, epsilon=self.config.epsilon, epsilon_high=self.config.epsilon_high
+            ratio, advantages, mask, epsilon=epsilon, epsilon_high=epsilon_high
         )
         self.sums["clip_ratio"] += (low + high).item() * mask.sum().item()
         if reference is not None:

@@ -218,6 +218,7 @@ def gspo_token(
     *,
     epsilon: float = 3e-4,
     epsilon_high: float | None = 4e-4,
+    num_rows: int | None = None,
     **options: Unpack[Options],
 ) -> Tensor:
     """GSPO with s_it = sg[s_i] pi_t / sg[pi_t]: the value is s_i's, the gradient each token's own.
@@ -232,7 +233,7 @@ def gspo_token(
     ratio = sequence_ratio(logprobs, old_logprobs, completion_mask).detach()
     ratio = ratio * torch.exp(logprobs - logprobs.detach())
     loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + kl_term(ratio, logprobs, **options)
-    return masked_mean(loss, completion_mask, dim=1).mean()
+    return row_mean(masked_mean(loss, completion_mask, dim=1), num_rows)
 
 
 def overlong_filter(completion_mask: Tensor, truncated: Tensor) -> Tensor:

@@ -187,7 +187,7 @@ def test_the_rounded_sampler_trains_on_what_it_says(tmp_path):
     losses, gaps = {}, []
     for recompute in (True, False):
         sample = functools.partial(arms.RoundedSample, recompute=recompute)
-        settings = {"sample": sample, "steps": 1, "learning_rate": 1e-9}
+        settings = {"sample": sample, "steps": 1, "learning_rate": 1e-8}
         base = lab_runs.base() | {"steps": 1}
         curve = lab.compare({f"r {recompute}": settings}, [0], **base, folder=tmp_path, quiet=True).curves
         losses[recompute] = curve["loss"].iloc[0]

@@ -223,7 +223,7 @@ def test_an_arm_is_the_config_changed_and_what_it_does_besides():
         ({"eval_temperatures": [0.7, 0]}, "eval_temperatures"),
         ({"tuning": "loar"}, "tuning='loar'"),
         ({"loss": "gpro"}, "loss='gpro'"),
-        ({"temperature": linear(1, -1)}, r"temperature\(0.5\)=0"),
+        ({"temperature": linear(1, -1)}, r"temperature\(1.0\)=-1"),
     ],
 )
 def test_unknown_settings_are_refused_before_anything_runs(changes, message, tmp_path):

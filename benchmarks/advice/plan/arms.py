@@ -29,13 +29,13 @@ PRESET = "cpu"
 FAST: dict[str, Any] = {"steps": 20, "learning_rate": 1e-5, "held_out": 64}
 SETTLED = FAST | {"steps": 30, "held_out": 256}
 SAMPLED = {"eval_temperatures": (1.0,)}
-UNTRAINED = {"steps": 1, "learning_rate": 1e-12}
+UNTRAINED = {"steps": 1, "learning_rate": 1e-8}  # in the recorded runs 1e-12, which is refused now
 STALE = SETTLED | {"steps": 20}
 RARE = FAST | {"task": tasks.RARE, "steps": 24}
 NEVER = SETTLED | {"task": tasks.NEVER, "steps": 20}
 CODE = FAST | {"task": tasks.CODE, "held_out": 28, "steps": 16}
 CODE_SAMPLED = SAMPLED | {"eval_samples": 8}
-TWICE = {"loss": "grpo", "iterations": 2, "steps": 8}
+TWICE = {"loss": "grpo", "epsilon_high": 0.28, "iterations": 2, "steps": 8}
 
 
 class RoundedSample:
@@ -134,10 +134,13 @@ ARMS: dict[str, dict[str, Any]] = {
     "code": CODE | CODE_SAMPLED,
     "code, format only": CODE | CODE_SAMPLED | {"task": tasks.FORMAT_ONLY},
     "code, untrained": CODE | CODE_SAMPLED | UNTRAINED,
-    "code, GRPO": CODE | {"loss": "grpo"},
-    "code, Dr. GRPO": CODE | {"loss": "dr_grpo"},
+    "code, GRPO": CODE | {"loss": "grpo", "epsilon_high": 0.28},
+    "code, Dr. GRPO": CODE
+    | {"loss": "dr_grpo", "epsilon_high": 0.28, "scale": "group"},  # divided by the spread
     "code, tokens": CODE | TWICE,
-    "code, sequences": CODE | TWICE | {"level": "sequence"},
+    "code, sequences": CODE
+    | TWICE
+    | {"level": "sequence"},  # clipped at 0.2 and 0.28, as tokens are; GSPO's own are 3e-4 and 4e-4
 }
 
 

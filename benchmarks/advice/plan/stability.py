@@ -80,7 +80,7 @@ STABILITY = [
     Asked(
         "dr-grpo-length",
         "A7",
-        "Under Dr. GRPO's loss wrong answers end shorter than under GRPO's.",
+        "Under Dr. GRPO's loss, still divided by the spread, wrong answers end shorter than under GRPO's.",
         "code, Dr. GRPO",
         "code, GRPO",
         "tokens_mean_wrong",
@@ -93,7 +93,7 @@ STABILITY = [
     Asked(
         "sequence-level-slower",
         "B14",
-        "A ratio a sequence passes tests later than a ratio a token.",
+        "A ratio a sequence, with the clip of tokens, passes tests later than a ratio a token.",
         "code, sequences",
         "code, tokens",
         "reward/code_tests_mean",
@@ -105,7 +105,7 @@ STABILITY = [
     Asked(
         "sequence-level-steadier",
         "B14",
-        "The reward curve of a ratio a sequence is less rough than that of a ratio a token.",
+        "The reward curve of a ratio a sequence, with the clip of tokens, is less rough than that of a ratio a token.",
         "code, sequences",
         "code, tokens",
         "reward_roughness",
