@@ -75,6 +75,21 @@ def cancelling_parts(table: pd.DataFrame, setup: Setup) -> Sign:
     )
 
 
+@red_flag(
+    "updates left out",
+    lasted=WINDOW,
+    why="An update whose gradient is not finite is left out: the weights have not moved.",
+    first="autocast='bfloat16' or 'none' where it is float16; a smaller learning rate; look at that step's loss",
+)
+def left_out(table: pd.DataFrame, setup: Setup) -> Sign:
+    """Every update of 5 steps was left out. The search for fp16's loss scale, from 65,536 on, ends sooner as a rule."""
+    share, norm = over_window(table, "update/left_out"), column(table, "grad_norm")
+    return (
+        share > 0.999,
+        lambda at: f"no update of {WINDOW} steps was made: the gradient's norm is {norm[at]:g}",
+    )
+
+
 def hacking(table: pd.DataFrame, setup: Setup) -> Flag | None:
     """Held-out measures first, then parts of weight 0, which training does not use."""
     watched = [name for name, weight in setup.weights.items() if weight == 0]
@@ -283,4 +298,4 @@ OF_ROLLOUTS = (
 """On the rows of steps that sampled; with iterations above 1 the others have no reward."""
 OF_PARTS = (part_never_paid, part_never_judged)
 """On the rows of steps that sampled, those without any total among them."""
-OF_STEPS = (kl_spike, gradient_spike, hacking, sampler_gap, stale_rollouts, one_answer)
+OF_STEPS = (kl_spike, gradient_spike, left_out, hacking, sampler_gap, stale_rollouts, one_answer)
