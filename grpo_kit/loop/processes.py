@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from grpo_kit.loop.grpo_config import Config
+
 
 class Processes:
     """The processes of a run. rank: this one's number, from 0. count: how many there are.
@@ -32,6 +34,28 @@ class Processes:
             self.rank, self.count = dist.get_rank(), dist.get_world_size()
         if prompts % self.count:
             raise ValueError(f"prompts_per_step={prompts} must be a multiple of the {self.count} processes")
+
+    def check(self, config: Config, drops: bool) -> None:
+        """Raises ValueError for what would make a run of several processes another one than that of one process.
+
+        drops: does the model draw dropout while it trains?
+        """
+        if self.count == 1:
+            return
+        for name, least, why in (
+            ("minibatches", 1, "each would cut up its own prompts, not the step's"),
+            ("resample", 0, "each would fill up its own groups, not the step's"),
+        ):
+            if (value := getattr(config, name)) != least:
+                raise ValueError(
+                    f"{name}={value} with {self.count} processes is another run than with one: {why}; give "
+                    f"{name}={least}, or start one process"
+                )
+        if drops:
+            raise ValueError(
+                f"dropout with {self.count} processes is another run than with one, since each draws its own: load "
+                "with lora={'lora_dropout': 0.0}, set the dropouts of the model's config to 0, or start one process"
+            )
 
     @property
     def is_main(self) -> bool:

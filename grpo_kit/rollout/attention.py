@@ -94,15 +94,14 @@ def _forward(
     attention_mask: torch.Tensor | None,
     scaling: float,
     *,
-    slots: Any,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers calls this in each layer: query (B, Hq, 1, D) -> (B, 1, Hq, D); `slots` holds keys and values."""
+    """transformers calls this in each layer: query (B, Hq, 1, D) -> (B, 1, Hq, D); keys and values are in the slots."""
     how = {"window": sliding_window, "softcap": softcap, "sinks": s_aux}
-    return slots.attend(query, module.layer_idx, scaling, **how), None
+    return module.config.handed_to_attention.attend(query, module.layer_idx, scaling, **how), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, _forward)
@@ -110,10 +109,14 @@ ALL_ATTENTION_FUNCTIONS.register(NAME, _forward)
 
 @contextmanager
 def attention_named(base: PreTrainedModel, name: str) -> Iterator[None]:
-    """Inside, the model's layers call the attention of this name; for a name of the kit transformers builds no mask."""
+    """Inside, the model's layers call the attention of this name; for a name of the kit transformers builds no mask.
+
+    What that attention needs lies in the config, `handed_to_attention`: some models hand no keywords on (StableLM).
+    """
     before = base.config._attn_implementation
     base.config._attn_implementation = name
     try:
         yield
     finally:
         base.config._attn_implementation = before
+        vars(base.config).pop("handed_to_attention", None)
