@@ -98,14 +98,13 @@ class PackedUpdate:
 
     def _mask(self, base: Any, packed: PackedBatch) -> Any:
         """Who sees whom: a mask, or None where the kit's attention takes it from the config."""
+        flex = self.memory.attention == "flex_attention"
         if self.memory.attention == TREE:
             base.config.handed_to_attention = packed.plan()
         elif self.memory.by_layer:
             base.config.handed_to_attention = PackedMasks(packed, self.memory.attention)
         else:
-            flex = self.memory.attention == "flex_attention"
             return packed.block_mask() if flex else packed.dense_mask()
-        return None
 
     def _head(self, base: Any, hidden: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the labels, (S,) each; logits are never there for all tokens at once."""

@@ -200,9 +200,8 @@ class UpdateMemory:
         elif self.device.type == "cpu":  # longer is no faster, and who runs out of memory here is killed
             total = min(total, max(longest, group, PREFERRED_TOKENS))
         if not has_sizes(base.config):  # nothing to estimate from: trying measures it, and run() takes less
-            return min(total, max(longest, group, PREFERRED_TOKENS)), len(
-                self._layers()
-            ) * self._checkpoint_all
+            most = max(longest, group, PREFERRED_TOKENS)
+            return min(total, most), len(self._layers()) * self._checkpoint_all
         tokens, layers = update_budget(
             free - self._missing_gradients(),
             base.config,

@@ -281,9 +281,7 @@ class GRPOTrainer:
         for p in self.trained.values():  # a gradient of zeros, not a missing one: the moments still decay
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         self.processes.add_gradients(self.trained.values())
-        self.scaler.scale(
-            torch.zeros((), device=self.device)
-        )  # without a signal no loss was: it needs a scale
+        self.scaler.scale(torch.zeros((), device=self.device))  # else none, where no loss was scaled
         self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self.trained.values(), self.config.max_grad_norm)
         for group in self.optimizer.param_groups:

@@ -36,25 +36,14 @@ class Processes:
             raise ValueError(f"prompts_per_step={prompts} must be a multiple of the {self.count} processes")
 
     def check(self, config: Config, drops: bool) -> None:
-        """Raises ValueError for what would make a run of several processes another one than that of one process.
-
-        drops: does the model draw dropout while it trains?
-        """
-        if self.count == 1:
-            return
-        for name, least, why in (
-            ("minibatches", 1, "each would cut up its own prompts, not the step's"),
-            ("resample", 0, "each would fill up its own groups, not the step's"),
-        ):
-            if (value := getattr(config, name)) != least:
-                raise ValueError(
-                    f"{name}={value} with {self.count} processes is another run than with one: {why}; give "
-                    f"{name}={least}, or start one process"
-                )
-        if drops:
+        """Raises ValueError for what makes several processes train otherwise than one. drops: is there dropout?"""
+        named = {"minibatches": config.minibatches > 1, "resample": config.resample > 0, "dropout": drops}
+        refused = [name for name, there in named.items() if there and self.count > 1]
+        if refused:
             raise ValueError(
-                f"dropout with {self.count} processes is another run than with one, since each draws its own: load "
-                "with lora={'lora_dropout': 0.0}, set the dropouts of the model's config to 0, or start one process"
+                f"{', '.join(refused)} with {self.count} processes is another run than with one: each would cut up its "
+                "own prompts, fill up its own groups and draw its own dropout; give minibatches=1, resample=0 and "
+                "dropouts of 0 (of adapters: lora={'lora_dropout': 0.0}), or start one process"
             )
 
     @property

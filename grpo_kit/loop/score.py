@@ -76,9 +76,8 @@ def advantages(
     for place, (reward, group) in enumerate(zip(rewards, groups, strict=True)):
         if reward is not None:
             places.setdefault(group, []).append(place)
-    there = torch.tensor(
-        [reward for reward in (everyone or rewards) if reward is not None], dtype=torch.float32
-    )
+    judged = [reward for reward in (everyone or rewards) if reward is not None]
+    there = torch.tensor(judged, dtype=torch.float32)
     of_batch = there.std().item() if len(there) > 1 else 0.0
     made = [0.0] * len(rewards)
     for some in places.values():

@@ -109,14 +109,13 @@ ALL_ATTENTION_FUNCTIONS.register(NAME, _forward)
 
 @contextmanager
 def attention_named(base: PreTrainedModel, name: str) -> Iterator[None]:
-    """Inside, the model's layers call the attention of this name; for a name of the kit transformers builds no mask.
-
-    What that attention needs lies in the config, `handed_to_attention`: some models hand no keywords on (StableLM).
-    """
+    """Inside, the model's layers call the attention of this name; for a name of the kit transformers builds no mask."""
     before = base.config._attn_implementation
     base.config._attn_implementation = name
     try:
         yield
     finally:
         base.config._attn_implementation = before
-        vars(base.config).pop("handed_to_attention", None)
+        vars(base.config).pop(
+            "handed_to_attention", None
+        )  # keys, or a mask: StableLM's layers hand no keywords on

@@ -51,7 +51,6 @@ def kl_spike(table: pd.DataFrame, setup: Setup) -> Sign:
 )
 def gradient_spike(table: pd.DataFrame, setup: Setup) -> Sign:
     """A step's gradient norm, before clipping, 5 times the usual; steps without a gradient do not count as usual.
-
     An infinite norm under fp16 belongs to the search for a loss scale, and is left out.
     """
     norm = column(table, "grad_norm")
@@ -82,7 +81,7 @@ def cancelling_parts(table: pd.DataFrame, setup: Setup) -> Sign:
     first="autocast='bfloat16' or 'none' where it is float16; a smaller learning rate; look at that step's loss",
 )
 def left_out(table: pd.DataFrame, setup: Setup) -> Sign:
-    """Every update of 5 steps was left out. The search for fp16's loss scale, from 65,536 on, ends sooner as a rule."""
+    """Every update of 5 steps was left out; the search for fp16's loss scale ends sooner as a rule."""
     share, norm = over_window(table, "update/left_out"), column(table, "grad_norm")
     return (
         share > 0.999,

@@ -95,12 +95,13 @@ def test_alone_everything_is_its_own_and_a_step_that_cannot_be_shared_is_refused
 @pytest.mark.parametrize(
     "options, says",
     [
-        ({"minibatches": 2}, "minibatches=2 with 2 processes"),
-        ({"minibatches": 4, "iterations": 2}, "give minibatches=1, or start one process"),
-        ({"resample": 1}, "resample=1 with 2 processes"),
-        ({"resample": 3, "seams": "fast"}, "give resample=0, or start one process"),
+        ({"minibatches": 2}, "minibatches with 2 processes is another run"),
+        ({"minibatches": 4, "iterations": 2}, "minibatches with 2 .* give minibatches=1"),
+        ({"resample": 1}, "resample with 2 processes is another run"),
+        ({"resample": 3, "seams": "fast"}, "resample with 2 .* resample=0 .* or start one process"),
         ({"lora": {"lora_dropout": 0.1}}, "dropout with 2 processes is another run"),
-        ({"attention_dropout": 0.2}, "set the dropouts of the model's config to 0"),
+        ({"minibatches": 2, "resample": 1}, "minibatches, resample with 2 processes"),
+        ({"attention_dropout": 0.2}, "dropout with 2 .* dropouts of 0"),
     ],
 )
 def test_what_would_be_another_run_is_refused_before_the_first_step(options, says, tmp_path, monkeypatch):
