@@ -23,6 +23,7 @@ from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate, autocast
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch
+from grpo_kit.models.model_facts import evaluating
 from grpo_kit.models.token_rows import token_rows
 from grpo_kit.optim.check_adamw import MOST, beside_adamw
 from grpo_kit.optim.choose import choose_optimizer
@@ -32,7 +33,6 @@ from grpo_kit.rollout.first_use import (
     GROUP,
     TOKENS,
     Finding,
-    evaluating,
     guarded,
     judged,
     random_prompts,
@@ -93,7 +93,7 @@ def _engine(
         made = engine.generate(batch.prompt_ids, how, seed=0)
     batch.completion_ids = made.completion_ids  # what the update is compared on, too
     plain, moved = (PaddedUpdate(config, shift=shift).logprobs(model, batch, 1.0) for shift in (0, SHIFT))
-    found = [torch.tensor(row) for row in made.policy_logprobs]
+    found = [torch.tensor(row, dtype=torch.float64) for row in made.policy_logprobs]
     wanted, others = (
         [row[: len(one)] for row, one in zip(table, found, strict=True)] for table in (plain, moved)
     )
@@ -123,7 +123,7 @@ def _optimizer(model: Any, name: str) -> Finding:
     trained = sorted((p for p in model.parameters() if p.requires_grad), key=lambda p: -p.ndim)
     weights = [p.detach().flatten()[:_WEIGHTS] for p in (trained[0], trained[-1])]
     draw = torch.Generator().manual_seed(0)
-    gradients = [(1e-3 * torch.randn(len(w), generator=draw)).to(w) for w in weights]
+    gradients = [(1e-3 * torch.randn(len(w), generator=draw, dtype=torch.float32)).to(w) for w in weights]
     how = {"learning_rate": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": [0.1, 0.0]}
     return judged("optimizer", beside_adamw(name, weights, gradients, **how), 0.0, MOST)
 

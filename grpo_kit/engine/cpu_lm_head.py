@@ -25,10 +25,10 @@ class _Head(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, labels, scale: float, vocabulary: int):
         count, matrix = len(hidden), weight[:vocabulary]
-        logprobs, entropies = torch.empty(count), torch.empty(count)
+        logprobs, entropies = hidden.new_empty(count), hidden.new_empty(count)
         room = int(_KEPT_OF_FREE * free_bytes(hidden.device)) // (4 * vocabulary) // _TILE * _TILE
-        kept = torch.empty(min(count, room) if any(ctx.needs_input_grad) else 0, vocabulary)
-        tile = torch.empty(min(_TILE, count), vocabulary)
+        kept = hidden.new_empty(min(count, room) if any(ctx.needs_input_grad) else 0, vocabulary)
+        tile = hidden.new_empty(min(_TILE, count), vocabulary)
         scratch = tile.new_empty(tile.shape if len(kept) < count else (0, vocabulary))
         for begin in range(0, count, _TILE):
             rows = slice(begin, min(begin + _TILE, count))
@@ -65,7 +65,9 @@ class _Head(torch.autograd.Function):
             if begin < len(kept):
                 probs = kept
             else:
-                logits = _logits(hidden[rows], matrix, scale, torch.empty(rows.stop - begin, len(matrix)))
+                logits = _logits(
+                    hidden[rows], matrix, scale, hidden.new_empty(rows.stop - begin, len(matrix))
+                )
                 probs = torch.softmax(logits, dim=-1)
             factor = by_logprob[rows, None]
             if by_entropy is not None:

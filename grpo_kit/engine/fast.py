@@ -24,6 +24,7 @@ from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.memory.free import free_bytes
 from grpo_kit.models.layer_kinds import is_tested
 from grpo_kit.models.model_facts import base_model
+from grpo_kit.models.token_lists import why_not_padded
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.supported_models import decode_by_modules, decoded_by_modules
 
@@ -105,6 +106,8 @@ def fast(model: Any, config: Config) -> Seams:
         update = update if no_packing else _UpdateOrPlainly(update, plain, model)
     why_not = no_packing and f"the packed update cannot do this model: {no_packing}"
     why_not = f"the engine cannot sample: {no_engine}" if no_engine else why_not
+    if why_not and (unhidden := why_not_padded(model, gradient=bool(no_packing))):
+        why_not += f"; {unhidden}, so it takes prompts of one length at a time"
     return Seams(sample, update, hooks, why_not)
 
 

@@ -39,13 +39,13 @@ def _forward(
     attention_mask: torch.Tensor | None,
     scaling: float,
     *,
-    masks: PackedMasks,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers calls this in each layer; `masks` comes from the model's keyword arguments."""
+    """transformers calls this in each layer; the PackedMasks lie in the config."""
+    masks = module.config.handed_to_attention
     mask = masks[sliding_window]
     if masks.attention != "flex_attention" and (softcap is not None or s_aux is not None):
         found = dense_attention(query, key, value, mask, scaling, softcap=softcap, sinks=s_aux)

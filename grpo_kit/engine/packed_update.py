@@ -42,7 +42,7 @@ class PackedUpdate:
         rows = rows_of(batch)
 
         def work(limit: int) -> Tensor:
-            made = torch.zeros(len(rows), batch.width, device=self.memory.device)
+            made = torch.zeros(len(rows), batch.width, dtype=torch.float32, device=self.memory.device)
             with self.memory.attention_of(model), torch.no_grad():
                 for chunk in make_chunks(rows, limit):
                     part = [rows[i] for i in chunk]
@@ -88,21 +88,23 @@ class PackedUpdate:
         with autocast(self.config, self.memory.device):
             embedded = embed(base.get_input_embeddings(), packed.input_ids)
             inputs = {"input_ids": packed.input_ids} if embedded is None else {"inputs_embeds": embedded}
+            mask = self._mask(base, packed)
             hidden = base.get_decoder()(
-                **inputs, **self._mask(packed), position_ids=packed.position_ids, use_cache=False
+                **inputs, attention_mask=mask, position_ids=packed.position_ids, use_cache=False
             ).last_hidden_state[0]
             scored = (packed.labels[0] != -100).nonzero().squeeze(1)
             found = self._head(base, hidden[scored], packed.labels[0, scored], temperature)
         return tuple(packed.unpack(_put(values, scored, len(hidden)), width) for values in found)
 
-    def _mask(self, packed: PackedBatch) -> dict[str, Any]:
-        """Who sees whom, in the words of the attention that computes it."""
-        if self.memory.attention == TREE:
-            return {"tree": packed.plan(), "attention_mask": None}
-        if self.memory.by_layer:
-            return {"masks": PackedMasks(packed, self.memory.attention), "attention_mask": None}
+    def _mask(self, base: Any, packed: PackedBatch) -> Any:
+        """Who sees whom: a mask, or None where the kit's attention takes it from the config."""
         flex = self.memory.attention == "flex_attention"
-        return {"attention_mask": packed.block_mask() if flex else packed.dense_mask()}
+        if self.memory.attention == TREE:
+            base.config.handed_to_attention = packed.plan()
+        elif self.memory.by_layer:
+            base.config.handed_to_attention = PackedMasks(packed, self.memory.attention)
+        else:
+            return packed.block_mask() if flex else packed.dense_mask()
 
     def _head(self, base: Any, hidden: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the labels, (S,) each; logits are never there for all tokens at once."""

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from grpo_kit.engine.packed_attention import NAME as PACKED
 from grpo_kit.engine.packing import Row, make_chunks
 from grpo_kit.engine.update_norms import norms_in_one_kernel
-from grpo_kit.memory.activations import PREFERRED_TOKENS, update_budget
+from grpo_kit.memory.activations import PREFERRED_TOKENS, has_sizes, update_budget
 from grpo_kit.memory.free import free_bytes
 from grpo_kit.models.layer_kinds import is_tested
 from grpo_kit.models.model_facts import base_model, has_adapters
@@ -198,6 +198,9 @@ class UpdateMemory:
             total = min(total, max(group, _DENSE_TOKENS))
         elif self.device.type == "cpu":  # longer is no faster, and who runs out of memory here is killed
             total = min(total, max(longest, group, PREFERRED_TOKENS))
+        if not has_sizes(base.config):  # nothing to estimate from: trying measures it, and run() takes less
+            most = max(longest, group, PREFERRED_TOKENS)
+            return min(total, most), len(self._layers()) * self._checkpoint_all
         tokens, layers = update_budget(
             free - self._missing_gradients(),
             base.config,

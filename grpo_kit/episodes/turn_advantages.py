@@ -41,7 +41,7 @@ def turn_advantages(
         raise ValueError(
             f"discount={discount!r} is not used by credit='episode'; use credit='return' or 'state'"
         )
-    totals = torch.tensor([e.total for e in episodes]).double()
+    totals = torch.tensor([e.total for e in episodes], dtype=torch.float64)
     groups = totals.view(-1, group_size)
     whole = group_advantages(totals, group_size, scale=scale, eps=_EPS)
     whole = whole.masked_fill((groups.amax(1) - groups.amin(1) < _SAME).repeat_interleave(group_size), 0.0)
@@ -82,9 +82,10 @@ def _standardised(
     if scale == "none":
         return centred
     gathered = _gathered(values, keys)
-    everything = torch.tensor([v for line in values for v in line]).double()
+    everything = torch.tensor([v for line in values for v in line], dtype=torch.float64)
     spreads = {
-        k: (torch.tensor(v).double().std() if scale == "group" else everything.std()).item() + _EPS
+        k: (torch.tensor(v, dtype=torch.float64).std() if scale == "group" else everything.std()).item()
+        + _EPS
         for k, v in gathered.items()
         if len(v) > 1
     }

@@ -181,10 +181,13 @@ def _write_shape(writer: Any, config: Any, arch: str) -> dict[str, torch.Tensor]
     factors = {}
     if (kind := rope["rope_type"]) != "default":
         frequencies, stretch = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-        plain = rope["rope_theta"] ** -(torch.arange(0, turned, 2) / turned)
+        plain = rope["rope_theta"] ** -(torch.arange(0, turned, 2, dtype=torch.float32) / turned)
         factors = {"rope_freqs": plain / frequencies}
     if kind == "longrope":  # llama.cpp takes the long ones for the whole of a context above the original one
-        factors = {f"rope_factors_{one}": torch.tensor(rope[f"{one}_factor"]) for one in ("long", "short")}
+        factors = {
+            f"rope_factors_{kind}": torch.tensor(rope[f"{kind}_factor"], dtype=torch.float32)
+            for kind in ("long", "short")
+        }
         context = min(context, rope["original_max_position_embeddings"])
         writer.add_rope_scaling_orig_ctx_len(context)
         writer.add_rope_scaling_attn_factors(stretch)

@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models.context import check_context, context_length
-from grpo_kit.models.token_lists import end_ids, left_pad, up_to_end
+from grpo_kit.models.token_lists import end_ids, generate_rows, up_to_end
 
 
 def generate(
@@ -43,13 +43,12 @@ def complete_prompts(
     own, base = None, model.get_base_model() if hasattr(model, "get_base_model") else model
     own, base.generation_config = base.generation_config, GenerationConfig()
     try:
-        ids, mask = left_pad(prompts, how.pad_token_id, next(model.parameters()).device)
         torch.manual_seed(int(torch.randint(2**62, ())) + numbers.first)
         with torch.no_grad():
-            made = model.generate(input_ids=ids, attention_mask=mask, generation_config=how)
+            written = generate_rows(model, prompts, how)
     finally:
         base.generation_config = own
-    return [up_to_end(tokens, ends) for tokens in made[:, ids.size(1) :].tolist()]
+    return [up_to_end(tokens, ends) for tokens in written]
 
 
 def generation_config(

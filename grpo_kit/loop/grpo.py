@@ -21,6 +21,7 @@ Longer than 300 lines because a step, a stop and a change are read together.
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 import warnings
@@ -119,6 +120,7 @@ class GRPOTrainer:
             raise ValueError("rollout_bits=16 is for the engine on a CPU; this run's sample is another")
         self.device = next(model.parameters()).device
         self.processes = Processes(self.config.prompts_per_step, self.device)
+        self.processes.check(self.config, has_dropout(model))
         self.processes.from_main(lambda: RunLog.check(self.folder))
         self.starts_from = trained_before(model, self.folder)
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -265,6 +267,7 @@ class GRPOTrainer:
                 norm = self._optimizer_step(numbers)
                 sums = self.processes.sums({"loss": value} | loss.measured(part, first))
                 found.append({"loss": sums.pop("loss"), "grad_norm": norm} | loss.means(sums))
+                found[-1]["update/left_out"] = float(not math.isfinite(norm))
                 if first and config.iterations > 1:
                     batch.old_logprobs = loss.logprobs
         names = dict.fromkeys(name for one in found for name in one)
@@ -278,21 +281,22 @@ class GRPOTrainer:
         for p in self.trained.values():  # a gradient of zeros, not a missing one: the moments still decay
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         self.processes.add_gradients(self.trained.values())
+        self.scaler.scale(torch.zeros((), device=self.device))  # else none, where no loss was scaled
         self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self.trained.values(), self.config.max_grad_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = numbers.learning_rate
         self.guard.begin_finish_first()
         self._half_done = True  # half of an optimizer step is neither the old weights nor the new
-        if self.scaler.is_enabled() or norm.isfinite():
-            self.scaler.step(self.optimizer)  # it leaves out what overflowed
-            self.scaler.update()
+        if norm.isfinite():
+            self.scaler.step(self.optimizer)
         elif self.processes.is_main:
             print(
                 f"Step {numbers.step + 1}: the gradient's norm is {norm.item()}. This update is left out and the "
                 "weights stay; a smaller learning rate, or float32 in place of 16 bits, helps most often.",
                 flush=True,
             )
+        self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return norm.item()
 

@@ -1,8 +1,10 @@
-"""PaddedUpdate: the gradient of an update, plainly: padded rows through the whole model. It trains any causal model."""
+"""PaddedUpdate: the gradient of an update, plainly: padded rows through the whole model. It trains any causal model.
+
+Where a model does not hide padding, rows of equal length go through it together.
+"""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -15,7 +17,7 @@ from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch, padded
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.models.renamed import NAME, is_checkpointing
-from grpo_kit.models.token_lists import left_pad
+from grpo_kit.models.token_lists import left_pad, logits_of, rows_together
 
 
 class PaddedUpdate:
@@ -87,23 +89,25 @@ class PaddedUpdate:
         self, model: Any, batch: Batch, places: Sequence[int], temperature: float
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of these completions' tokens, both (len(places), T)."""
+        together = rows_together(model, [batch.prompt_ids[i] for i in places])
+        found = [self._padded(model, batch, [places[n] for n in some], temperature) for some in together]
+        order = torch.tensor(sum(together, [])).argsort().to(found[0][0].device)
+        return tuple(torch.cat(parts)[order] for parts in zip(*found, strict=True))
+
+    def _padded(
+        self, model: Any, batch: Batch, places: Sequence[int], temperature: float
+    ) -> tuple[Tensor, Tensor]:
         device = next(model.parameters()).device
         prompts, completions = (
             [rows[i] for i in places] for rows in (batch.prompt_ids, batch.completion_ids)
         )
-        ids, mask = (torch.nn.functional.pad(one, (self._shift, 0)) for one in left_pad(prompts, 0, device))
+        ids, mask = (torch.nn.functional.pad(part, (self._shift, 0)) for part in left_pad(prompts, 0, device))
         width = batch.width
         ids = torch.cat([ids, padded(completions, width, device)], 1)
         inside = padded([[1] * len(tokens) for tokens in completions], width, device)
-        mask = torch.cat([mask, inside], 1)
-        # Padding takes no positions: where they are absolute (GPT-2), it would move the others.
-        places = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0) + self._shift}
-        places = places if {*places} <= {*inspect.signature(base_model(model).forward).parameters} else {}
         with autocast(self.config, device):
-            logits = model(
-                input_ids=ids, attention_mask=mask, logits_to_keep=width + 1, use_cache=False, **places
-            ).logits
-        table = torch.log_softmax(logits[:, -width - 1 : -1].float() / temperature, dim=-1)  # (n, T, V)
+            logits = logits_of(model, ids, torch.cat([mask, inside], 1), width + 1, self._shift)
+        table = torch.log_softmax(logits[:, :-1].float() / temperature, dim=-1)  # (n, T, V)
         logprobs = table.gather(-1, ids[:, -width:, None]).squeeze(-1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.entropy_bonus > 0):
             entropies = -(table.exp() * table).sum(-1)

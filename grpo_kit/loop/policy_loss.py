@@ -41,7 +41,7 @@ class PolicyLoss:
         weighs = config.sampler_weight_cap is not None and batch.sampler_logprobs is not None
         self.sampled = padded(batch.sampler_logprobs, self.mask.size(1), device) if weighs else None
         self.rows, self.tokens = len(batch), max(int(self.mask.sum()), 1)
-        self.logprobs = torch.zeros(self.mask.shape, device=device)  # as the update computed them
+        self.logprobs = torch.zeros_like(self.mask, dtype=torch.float32)  # as the update computed them
         self.scored = torch.zeros(len(batch), dtype=torch.bool, device=device)
         self.start_over()
 

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from grpo_kit.loop.grpo_config import Config
+
 
 class Processes:
     """The processes of a run. rank: this one's number, from 0. count: how many there are.
@@ -32,6 +34,17 @@ class Processes:
             self.rank, self.count = dist.get_rank(), dist.get_world_size()
         if prompts % self.count:
             raise ValueError(f"prompts_per_step={prompts} must be a multiple of the {self.count} processes")
+
+    def check(self, config: Config, drops: bool) -> None:
+        """Raises ValueError for what makes several processes train otherwise than one. drops: is there dropout?"""
+        named = {"minibatches": config.minibatches > 1, "resample": config.resample > 0, "dropout": drops}
+        refused = [name for name, there in named.items() if there and self.count > 1]
+        if refused:
+            raise ValueError(
+                f"{', '.join(refused)} with {self.count} processes is another run than with one: each would cut up its "
+                "own prompts, fill up its own groups and draw its own dropout; give minibatches=1, resample=0 and "
+                "dropouts of 0 (of adapters: lora={'lora_dropout': 0.0}), or start one process"
+            )
 
     @property
     def is_main(self) -> bool:

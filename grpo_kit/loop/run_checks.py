@@ -17,7 +17,9 @@ from grpo_kit.argument_checks import check_task as check_is_task
 from grpo_kit.config_checks import check_together
 from grpo_kit.loop.generate import render
 from grpo_kit.loop.grpo_config import Config
-from grpo_kit.models.model_facts import base_model, has_adapters
+from grpo_kit.loop.padded_update import autocast
+from grpo_kit.models.model_facts import base_model, evaluating, has_adapters
+from grpo_kit.models.token_lists import left_pad, logits_of
 from grpo_kit.optim.choose import OPTIMIZERS
 from grpo_kit.record.digests import checkpoints
 from grpo_kit.rewards.parts import check_calls
@@ -69,7 +71,9 @@ def check_task(model: Any, tokenizer: Any, task: Any, config: Config) -> None:
     rows = [*task.train, *getattr(task, "held_out", ())]
     shared = set.intersection(*(set(row) for row in rows))
     check_calls(task.rewards, {*GIVEN, *shared}, f"task {task.name!r}")
-    render(model, tokenizer, task, rows, config.max_completion_tokens)
+    prompts = render(model, tokenizer, task, rows, config.max_completion_tokens)
+    if config.autocast == "float16":
+        _check_products(model, prompts[0], config)
     if not hasattr(task, "answer_of"):  # answers may be of any kind
         return
     opened = _OPEN_TAG.search(task.prefill)
@@ -107,6 +111,17 @@ def check_precision(config: Config, model: torch.nn.Module) -> None:
         raise ValueError(
             f"autocast='float16' trains float32 weights only, these are {found}: load with dtype='float32', or with "
             "tuning='lora', whose adapters are float32 over weights of any dtype"
+        )
+
+
+def _check_products(model: torch.nn.Module, prompt: list[int], config: Config) -> None:
+    device = next(model.parameters()).device
+    with evaluating(model), torch.no_grad(), autocast(config, device):
+        logits = logits_of(model, *left_pad([prompt], 0, device), 1)
+    if not logits.isfinite().all():  # no scale of the loss mends it
+        raise ValueError(
+            "autocast='float16': the model's own numbers pass 65,504 on the first prompt and overflow, so that no "
+            "update could be made; give autocast='bfloat16' or 'none'"
         )
 
 

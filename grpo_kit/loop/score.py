@@ -76,11 +76,12 @@ def advantages(
     for place, (reward, group) in enumerate(zip(rewards, groups, strict=True)):
         if reward is not None:
             places.setdefault(group, []).append(place)
-    there = torch.tensor([reward for reward in (everyone or rewards) if reward is not None])
+    judged = [reward for reward in (everyone or rewards) if reward is not None]
+    there = torch.tensor(judged, dtype=torch.float32)
     of_batch = there.std().item() if len(there) > 1 else 0.0
     made = [0.0] * len(rewards)
     for some in places.values():
-        own = torch.tensor([rewards[place] for place in some])
+        own = torch.tensor([rewards[place] for place in some], dtype=torch.float32)
         spread = {"group": own.std().item() if len(own) > 1 else 0.0, "batch": of_batch}.get(scale)
         centred = own - own.mean() if own.max() > own.min() else torch.zeros_like(own)
         divided = centred if spread is None else centred / (spread + _EPS)

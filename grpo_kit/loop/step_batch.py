@@ -100,9 +100,11 @@ class Batch:
 
 
 def padded(rows: Sequence[Sequence[float]], width: int, device: Any = None) -> torch.Tensor:
-    """(N, width): the rows, with zeros behind their ends.
+    """(N, width): the rows, with zeros behind their ends; long, or float32 where they are no whole numbers.
 
     >>> padded([[1, 2], [3]], 2).tolist()
     [[1, 2], [3, 0]]
     """
-    return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=device)
+    whole = all(isinstance(number, int) for row in rows for number in row[:1])
+    filled = [[*row, *[0] * (width - len(row))] for row in rows]
+    return torch.tensor(filled, dtype=torch.long if whole else torch.float32, device=device)

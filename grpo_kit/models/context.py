@@ -7,12 +7,14 @@ from typing import Any
 
 
 def context_length(model: Any) -> float:
-    """The most tokens of a prompt and its completion together; math.inf if the model's config names none.
+    """The most tokens of a prompt and its completion together; math.inf if the model has no config that names them.
 
     >>> context_length(load_policy("tiny-random", quiet=True)[0])  # doctest: +SKIP
     1024
     """
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+    config = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return getattr(config, "max_position_embeddings", None) or math.inf
 
 
 def check_context(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,17 @@ from grpo_kit.models.adapters import Tuning
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _FLOAT32_TRAINING = 16  # bytes a weight in float32, with its gradient and AdamW's moments
 _SHARE_OF_CARD = 0.5  # share of the card that they may fill; the rest is for activations, keys and values
+
+
+@contextmanager
+def float32_by_default() -> Iterator[None]:
+    """Inside, torch's default dtype is float32, so that weights are drawn alike; afterwards what it was."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)  # transformers leaves another one where it is interrupted
 
 
 def resolve_dtype(dtype: str | torch.dtype | None, tuning: Tuning) -> torch.dtype | None:

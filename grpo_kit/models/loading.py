@@ -26,7 +26,7 @@ from grpo_kit.argument_checks import check_choice, check_model, check_whole, nea
 from grpo_kit.cuda import has_bf16, own_device, use_expandable_segments
 from grpo_kit.models.adapters import Tuning, add_adapters, base_of, is_adapter, load_adapter, load_merged
 from grpo_kit.models.card_memory import stay_on_the_card
-from grpo_kit.models.dtypes import dtype_that_fits, from_pretrained, resolve_dtype
+from grpo_kit.models.dtypes import dtype_that_fits, float32_by_default, from_pretrained, resolve_dtype
 from grpo_kit.models.gguf_reader import EMBEDDED, PolicyLoadError, embedded_folder, gguf_folder
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.models.token_rows import close_rows
@@ -37,6 +37,7 @@ TINY = "tiny-random"
 PRESETS = ("smoke", "cpu", "t4", "gpu24")  # of grpo_kit.presets; no model has such a name
 
 
+@float32_by_default()
 def load_policy(
     name_or_path: str | os.PathLike,
     *,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,18 @@ def has_dropout(model: torch.nn.Module) -> bool:
     """Does a forward pass in training mode draw random numbers? (LoRA dropout, attention dropout)"""
     attention = getattr(base_model(model).config, "attention_dropout", 0.0)
     return bool(attention) or any(isinstance(m, torch.nn.Dropout) and m.p for m in model.modules())
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Inside, no dropout; afterwards each module has its mode again."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def hardware() -> str:

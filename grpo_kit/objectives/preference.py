@@ -123,7 +123,7 @@ def kto(
     """
     require_same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs, desirable=desirable)
     gain = beta * (logprobs - ref_logprobs - reference_point)
-    weight = torch.where(desirable, desirable_weight, undesirable_weight)
+    weight = torch.where(desirable, gain.new_tensor(desirable_weight), gain.new_tensor(undesirable_weight))
     return (weight * (1 - torch.sigmoid(torch.where(desirable, gain, -gain)))).mean()
 
 

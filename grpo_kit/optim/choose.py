@@ -171,6 +171,12 @@ def share_that_moves(parameters: list[torch.Tensor], learning_rate: float) -> fl
 
 
 def _check_weights(name: str, parameters: list[torch.nn.Parameter], learning_rate: float) -> None:
+    if any(p.dtype == torch.float16 for p in parameters):
+        raise ValueError(
+            "trained weights of float16: AdamW's eps and most squared gradients are 0 there, so that a step may be of "
+            "any size; load with dtype='float32', with dtype='bfloat16', or with tuning='lora', whose adapters are "
+            "float32 over weights of any dtype. autocast='float16' computes products of float32 weights in float16"
+        )
     narrow = [p for p in parameters if p.dtype != _FLOAT32]
     wide = OPTIMIZERS[name].weights == _FLOAT32
     if not wide:

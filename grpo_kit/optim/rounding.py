@@ -109,10 +109,10 @@ def update_survival(
     generator = torch.Generator().manual_seed(seed)
     if weights is None:
         n = 2**15 if gradients is None else gradients.shape[1]
-        weights = 0.03 * torch.randn(n, generator=generator)
+        weights = 0.03 * torch.randn(n, generator=generator, dtype=torch.float32)
     if gradients is None:
-        mean = signal * torch.randn(weights.numel(), generator=generator)
-        noise = torch.randn(steps, weights.numel(), generator=generator)
+        mean = signal * torch.randn(weights.numel(), generator=generator, dtype=torch.float32)
+        noise = torch.randn(steps, weights.numel(), generator=generator, dtype=torch.float32)
         gradients = gradient_rms * (mean + noise)  # (S, N)
     if gradients.ndim != 2 or gradients.shape[1] != weights.numel():
         shapes = tuple(gradients.shape), tuple(weights.shape)

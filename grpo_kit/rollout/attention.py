@@ -94,15 +94,14 @@ def _forward(
     attention_mask: torch.Tensor | None,
     scaling: float,
     *,
-    slots: Any,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers calls this in each layer: query (B, Hq, 1, D) -> (B, 1, Hq, D); `slots` holds keys and values."""
+    """transformers calls this in each layer: query (B, Hq, 1, D) -> (B, 1, Hq, D); keys and values are in the slots."""
     how = {"window": sliding_window, "softcap": softcap, "sinks": s_aux}
-    return slots.attend(query, module.layer_idx, scaling, **how), None
+    return module.config.handed_to_attention.attend(query, module.layer_idx, scaling, **how), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, _forward)
@@ -117,3 +116,6 @@ def attention_named(base: PreTrainedModel, name: str) -> Iterator[None]:
         yield
     finally:
         base.config._attn_implementation = before
+        vars(base.config).pop(
+            "handed_to_attention", None
+        )  # keys, or a mask: StableLM's layers hand no keywords on

@@ -13,6 +13,7 @@ from weakref import WeakSet
 import torch
 
 from grpo_kit.models.model_facts import base_model
+from grpo_kit.models.token_lists import left_pad, logits_of
 
 _PROMPTS, _EACH = 2, 2  # two groups, to check both rows that share a prompt and rows that do not
 
@@ -26,16 +27,10 @@ class Limits(NamedTuple):
     logprobs: float
     gradient: float
 
-    def beside(self, logprobs: float, gradient: float = 0.0) -> Limits:
-        """These limits, or larger ones if rounding alone gives more: the same rows the plain way, at other positions.
-
-        Rotary positions encode differences only, so moved rows are equal in exact numbers. In bfloat16 a right engine
-        was at most 1.7 times as far off as moved rows, one with a wrong mask 3.5 times and more.
-        """
-        return Limits(max(self.logprobs, _ROUNDING * logprobs), max(self.gradient, _ROUNDING * gradient))
-
 
 SHIFT = 8  # positions that rows are moved by
+# Rotary positions encode differences only: moved rows are equal in exact numbers. In bfloat16 a right engine was at
+# most 1.7 times as far off as moved rows, one with a wrong mask 3.5 times and more.
 _ROUNDING = 2.5
 # SmolLM2-135M on a CPU (python -m benchmarks.check_card --model smollm2-135m-instruct), in nats a token and as a
 # share of the gradient's norm: float32 is 1e-5 and 1.5e-4 off, a wrong mask 0.1 to 0.5 and 0.9, a temperature of 1.25
@@ -77,11 +72,6 @@ def gap(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
     return max((d if math.isfinite(d) else math.inf for d in apart), default=0.0)
 
 
-def finite(tensors: Sequence[torch.Tensor]) -> bool:
-    """Are all numbers in them finite?"""
-    return all(bool(tensor.isfinite().all()) for tensor in tensors)
-
-
 # ---- the engine ---------------------------------------------------------------------------------------------------
 
 _agrees: WeakSet[torch.nn.Module] = WeakSet()
@@ -121,7 +111,7 @@ def compared(
     pairs = [(prompts[i], made.completion_ids[i]) for i in rows]
     wanted = [_plain(model, *pair, temperature) for pair in pairs]
     moved = [_plain(model, *pair, temperature, shift=SHIFT) for pair in pairs]
-    apart = gap([torch.tensor(made.policy_logprobs[i]) for i in rows], wanted)
+    apart = gap([torch.tensor(made.policy_logprobs[i], dtype=torch.float64) for i in rows], wanted)
     return apart, gap(moved, wanted), limits(model).logprobs
 
 
@@ -129,9 +119,7 @@ def _plain(
     model: Any, prompt: list[int], completion: list[int], temperature: float, shift: int = 0
 ) -> torch.Tensor:
     """(T,) of one completion, by the model's own forward pass. shift: positions that the row is moved by."""
-    ids = torch.tensor([[*prompt, *completion]], device=next(model.parameters()).device)
-    places = torch.arange(ids.size(1), device=ids.device)[None] + shift
-    kept = len(completion) + 1
-    logits = model(input_ids=ids, position_ids=places, use_cache=False, logits_to_keep=kept).logits[0, :-1]
+    ids, mask = left_pad([[*prompt, *completion]], 0, next(model.parameters()).device)
+    logits = logits_of(model, ids, mask, len(completion) + 1, shift)[0, :-1]
     scores = (logits.float() / temperature).log_softmax(-1)  # (T, V)
     return scores.gather(-1, ids[0, -len(completion) :, None])[:, 0]

@@ -20,8 +20,8 @@ from transformers import GenerationConfig
 from grpo_kit import cuda
 from grpo_kit.argument_checks import check_temperature, check_whole
 from grpo_kit.models.context import check_context, context_length
-from grpo_kit.models.model_facts import base_model
-from grpo_kit.models.token_lists import end_ids, left_pad, up_to_end
+from grpo_kit.models.model_facts import base_model, evaluating
+from grpo_kit.models.token_lists import end_ids, generate_rows, up_to_end
 from grpo_kit.models.token_rows import close_rows
 from grpo_kit.rollout.compare_logprobs import due, engine_differs
 from grpo_kit.rollout.engine import RolloutEngine
@@ -130,7 +130,7 @@ def _decoder(
 
     def decode(prompts: list[list[int]], rows: list[int]) -> list[list[int]]:
         if engine is None or RolloutEngine.unsupported(model, config):
-            return generate(prompts)
+            return generate_rows(model, prompts, config)
         first = cuda.may_fail(next(model.parameters()).device) and due(model)
         try:
             made = engine.generate(prompts, config, rows=rows, seed=seed, numbers=first, keep=keep)
@@ -156,13 +156,7 @@ def _decoder(
             "of grpo_kit.",
             stacklevel=2,
         )
-        return generate(prompts)
-
-    def generate(prompts: list[list[int]]) -> list[list[int]]:
-        # Padded here and not by the tokenizer, whose padding side then needs no setting.
-        ids, mask = left_pad(prompts, config.pad_token_id, next(model.parameters()).device)
-        made = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
-        return made[:, ids.size(1) :].tolist()
+        return generate_rows(model, prompts, config)
 
     return decode
 
@@ -205,20 +199,17 @@ def row_batches(prompts: Sequence[Sequence[int]], batch_size: int) -> list[list[
 def _as_it_was(model: PreTrainedModel, seed: int) -> Iterator[None]:
     """Evaluation mode, plain decoding and a seed inside; modes, settings and random state restored."""
     base = base_model(model)
-    modes = [(module, module.training) for module in model.modules()]
     settings = base.generation_config
     device = next(model.parameters()).device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+    fork = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    with fork, torch.no_grad(), evaluating(model):
         torch.manual_seed(seed)
-        model.eval()
         # Otherwise a checkpoint's settings (Qwen2.5: top_k 20, repetition_penalty 1.1) replace those left open here.
         base.generation_config = GenerationConfig()
         try:
             yield
         finally:
             base.generation_config = settings
-            for module, training in modes:
-                module.training = training
 
 
 def check_room(model: PreTrainedModel, ids: Sequence[Sequence[int]], limit: int) -> None:

@@ -305,11 +305,11 @@ class Decoder:
             return self.fused.logits(
                 slots.input_ids[: slots.rows, 0], slots.position_ids[: slots.rows, 0], slots, out
             )
+        self.base.config.handed_to_attention = slots
         hidden = self.base.get_decoder()(
             input_ids=slots.input_ids[: slots.rows],
             position_ids=slots.position_ids[: slots.rows],
             use_cache=True,
-            slots=slots,
             **{self._cache_name: slots},
         ).last_hidden_state  # (rows, 1, hidden)
         return self._head(hidden[:, 0])

@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +23,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from grpo_kit.models.context import context_length
 from grpo_kit.models.gguf_reader import cache_folder
 from grpo_kit.models.layer_kinds import is_tested, layer_kinds, window_of
-from grpo_kit.models.model_facts import base_model, hardware
+from grpo_kit.models.model_facts import base_model, evaluating, hardware
 from grpo_kit.models.token_rows import token_rows
 from grpo_kit.record.files import write_whole
 from grpo_kit.rollout.compare_logprobs import SHIFT, compared
@@ -73,7 +72,9 @@ def guarded(part: str, work: Callable[[], Finding]) -> Finding:
     """work(), or that it failed."""
     try:
         return work()
-    except Exception as error:  # of a kernel, a driver, a compiler, another architecture: any
+    except (TypeError, AttributeError, LookupError, NotImplementedError):  # of another architecture's modules
+        return Finding(part, "failed", why="the model's modules do not run in it")
+    except Exception as error:  # of a kernel, a driver, a compiler: any
         first = next(iter(str(error).splitlines()), "")
         return Finding(part, "failed", why=f"{type(error).__name__}: {first}")
 
@@ -112,18 +113,6 @@ def _key(model: Any, more: list[Any]) -> str:
         facts += [type(base).__name__, sorted(set(layer_kinds(base))), window_of(base)]
     facts += [version(name) for name in ("torch", "transformers", "peft")] + [__version__]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16] + f" {facts[0]}, {facts[1]}"
-
-
-@contextmanager
-def evaluating(model: Any) -> Iterator[None]:
-    """Inside, no dropout; afterwards each module has its mode again."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def random_prompts(model: Any) -> list[list[int]]:

@@ -118,7 +118,7 @@ class FusedLayers:
         self._last, self._head, self._dim = parts.last, parts.head, parts.dim
         first = parts.layers[0]
         self._heads = len(first.query.weight) // parts.dim, len(first.key.weight) // parts.dim
-        self._scales = torch.ones(sum(self._heads), 1, device=parts.embeddings.device)
+        self._scales = torch.ones(sum(self._heads), 1, dtype=torch.float32, device=parts.embeddings.device)
         self._scales[: self._heads[0]].fill_(first.scale)
         self._copies = Copies(parts.embeddings)
         self._layers = [_Fused(layer, self._heads, parts.dim, self._copies) for layer in parts.layers]

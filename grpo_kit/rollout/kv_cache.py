@@ -77,7 +77,7 @@ class KVCache(Cache):
         self.input_ids, self.position_ids = integers(rows, 1), integers(rows, 1)
         self.column = integers(1)
         self._grid, self._cell = integers(prompts * group), integers(rows)
-        self._prefix_bias = torch.zeros(prompts, 1, 1, prompt_length, device=device)
+        self._prefix_bias = torch.zeros(prompts, 1, 1, prompt_length, dtype=torch.float32, device=device)
         self._suffix_order = torch.arange(width, device=device)
         self._suffix_bias: torch.Tensor | None = None
         self._prompt_order = torch.arange(prompt_length, device=device)
@@ -185,7 +185,8 @@ class KVCache(Cache):
             prefix = self._prefix_bias[: self.prompts, ..., : self.prompt_length]
             prefix = torch.where((places < first)[:, None, None], OUTSIDE, prefix)
             outside = self._suffix_order[: self.width] < first
-            suffix = torch.where(outside, OUTSIDE, 0.0 if self._suffix_bias is None else self._suffix_bias)
+            suffix = prefix.new_zeros(()) if self._suffix_bias is None else self._suffix_bias
+            suffix = torch.where(outside, OUTSIDE, suffix)
             self._in_window[window] = prefix, suffix[None, None, None]
         return self._in_window[window]
 

@@ -33,7 +33,7 @@ class OutputBuffer:
         self.padding = torch.tensor([self.prompt_width - len(p) for p in prompts], device=device)
         self.length = torch.full((rows,), limit, device=device)
         self.done = torch.zeros(rows, dtype=torch.bool, device=device)
-        self._numbers = torch.zeros(3, rows, limit, device=device)
+        self._numbers = torch.zeros(3, rows, limit, dtype=torch.float32, device=device)
         self._limit = limit
         self._stop_ids = torch.tensor(list(stop_ids), dtype=torch.long, device=device)
         self._stop_text = stop_text

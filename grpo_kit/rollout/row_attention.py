@@ -37,7 +37,7 @@ class RowAttention:
         # Only columns that some prompt does not reach need a mask.
         self._full = min(lengths)
         outside = torch.arange(self._full, self._length) >= torch.tensor(lengths)[:, None]
-        self._bias = torch.zeros(outside.shape).masked_fill_(outside, -torch.inf)[:, None]  # (P, 1, T - full)
+        self._bias = outside.float().masked_fill_(outside, -torch.inf)[:, None]  # (P, 1, T - full)
 
     def begin_step(self, groups: int, dim: int, width: int) -> None:
         """Shared by the layers of this step: groups query heads to a key head, width columns of completions."""
@@ -89,5 +89,5 @@ class RowAttention:
     def _buffer(self, name: str, *shape: int) -> torch.Tensor:
         size = torch.Size(shape).numel()
         if name not in self._held or self._held[name].numel() < size:
-            self._held[name] = torch.empty(size + size // 4)  # room to grow by some columns
+            self._held[name] = torch.empty(size + size // 4, dtype=torch.float32)  # room to grow
         return self._held[name][:size].view(shape)

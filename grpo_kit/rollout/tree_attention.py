@@ -277,14 +277,13 @@ def _forward(
     attention_mask: torch.Tensor | None,
     scaling: float,
     *,
-    tree: TreePlan,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers calls this in each layer; `tree` comes from the model's keyword arguments."""
-    plan = tree.within(sliding_window)
+    """transformers calls this in each layer; the TreePlan lies in the config."""
+    plan = module.config.handed_to_attention.within(sliding_window)
     if softcap is not None:
         return dense_attention(query, key, value, plan.sees(), scaling, softcap=softcap, sinks=s_aux), None
     return tree_attention(query, key, value, plan, scaling, s_aux), None

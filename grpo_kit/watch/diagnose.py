@@ -41,6 +41,7 @@ _NEEDS = {  # flag: the columns that it reads, any of a tuple
     "length explosion": ["completion_length"],
     "cut off": ["completion_cut_off"],
     "language switch": ["the completions"],
+    "updates left out": ["update/left_out"],
     "sampler gap": ["rollout/logprob_gap"],
     "stale rollouts": ["clip_ratio"],
     "part never paid": ["reward/..."],

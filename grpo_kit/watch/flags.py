@@ -51,7 +51,6 @@ def kl_spike(table: pd.DataFrame, setup: Setup) -> Sign:
 )
 def gradient_spike(table: pd.DataFrame, setup: Setup) -> Sign:
     """A step's gradient norm, before clipping, 5 times the usual; steps without a gradient do not count as usual.
-
     An infinite norm under fp16 belongs to the search for a loss scale, and is left out.
     """
     norm = column(table, "grad_norm")
@@ -72,6 +71,21 @@ def cancelling_parts(table: pd.DataFrame, setup: Setup) -> Sign:
     return (
         share > 0.5,
         lambda at: f"in {share[at]:.0%} of groups the parts of the reward differ and their sum does not",
+    )
+
+
+@red_flag(
+    "updates left out",
+    lasted=WINDOW,
+    why="An update whose gradient is not finite is left out: the weights have not moved.",
+    first="autocast='bfloat16' or 'none' where it is float16; a smaller learning rate; look at that step's loss",
+)
+def left_out(table: pd.DataFrame, setup: Setup) -> Sign:
+    """Every update of 5 steps was left out; the search for fp16's loss scale ends sooner as a rule."""
+    share, norm = over_window(table, "update/left_out"), column(table, "grad_norm")
+    return (
+        share > 0.999,
+        lambda at: f"no update of {WINDOW} steps was made: the gradient's norm is {norm[at]:g}",
     )
 
 
@@ -283,4 +297,4 @@ OF_ROLLOUTS = (
 """On the rows of steps that sampled; with iterations above 1 the others have no reward."""
 OF_PARTS = (part_never_paid, part_never_judged)
 """On the rows of steps that sampled, those without any total among them."""
-OF_STEPS = (kl_spike, gradient_spike, hacking, sampler_gap, stale_rollouts, one_answer)
+OF_STEPS = (kl_spike, gradient_spike, left_out, hacking, sampler_gap, stale_rollouts, one_answer)

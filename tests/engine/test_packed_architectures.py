@@ -1,7 +1,10 @@
 """The packed update of architectures that no list names: the padded one's gradient, or the plain way is taken."""
 
+import re
+
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.architectures import alone, gradient, off, random_batch, tiny, with_lora
 from grpo_kit.engine.fast import fast
@@ -99,6 +102,56 @@ def test_one_whose_update_is_off_takes_the_padded_one(monkeypatch):
     monkeypatch.setattr(TreePlan, "within", lambda self, window: self)
     seams = fast(tiny("olmo3"), CONFIG)
     assert isinstance(seams.update, PaddedUpdate) and "packed update: differs" in seams.why_not
+
+
+def small(kind, **sizes):
+    """A random model of a type whose config or modules are not like Llama's."""
+    own = {"vocab_size": 500, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6} | sizes
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **own), dtype=torch.float32).eval()
+
+
+UNLIKE = {
+    "gpt_neox": {"intermediate_size": 64},  # its config names no number of key heads
+    "persimmon": {"intermediate_size": 64},
+    "stablelm": {
+        "intermediate_size": 64,
+        "num_key_value_heads": 6,
+    },  # its layers hand their attention no keywords on
+    "phi": {"intermediate_size": 64},
+    "cohere": {"intermediate_size": 64},
+}
+
+
+@pytest.mark.parametrize("kind", UNLIKE)
+@pytest.mark.parametrize("way", ["tree", "sdpa"])
+def test_types_unlike_llama_keep_both_fast_parts(kind, way):
+    model, batch = small(kind, **UNLIKE[kind]), random_batch()
+    seams = fast(model, CONFIG)
+    assert isinstance(seams.update, PackedUpdate) and seams.why_not is None
+    wanted = gradient(model, batch, PaddedUpdate(CONFIG))
+    assert (gradient(model, batch, packed_update(model, way)) - wanted).norm() < 1e-4 * wanted.norm()
+
+
+@pytest.mark.parametrize(
+    "kind, why",
+    [
+        ("falcon", "engine: failed (the model's modules do not run in it)."),
+        (
+            "rwkv",
+            "has no rotary positions; padding changes a row",
+        ),
+        ("mamba2", "have another state than keys and values"),
+    ],
+)
+def test_the_line_of_a_plain_way_has_no_internal_error(kind, why):
+    sizes = {
+        "rwkv": {"attention_hidden_size": 48},
+        "mamba2": {"num_heads": 12, "head_dim": 8, "n_groups": 2},
+    }
+    said = f"{fast(small(kind, **sizes.get(kind, {})), CONFIG).why_not}."
+    assert re.search(why.replace("(", r"\(").replace(")", r"\)"), said) and "Error" not in said, said
 
 
 def test_a_new_type_is_fast_without_a_word():

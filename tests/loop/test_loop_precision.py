@@ -1,17 +1,39 @@
 """Memory and precision on the loop: checkpointing, autocast, a scaled loss, bfloat16 weights, dropout."""
 
+import functools
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import few_words
+import loop_runs
+import pandas as pd
 import pytest
 import torch
-from loop_runs import make, record, same, weights
+from loop_runs import letters, make, record, same, task, weights
+from transformers import GenerationConfig
 
+import grpo_kit as kit
+from benchmarks.architectures import random_batch, tiny
+from grpo_kit import objectives
+from grpo_kit.config_checks import LOSSES
+from grpo_kit.engine.packed_update import PackedUpdate
+from grpo_kit.evaluation.rescore import rescore
+from grpo_kit.loop import Config
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.models.renamed import is_checkpointing
+from grpo_kit.models.token_lists import why_not_padded
+from grpo_kit.optim.rounding import update_survival
+from grpo_kit.rollout import RolloutEngine, first_use
+from grpo_kit.watch.monitor import red_flags
 
 
 def test_checkpointing_recomputes_and_changes_no_gradient(tmp_path):
     plain = make(tmp_path / "plain")
     plain.train()
     trainer = make(tmp_path / "run", gradient_checkpointing=True)
+    assert why_not_padded(trainer.model, gradient=True) is None, "asked before passes are counted"
     calls, layer = [], trainer.model.model.layers[0]
     layer.mlp.register_forward_pre_hook(lambda *_: calls.append(is_checkpointing(trainer.model)))
     trainer.train()
@@ -99,6 +121,71 @@ def test_products_of_16_bits_read_the_weights_of_their_step(seams, tmp_path):
     assert same(weights(single), weights(whole))
 
 
+def no_letters(completions, **columns):
+    """Without any signal in the first two steps."""
+    no_letters.calls += 1
+    return letters(completions) if no_letters.calls > 2 else [0.0] * len(completions)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"seams": "fast"}, {"iterations": 2}, {"minibatches": 2}, {"tuning": "lora"}, {"save_steps": 1}],
+)
+def test_float16_begins_with_steps_without_a_signal(tmp_path, options):
+    no_letters.calls = 0
+    silent = replace(task(), rewards=[no_letters], reward_weights=[1.0])
+    trainer = make(tmp_path / "run", task=silent, autocast="float16", **options)
+    trainer.train()
+    rows = record(trainer.folder)[0]
+    assert [row["grad_norm"] for row in rows[:2]] == [0.0, 0.0] and rows[-1]["grad_norm"] > 0
+    assert [row["update/left_out"] for row in rows] == [0.0] * 4 and trainer.scaler.get_scale() == 2**16
+
+
+def overflowing(at):
+    """A model whose numbers pass float16's largest in that part, and float32's nowhere."""
+    model = few_words.policy()[0]
+    with torch.no_grad():
+        layer = model.model.layers[0]
+        weights = {"mlp": layer.mlp.up_proj, "attention": layer.self_attn.v_proj, "head": model.lm_head}[
+            at
+        ].weight
+        weights.mul_(1e7)
+    return model
+
+
+@pytest.mark.parametrize("at", ["mlp", "attention", "head"])
+@pytest.mark.parametrize("seams", ["plain", "fast"])
+def test_a_model_that_overflows_in_float16_is_refused_before_the_first_rollout(tmp_path, at, seams):
+    with pytest.raises(
+        ValueError, match="autocast='float16': .* overflow.* give autocast='bfloat16' or 'none'"
+    ):
+        make(tmp_path / "run", model=overflowing(at), seams=seams, autocast="float16")
+    assert not (tmp_path / "run").exists()
+    make(tmp_path / "run", model=overflowing(at), seams=seams, autocast="bfloat16")
+
+
+@pytest.mark.parametrize("autocast", ["none", "bfloat16", "float16"])
+def test_updates_that_are_left_out_are_counted_and_a_run_of_them_is_a_red_flag(tmp_path, autocast, capsys):
+    """The loss becomes NaN in the second step, for good: nothing moves, and it is said."""
+    trainer = make(tmp_path / "run", steps=8, autocast=autocast)
+    inner, moved = trainer.update.gradients, []
+
+    def broken(model, batch, loss, temperature, backward):
+        before = [p.clone() for p in trainer.trained.values()]
+        moved.append(before)
+        spoil = (lambda share: backward(share * float("nan"))) if trainer.step else backward
+        return inner(model, batch, loss, temperature, spoil)
+
+    trainer.update.gradients = broken
+    trainer.train()
+    assert all(torch.equal(a, b) for a, b in zip(moved[2], trainer.trained.values(), strict=True))
+    rows = record(trainer.folder)[0]
+    assert [row["update/left_out"] for row in rows] == [0.0] + [1.0] * 7
+    assert capsys.readouterr().out.count("This update is left out") == 7
+    (flag,) = [flag for flag in red_flags(pd.DataFrame(rows)) if flag.name == "updates left out"]
+    assert flag.step == 2 and "no update of 5 steps" in flag.saw
+
+
 def test_a_float16_run_goes_on_with_its_scale(tmp_path):
     whole = make(tmp_path / "whole", autocast="float16")
     whole.train()
@@ -155,3 +242,99 @@ def test_lora_dropout_is_off_in_sampling_and_scoring_and_on_in_the_update(tmp_pa
     assert len(scored) == 2 and all(part and True not in part for part in scored), (
         "old log-probabilities do not"
     )
+
+
+# ---- torch's default dtype -------------------------------------------------------------------------------------------
+
+
+def trained(folder, **options):
+    trainer = make(folder, steps=2, **options)
+    trainer.train()
+    rows, completions = record(folder)
+    return [rows, completions, weights(trainer)]
+
+
+def rescored(folder):
+    make(folder, steps=2).train()
+    found = rescore(folder, letters)
+    return [found.completions.to_json(), found.groups.to_json(), found.direction]
+
+
+def of_another_family(family):
+    model, batch = tiny(family), random_batch()
+    how = GenerationConfig(
+        max_new_tokens=6, do_sample=True, temperature=0.7, top_k=0, top_p=0.9, eos_token_id=[], pad_token_id=0
+    )
+    made = RolloutEngine(model).generate(batch.prompt_ids, how, seed=0)
+    with torch.no_grad():
+        return [
+            made.completion_ids,
+            made.policy_logprobs,
+            PackedUpdate(model, Config()).logprobs(model, batch, 1.0),
+        ]
+
+
+def every_loss():
+    logprobs, old = (torch.linspace(low, 0, 8, dtype=torch.float32).view(2, 4) for low in (-2.0, -2.1))
+    mask, advantages = (
+        torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]),
+        torch.tensor([1.3, -0.7], dtype=torch.float32),
+    )
+    functions = [getattr(objectives, name) for name in LOSSES]
+    functions[LOSSES.index("dr_grpo")] = functools.partial(objectives.dr_grpo, max_completion_tokens=5)
+    given = [function(logprobs, old, advantages, mask) for function in functions]
+    wanted = torch.tensor([True, False])
+    kto = objectives.kto(
+        logprobs[:, 0], old[:, 0], wanted, 0.1, desirable_weight=1.337, undesirable_weight=0.77
+    )
+    return [*given, kto, objectives.group_advantages(logprobs[0], 2)]
+
+
+def accuracy():
+    model, tokenizer = few_words.policy()
+    return [repr(kit.evaluate(model, tokenizer, task(), temperature=t).table()) for t in (0.0, 1.0)]
+
+
+COMPUTED = {
+    "plain": lambda folder: trained(folder, beta=0.04, iterations=2, entropy_bonus=0.01),
+    "fast": lambda folder: trained(folder, seams="fast", beta=0.04),
+    "lora": lambda folder: trained(folder, seams="fast", tuning="lora"),
+    "bfloat16 products": lambda folder: trained(
+        folder, seams="fast", autocast="bfloat16", scale="batch", sampler_weight_cap=2.0
+    ),
+    "evaluation": lambda folder: accuracy(),
+    "rescore": rescored,
+    "mistral": lambda folder: of_another_family("mistral"),
+    "gpt-oss": lambda folder: of_another_family("gpt-oss"),
+    "losses": lambda folder: every_loss(),
+    "plan": lambda folder: repr(kit.plan_memory("cpu")),
+    "schedules": lambda folder: [kit.cosine(1, 0)(step / 7) for step in range(8)],
+    "survival": lambda folder: update_survival([1e-6], steps=3).to_json(),
+    "loaded": lambda folder: dict(kit.load_policy("tiny-random", tuning="lora", quiet=True)[0].state_dict()),
+}
+
+
+def as_text(name, folder):
+    """What is computed, to the last bit."""
+    plain = lambda value: [str(value.dtype), value.double().tolist()]  # noqa: E731
+    return json.dumps(COMPUTED[name](folder), default=plain)
+
+
+@functools.cache
+def in_float32(name):
+    with tempfile.TemporaryDirectory() as folder:
+        return as_text(name, Path(folder) / "run")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", COMPUTED)
+def test_nothing_depends_on_torchs_default_dtype(name, dtype, tmp_path, monkeypatch):
+    """An interrupted load may leave another one."""
+    monkeypatch.setattr(first_use, "cache_folder", lambda: tmp_path)
+    few_words.policy(), loop_runs._policy("full"), loop_runs._policy("lora")
+    wanted = in_float32(name)
+    torch.set_default_dtype(dtype)
+    try:
+        assert as_text(name, tmp_path / "run") == wanted
+    finally:
+        torch.set_default_dtype(torch.float32)

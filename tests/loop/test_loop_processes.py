@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import few_words
 import forked
 import pytest
 import torch
@@ -89,6 +90,30 @@ def test_alone_everything_is_its_own_and_a_step_that_cannot_be_shared_is_refused
     assert Processes(4, torch.device("cpu")).share([1, 2, 3, 4]) == [3, 4]
     with pytest.raises(ValueError, match="prompts_per_step=3 must be a multiple of the 2 processes"):
         Processes(3, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ({"minibatches": 2}, "minibatches with 2 processes is another run"),
+        ({"minibatches": 4, "iterations": 2}, "minibatches with 2 .* give minibatches=1"),
+        ({"resample": 1}, "resample with 2 processes is another run"),
+        ({"resample": 3, "seams": "fast"}, "resample with 2 .* resample=0 .* or start one process"),
+        ({"lora": {"lora_dropout": 0.1}}, "dropout with 2 processes is another run"),
+        ({"minibatches": 2, "resample": 1}, "minibatches, resample with 2 processes"),
+        ({"attention_dropout": 0.2}, "dropout with 2 .* dropouts of 0"),
+    ],
+)
+def test_what_would_be_another_run_is_refused_before_the_first_step(options, says, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    lora, dropout = options.pop("lora", None), options.pop("attention_dropout", 0.0)
+    model = few_words.policy("lora" if lora else "full", **(lora or {}))[0]
+    model.config.attention_dropout = dropout
+    with pytest.raises(ValueError, match=says):
+        make(tmp_path / "run", model=model, prompts_per_step=4, **options)
+    assert not (tmp_path / "run").exists()
 
 
 STANDARD = """

@@ -10,11 +10,12 @@ import pytest
 from loop_runs import make
 
 import grpo_kit
+from grpo_kit.models.token_lists import why_not_padded
 
 ROOT = Path(grpo_kit.__file__).parent
 DOCS = ROOT.parent / "docs/loop.md"
 # files to read, their lines; functions that a step runs, the lines of these
-MOST = {"plain": (5, 1_500, 240, 1_725), "fast": (12, 4_000, 480, 3_800)}
+MOST = {"plain": (5, 1_500, 250, 1_755), "fast": (12, 4_000, 480, 3_810)}
 
 
 def to_read(path):
@@ -32,6 +33,8 @@ def run_in_a_step(folder, seams):
     trainer = make(folder, seams=seams, steps=1)
     trainer.train()
     trainer.change(steps=2)
+    for gradient in (False, True):  # asked once a model, in the first step that pads
+        why_not_padded(trainer.model, gradient=gradient)
     found = defaultdict(set)
 
     def note(frame, event, _):

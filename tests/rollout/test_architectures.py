@@ -5,13 +5,16 @@ import json
 import pytest
 import torch
 import transformers
-from transformers import GenerationConfig, LlamaForCausalLM
+from peft import PromptTuningConfig, get_peft_model
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalLM, PretrainedConfig
+from transformers.modeling_outputs import CausalLMOutput
 
-from benchmarks.architectures import FAMILIES, alone, batch_of, off, random_batch, tiny, with_lora
+from benchmarks.architectures import FAMILIES, alone, batch_of, gradient, off, random_batch, tiny, with_lora
 from grpo_kit.loop import Config
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.models.layer_kinds import is_tested, window_of
 from grpo_kit.models.own_head import head_of
+from grpo_kit.models.token_lists import generate_rows, why_not_padded
 from grpo_kit.rollout import RolloutEngine, first_use
 from grpo_kit.rollout.decode import Decoder
 from grpo_kit.rollout.kv_cache import KVCache
@@ -68,6 +71,116 @@ def test_padded_rows_score_as_each_row_alone(family):
     model, batch = tiny(family), random_batch()
     with torch.no_grad():
         assert off(PaddedUpdate(Config()).logprobs(model, batch, 0.7), alone(model, batch, 0.7)) < 1e-3
+
+
+SIZES = {"vocab_size": 500, "hidden_size": 48, "num_hidden_layers": 2, "bos_token_id": 1, "eos_token_id": 2}
+HEADS = {"num_attention_heads": 6, "intermediate_size": 64}
+OLD = {"vocab_size": 500, "n_embd": 48, "n_layer": 2, "n_head": 6, "n_positions": 256}
+OTHERS = {  # model type: its sizes, does it hide padding? None: in its log-probabilities, not in its gradient
+    "rwkv": (SIZES | {"context_length": 256, "attention_hidden_size": 48}, False),
+    "xlstm": (SIZES | {"hidden_size": 128, "num_heads": 2, "num_blocks": 2}, False),
+    "mamba": (SIZES | {"state_size": 8}, True),
+    "mamba2": (SIZES | {"state_size": 8, "num_heads": 12, "head_dim": 8, "n_groups": 2, "chunk_size": 16}, True),
+    "falcon_mamba": (SIZES | {"state_size": 8}, True),
+    "recurrent_gemma": (SIZES | HEADS | {"num_hidden_layers": 3, "lru_width": 48, "attention_window_size": 16}, None),
+    "bloom": ({"vocab_size": 500, "hidden_size": 48, "n_layer": 2, "n_head": 6}, True),
+    "mpt": ({"vocab_size": 500, "d_model": 48, "n_layers": 2, "n_heads": 6, "max_seq_len": 256}, True),
+    "falcon": (SIZES | {"num_attention_heads": 6, "alibi": True}, True),
+    "opt": (SIZES | {"ffn_dim": 64, "num_attention_heads": 6, "word_embed_proj_dim": 48}, True),
+    "ctrl": (OLD | {"dff": 64}, True),
+    "gpt2": (OLD, True),
+}  # fmt: skip
+
+
+def other(kind):
+    """A random model of that type, its weights large enough that padding shows."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = transformers.AutoConfig.for_model(kind, **OTHERS[kind][0])
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        with torch.no_grad():
+            for weights in model.parameters():
+                weights.mul_(3 if weights.ndim > 1 else 1)
+    return model.eval()
+
+
+class Recurrent(torch.nn.Module):
+    """A user's own: its forward takes tokens and nothing else."""
+
+    config = PretrainedConfig()
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.mix = torch.nn.Embedding(500, 16), torch.nn.GRU(16, 16, batch_first=True)
+        self.head = torch.nn.Linear(16, 500)
+
+    def forward(self, input_ids):
+        return CausalLMOutput(logits=self.head(self.mix(self.embed(input_ids))[0]))
+
+
+class Deaf(Recurrent):
+    """One that takes a mask and reads none of it."""
+
+    def forward(self, input_ids, attention_mask=None, **others):
+        return super().forward(input_ids)
+
+
+def prompt_tuned(kind):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return get_peft_model(
+            other(kind), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+        ).eval()
+
+
+PADDED = {kind: (lambda kind=kind: other(kind), hides) for kind, (_, hides) in OTHERS.items()} | {
+    "own": (Recurrent, False), "deaf": (Deaf, False), "prompt-tuned gpt2": (lambda: prompt_tuned("gpt2"), False),
+}  # fmt: skip
+
+
+@torch.no_grad()
+def one_by_one(model, batch):
+    return [
+        PaddedUpdate(Config()).logprobs(model, batch_of([prompt], [completion]), 0.7)[0]
+        for prompt, completion in zip(batch.prompt_ids, batch.completion_ids, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("kind", PADDED)
+def test_what_hides_no_padding_gets_none(kind):
+    """Log-probabilities, gradients and samples are those of each row alone; padding is taken where it is right."""
+    make, hides = PADDED[kind]
+    model, batch = make(), random_batch()
+    assert (why_not_padded(model) is None) == (hides is not False)
+    assert (why_not_padded(model, gradient=True) is None) == (hides is True)
+    with torch.no_grad():
+        wanted = one_by_one(model, batch)
+        assert off(PaddedUpdate(Config()).logprobs(model, batch, 0.7), wanted) < 1e-4
+        if kind in OTHERS:
+            assert off(wanted, alone(model, batch, 0.7)) < 1e-4
+    together, apart = (gradient(model, batch, PaddedUpdate(Config(micro_batch=size))) for size in (6, 1))
+    assert (together - apart).norm() < 1e-4 * apart.norm()
+    if hasattr(model, "generate"):
+        how = GenerationConfig(max_new_tokens=6, do_sample=False, eos_token_id=[], pad_token_id=0)
+        prompts = batch.prompt_ids[1::2]
+        with torch.no_grad():
+            written = [generate_rows(model, [prompt], how)[0] for prompt in prompts]
+            assert generate_rows(model, prompts, how) == written
+
+
+def test_padding_is_asked_for_once_and_only_where_lengths_differ():
+    model, calls = other("rwkv"), []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    prompts, completions = [[5, 6, 7], [8, 9, 10]], [[11, 12], [13]]
+    logprobs = PaddedUpdate(Config()).logprobs
+    logprobs(model, batch_of(prompts, completions), 1.0)
+    assert len(calls) == 1
+    for asked in (3, 0):
+        calls.clear()
+        logprobs(model, batch_of([[5, 6], [8, 9, 10]], completions), 1.0)
+        assert len(calls) == asked + 2
+    model.train()
+    assert why_not_padded(model) and model.training
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "granite", "qwen3-moe", "gpt-oss"])

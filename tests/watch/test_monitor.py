@@ -143,6 +143,7 @@ CASES = {  # name: what it takes, the step the flag names, the step after which 
     ),
     "cut off": (dict(completion_cut_off=turned(0.05, 0.9, 5)), 4, 6),
     "language switch": ({"script/latin": turned(1, 0.3, 6), "script/han": turned(np.nan, 0.7, 6)}, 4, 6),
+    "updates left out": ({"update/left_out": turned(0, 1, 4), "grad_norm": turned(2, np.nan, 4)}, 4, 8),
     "sampler gap": ({"rollout/logprob_gap": turned(1e-5, 0.2, 6)}, 4, 6),
     "stale rollouts": ({"rollout/age": turned(3, 3, 1), "clip_ratio": turned(0, 0.5, 6)}, 3, 7),
     "one answer": ({"eval/one_answer": turned(0.5, 1, 6), "eval/one_gold": turned(0.4, 0.4, 1)}, 6, 6),
