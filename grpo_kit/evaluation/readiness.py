@@ -28,6 +28,7 @@ from grpo_kit.argument_checks import (
     check_whole,
     is_whole,
 )
+from grpo_kit.evaluation.as_trained import say_difference
 from grpo_kit.evaluation.constant import Constant, constant_reward, doing
 from grpo_kit.evaluation.generate_and_score import Answers, check_rows
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k, wilson_interval
@@ -398,6 +399,8 @@ def readiness(
     check_tokenizer(tokenizer)
     check_task(task)
     rows = check_rows(task.held_out if rows is None else rows)
+    limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
+    say_difference(model, task, what="readiness", temperature=temperature, tokens=limit)
     how = {"max_completion_tokens": max_completion_tokens, "samples": samples, "temperature": temperature}
     looks: list[Readiness] = []
 
