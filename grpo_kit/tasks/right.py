@@ -6,16 +6,35 @@ The strict reading judges the completion itself. The lenient reading judges the 
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from grpo_kit.rewards.answers import AnswerReward
-from grpo_kit.rewards.combine import FullPay, Verdicts, all_in_full, score_in_full
-from grpo_kit.rewards.parts import Reward, columns_of, judges_answer, range_of, with_parts
+from grpo_kit.rewards.combine import (
+    Clipped,
+    FullPay,
+    Gated,
+    Verdicts,
+    WeightedSum,
+    all_in_full,
+    score_in_full,
+)
+from grpo_kit.rewards.parts import Reward, bare_name, columns_of, judges_answer, range_of, with_parts
 from grpo_kit.rewards.response import last_number
 from grpo_kit.rewards.scoring import RewardError, Scores, score
 
 _NONE: Mapping[str, list] = {}
+_OWN_ANSWERS = 8  # rows whose own answers are scored when a task is made
+_SCORED = ("train", "rewards", "reward_weights", "prefill", "answer_tag", "read_answer", "write_answer")
+# Where the rewards of others look for an answer, besides the task's own tags and the text alone.
+_HABITS = (
+    "<think>\nReasoning.\n</think>\n<answer>{}</answer>",
+    "<reasoning>\nReasoning.\n</reasoning>\n<answer>\n{}\n</answer>\n",
+    "\\boxed{{{}}}",
+    "#### {}",
+    "The answer is {}.",
+)
 
 
 class Judged(Protocol):
@@ -32,10 +51,34 @@ class Judged(Protocol):
 
 
 class PaidInFull:
-    """The default is_correct of a task: does an answer earn everything that the answer rewards can give?"""
+    """The default is_correct of a task: does an answer earn everything that the answer rewards can give?
 
-    def __init__(self, task: Judged) -> None:
+    rewards: the task's rewards whose full pay makes an answer right. First choice: rewards that judge the answer
+    (rewards.parts.judges_answer) and have a weight; then those of weight 0. If none is left, the text of the row's
+    answer decides. If no row has one, every weighted reward counts.
+    left_out: rewards, and parts of rewards, that judge the answer and cannot pay the rows' own answers in full. A
+    warning named each when the task was made. judges: the innermost of the others.
+    before: of the task that this one was made from; the rewards are called anew where they, or what they get, changed.
+    """
+
+    def __init__(self, task: Judged, before: PaidInFull | None = None) -> None:
+        if before is not None and all(getattr(task, n) is getattr(before.task, n) for n in _SCORED):
+            self.__dict__ |= before.__dict__ | {"task": task}  # known, and said
+            return
         self.task = task
+        weighted = [reward for reward, w in zip(task.rewards, task.reward_weights, strict=True) if w > 0]
+        judging = [reward for reward in weighted if judges_answer(reward)]
+        judging = judging or [reward for reward in task.rewards if judges_answer(reward)]
+        answered = [row for row in task.train if str(row["answer"]).strip()]
+        judges = [part for reward in judging for part in _innermost(reward)]
+        unpaid = _not_payable(task, judges, answered[:: len(answered) // _OWN_ANSWERS or 1][:_OWN_ANSWERS])
+        self.judges = [part for part in judges if part not in unpaid]
+        self.left_out = [
+            whole for whole in with_parts(judging) if all(part in unpaid for part in _innermost(whole))
+        ]
+        self.rewards = [reward for reward in judging if reward not in self.left_out]
+        if not judging and not answered:
+            self.rewards = weighted
 
     def __call__(self, text: str, row: dict) -> bool:
         return are_correct(self.task, [text], [row])[0]
@@ -44,20 +87,59 @@ class PaidInFull:
         return "paid in full"
 
 
-def answer_rewards(task: Judged) -> list[Reward]:
-    """The rewards whose full pay makes an answer right; [] if the text or the task's own is_correct decides.
+def _innermost(reward: Reward) -> list[Reward]:
+    """The parts of sums and gates that judge the answer, and of those their parts; else the reward itself."""
+    if not isinstance(reward, WeightedSum | Gated):
+        return [reward]
+    return [inner for part in reward.parts if judges_answer(part) for inner in _innermost(part)]
 
-    First choice: rewards that judge the answer (combine.judges_answer) and have a weight; then those of weight 0.
-    If no reward judges it, the text of the row's answer decides. If no row has one, every weighted reward counts.
+
+def _not_payable(task: Judged, judges: Sequence[Reward], rows: Sequence[dict]) -> list[Reward]:
+    """The judges that pay fewer than half of the rows' own answers in full, in every way to write them; warns of each.
+
+    A judge that states its range is warned of, and counts all the same where no other judge pays these answers.
     """
-    if not isinstance(task.is_correct, PaidInFull):
-        return []
-    weighted = list(zip(task.rewards, task.reward_weights, strict=True))
-    judges = [(reward, weight) for reward, weight in weighted if judges_answer(reward)]
-    if not judges and any(str(row["answer"]).strip() for row in task.train):
-        return []
-    counted = judges or weighted
-    return [reward for reward, weight in counted if weight > 0] or [reward for reward, _ in counted]
+    golds = [str(row["answer"]).strip() for row in rows]
+    writings = [giving(task, golds), golds, *([habit.format(gold) for gold in golds] for habit in _HABITS)]
+    columns = columns_of(rows) | {"prefill": [task.prefill] * len(rows)}
+    columns["prompts"] = [row["question"] for row in rows]
+    most = [(judge, _most_paid(judge, writings, columns)) for judge in judges]
+    unpaid = [(judge, paid) for judge, paid in most if paid is not None]
+    for judge, paid in unpaid:
+        name, full = bare_name(judge), _full(judge)
+        warnings.warn(
+            f"task {task.name!r}: reward {name!r} needs a column of the row, so it judges answers. But it pays few of "
+            f"the rows' own answers in full ({paid:g} at most, {full:g} is full; such as {golds[0]!r:.50}). Accuracy "
+            f"goes by the other rewards, or by the answer's text. If {paid:g} is all that it pays, set {name}.range = "
+            f"(lowest, {paid:g}); or say what is right by correct=; a reward that is only watched has the weight 0",
+            UserWarning,
+            stacklevel=6,
+        )
+    alone = len(unpaid) == len(judges)
+    return [judge for judge, _ in unpaid if not alone or range_of(judge) is None]
+
+
+def _most_paid(judge: Reward, writings: Sequence[list[str]], columns: Mapping[str, list]) -> float | None:
+    """The most that the judge pays one of these answers; None if it pays half of them in full, or scores none."""
+    if not (is_own(judge) or isinstance(judge, AnswerReward | Clipped)):
+        return None  # the kit's, whose gold is a program or a state of a game
+    best: dict[int, float] = {}
+    for texts in writings:
+        try:
+            scores = score(judge, texts, **columns)
+        except RewardError:  # a reward made for completions of a model
+            continue
+        for place, paid in enumerate(scores):
+            if paid is not None:
+                best[place] = max(paid, best.get(place, paid))
+        in_full = [paid >= _full(judge) - 1e-6 for paid in best.values()]
+        if in_full and 2 * sum(in_full) >= len(in_full):
+            return None
+    return max(best.values(), default=None)
+
+
+def _full(judge: Reward) -> float:
+    return (range_of(judge) or (0.0, 1.0))[1]
 
 
 def are_correct(
@@ -69,7 +151,7 @@ def are_correct(
     """
     if not isinstance(task.is_correct, PaidInFull):
         return [bool(task.is_correct(text, row)) for text, row in zip(texts, rows, strict=True)]
-    if not answer_rewards(task):
+    if not task.is_correct.rewards:
         return [same_text(text, row) for text, row in zip(texts, rows, strict=True)]
     return [verdict is True for verdict in verdicts(task, rows, giving(task, texts), columns)]
 
@@ -81,11 +163,9 @@ def verdicts(
     if not completions:
         return []
     given = {**columns_of(rows), **columns, "prefill": [task.prefill] * len(completions)}
-    full = full_pay(task, rows, given)
-    judged = [
-        score_in_full(reward, completions, given, full_pay=full).verdicts for reward in answer_rewards(task)
-    ]
-    return all_in_full(judged)
+    how = {"full_pay": full_pay(task, rows, given), "left_out": task.is_correct.left_out}
+    pays = [score_in_full(reward, completions, given, **how) for reward in task.is_correct.rewards]
+    return all_in_full([pay.verdicts for pay in pays])
 
 
 def is_own(reward: Reward) -> bool:
@@ -143,7 +223,7 @@ def leniently_right(
     columns: as for are_correct, one entry a completion. There is no lenient reading for a task with a read_answer,
     nor where neither a reward nor an answer in the rows can judge.
     """
-    judges = answer_rewards(task)
+    judges = getattr(task.is_correct, "rewards", [])
     if task.read_answer is not None or (judges and not any(map(judges_answer, judges))):
         return list(strict)
     read = [

@@ -112,11 +112,12 @@ def test_full_pay_is_what_the_gold_earns_on_a_scale_above_one():
 
     task = own(counts, "red", "blue")
     answers(task, ["", "blue"]).verdicts  # noqa: B018
-    assert len(asked) == 3 and asked[1:] == [["<answer>blue</answer>"], ["blue"]], (
+    assert asked[0] == ["<answer>red</answer>", "<answer>blue</answer>"], "when the task was made"
+    assert len(asked) == 4 and asked[2:] == [["<answer>blue</answer>"], ["blue"]], (
         "of the row that earned above 1 alone"
     )
     answers(task, ["", "blue"]).verdicts  # noqa: B018
-    assert len(asked) == 4, "and known from then on"
+    assert len(asked) == 5, "and known from then on"
 
 
 def test_a_gold_that_earns_less_does_not_lower_the_bar():
@@ -125,6 +126,7 @@ def test_a_gold_that_earns_less_does_not_lower_the_bar():
     def formed(completions, answer, **columns):
         return [0.5 * t.startswith("So:") + 0.5 * (a in t) for t, a in zip(completions, answer, strict=True)]
 
+    formed.range = (0, 1)  # else it would be left out: of the rows' own answers none earns this
     made = answers(own(formed, "red", "blue"), ["So: green", "So: blue"])
     assert made.verdicts == [False, True] and made.measure == "reward"
 
