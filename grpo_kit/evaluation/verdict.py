@@ -13,9 +13,9 @@ SIGNAL = 0.2  # lowest share of groups with right and wrong, or with unequal rew
 VERDICTS = {
     "format first": "most samples give no readable answer: show a worked example or prefill the tag",
     "never succeeds": "there is nothing to make likelier: do SFT first, or take easier rows or a stronger model",
+    "too easy": "little is left to learn: take harder rows",
     "shortcut pays": "training may find that one answer before it finds the task: take rows on which it does not pay, "
     "or a prompt with which the model is right more often; a model trained all the same has to beat that number",
-    "too easy": "little is left to learn: take harder rows",
     "rarely succeeds": "few groups carry a signal: larger groups, a soft reward, or easier rows",
     "ready": "train",
 }
