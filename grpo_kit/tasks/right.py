@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.combine import (
@@ -33,21 +34,7 @@ _HABITS = (
     "<reasoning>\nReasoning.\n</reasoning>\n<answer>\n{}\n</answer>\n",
     "\\boxed{{{}}}",
     "#### {}",
-    "The answer is {}.",
 )
-
-
-class Judged(Protocol):
-    """The attributes of a task that are needed here."""
-
-    train: list[dict]
-    rewards: list[Reward]
-    reward_weights: list[float]
-    is_correct: Callable[[str, dict], bool]
-    prefill: str
-    answer_tag: str
-    read_answer: Callable[[str, str], str | None] | None
-    write_answer: Callable[[str, str], str] | None
 
 
 class PaidInFull:
@@ -61,7 +48,7 @@ class PaidInFull:
     before: of the task that this one was made from; the rewards are called anew where they, or what they get, changed.
     """
 
-    def __init__(self, task: Judged, before: PaidInFull | None = None) -> None:
+    def __init__(self, task: Any, before: PaidInFull | None = None) -> None:
         if before is not None and all(getattr(task, n) is getattr(before.task, n) for n in _SCORED):
             self.__dict__ |= before.__dict__ | {"task": task}  # known, and said
             return
@@ -94,56 +81,63 @@ def _innermost(reward: Reward) -> list[Reward]:
     return [inner for part in reward.parts if judges_answer(part) for inner in _innermost(part)]
 
 
-def _not_payable(task: Judged, judges: Sequence[Reward], rows: Sequence[dict]) -> list[Reward]:
+def _not_payable(task: Any, judges: Sequence[Reward], rows: Sequence[dict]) -> list[Reward]:
     """The judges that pay fewer than half of the rows' own answers in full, in every way to write them; warns of each.
 
     A judge that states its range is warned of, and counts all the same where no other judge pays these answers.
     """
+    if not rows:
+        return []
     golds = [str(row["answer"]).strip() for row in rows]
     writings = [giving(task, golds), golds, *([habit.format(gold) for gold in golds] for habit in _HABITS)]
     columns = columns_of(rows) | {"prefill": [task.prefill] * len(rows)}
     columns["prompts"] = [row["question"] for row in rows]
-    most = [(judge, _most_paid(judge, writings, columns)) for judge in judges]
-    unpaid = [(judge, paid) for judge, paid in most if paid is not None]
-    for judge, paid in unpaid:
-        name, full = bare_name(judge), _full(judge)
+    unpaid = []
+    for judge in judges:
+        if not (is_own(judge) or isinstance(judge, AnswerReward | Clipped)):
+            continue  # the kit's, whose gold is a program or a state of a game
+        full = (range_of(judge) or (0.0, 1.0))[1]
+        for ways in (writings[:1], writings):  # most pay the first way: a call may cost something
+            best = _best_scores(judge, ways, columns)
+            paid_in_full = sum(paid >= full - 1e-6 for paid in best)
+            if 2 * paid_in_full >= len(best) > 0:
+                break
+        if 2 * paid_in_full >= len(best):  # or it can score none of them
+            continue
+        unpaid.append(judge)
+        name, most = bare_name(judge), max(best)
         warnings.warn(
             f"task {task.name!r}: reward {name!r} needs a column of the row, so it judges answers. But it pays few of "
-            f"the rows' own answers in full ({paid:g} at most, {full:g} is full; such as {golds[0]!r:.50}). Accuracy "
-            f"goes by the other rewards, or by the answer's text. If {paid:g} is all that it pays, set {name}.range = "
-            f"(lowest, {paid:g}); or say what is right by correct=; a reward that is only watched has the weight 0",
+            f"the rows' own answers in full ({most:g} at most, {full:g} is full; such as {golds[0]!r:.50}). Accuracy "
+            f"goes by the other rewards, or by the answer's text. If {most:g} is all that it pays, set {name}.range = "
+            f"(lowest, {most:g}); or say what is right by correct=; a reward that is only watched has the weight 0",
             UserWarning,
             stacklevel=6,
         )
     alone = len(unpaid) == len(judges)
-    return [judge for judge, _ in unpaid if not alone or range_of(judge) is None]
+    return [judge for judge in unpaid if not alone or range_of(judge) is None]
 
 
-def _most_paid(judge: Reward, writings: Sequence[list[str]], columns: Mapping[str, list]) -> float | None:
-    """The most that the judge pays one of these answers; None if it pays half of them in full, or scores none."""
-    if not (is_own(judge) or isinstance(judge, AnswerReward | Clipped)):
-        return None  # the kit's, whose gold is a program or a state of a game
-    best: dict[int, float] = {}
+def _best_scores(
+    reward: Reward, writings: Sequence[Sequence[str]], columns: Mapping[str, list], least: float | None = None
+) -> list[float]:
+    """The highest score of each row over several ways to write its answer.
+
+    least: the score of rows that the reward cannot judge; None: they are left out.
+    """
+    best: list[float | None] = [least] * len(writings[0])
     for texts in writings:
-        try:
-            scores = score(judge, texts, **columns)
-        except RewardError:  # a reward made for completions of a model
-            continue
-        for place, paid in enumerate(scores):
-            if paid is not None:
-                best[place] = max(paid, best.get(place, paid))
-        in_full = [paid >= _full(judge) - 1e-6 for paid in best.values()]
-        if in_full and 2 * sum(in_full) >= len(in_full):
-            return None
-    return max(best.values(), default=None)
-
-
-def _full(judge: Reward) -> float:
-    return (range_of(judge) or (0.0, 1.0))[1]
+        with suppress(RewardError):  # a reward made for completions of a model
+            scores = score(reward, texts, **columns)
+            best = [
+                max((x for x in pair if x is not None), default=None)
+                for pair in zip(best, scores, strict=True)
+            ]
+    return [paid for paid in best if paid is not None]
 
 
 def are_correct(
-    task: Judged, texts: Sequence[str], rows: Sequence[dict], columns: Mapping[str, list] = _NONE
+    task: Any, texts: Sequence[str], rows: Sequence[dict], columns: Mapping[str, list] = _NONE
 ) -> list[bool]:
     """Is each answer text right for its row? Calls the rewards once for all, on completions that keep the format.
 
@@ -157,7 +151,7 @@ def are_correct(
 
 
 def verdicts(
-    task: Judged, rows: Sequence[dict], completions: Sequence[str], columns: Mapping[str, list] = _NONE
+    task: Any, rows: Sequence[dict], completions: Sequence[str], columns: Mapping[str, list] = _NONE
 ) -> Verdicts:
     """Do the answer rewards (at least one) pay each completion in full? None: no reward can judge it."""
     if not completions:
@@ -176,7 +170,7 @@ def is_own(reward: Reward) -> bool:
     return not isinstance(reward, AnswerReward) and not module.startswith("grpo_kit.")
 
 
-def full_pay(task: Judged, rows: Sequence[dict], columns: Mapping[str, list]) -> FullPay:
+def full_pay(task: Any, rows: Sequence[dict], columns: Mapping[str, list]) -> FullPay:
     """The full pay of a user's reward without a stated range: the score of the row's own answer, at least 1.0.
 
     rows, columns: one entry a completion. Calls the reward only for completions of 1.0 and more, once a row: a call may
@@ -198,13 +192,7 @@ def full_pay(task: Judged, rows: Sequence[dict], columns: Mapping[str, list]) ->
         if places:
             picked = {name: [values[i] for i in places.values()] for name, values in columns.items()}
             golds = [key[2] for key in places]
-            earned = [1.0] * len(golds)
-            for texts in (giving(task, golds), golds):
-                try:
-                    paid = score(one, texts, **picked)
-                except RewardError:  # a reward made for completions of a model; 1.0 stays
-                    continue
-                earned = [max(e, p if p is not None else e) for e, p in zip(earned, paid, strict=True)]
+            earned = _best_scores(one, (giving(task, golds), golds), picked, least=1.0)
             known.update(zip(places, earned, strict=True))
         return [known.get(key, 1.0) for key in keys]
 
@@ -212,7 +200,7 @@ def full_pay(task: Judged, rows: Sequence[dict], columns: Mapping[str, list]) ->
 
 
 def leniently_right(
-    task: Judged,
+    task: Any,
     rows: Sequence[dict],
     completions: Sequence[str],
     strict: Sequence[bool],
@@ -237,7 +225,7 @@ def leniently_right(
     return [right or not meant.isdisjoint(keys) for right, keys in zip(strict, read, strict=True)]
 
 
-def _read(task: Judged, completion: str) -> list[str]:
+def _read(task: Any, completion: str) -> list[str]:
     opening, closing = f"<{task.answer_tag}>", f"</{task.answer_tag}>"
     response = task.prefill + completion
     start = response.rfind(opening)
@@ -247,7 +235,7 @@ def _read(task: Judged, completion: str) -> list[str]:
     return [text for text in (open_block.split("\n")[0].strip(), last_number(completion)) if text]
 
 
-def giving(task: Judged, texts: Sequence[str]) -> list[str]:
+def giving(task: Any, texts: Sequence[str]) -> list[str]:
     """Completions with these answers that keep the format, behind the task's prefill."""
     if task.read_answer is not None:
         write = task.write_answer or (lambda text, prefill: text)
