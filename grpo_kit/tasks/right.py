@@ -53,6 +53,8 @@ class PaidInFull:
             self.__dict__ |= before.__dict__ | {"task": task}  # known, and said
             return
         self.task = task
+        for reward in task.rewards:
+            bare_name(reward)  # refuses what is no reward
         weighted = [reward for reward, w in zip(task.rewards, task.reward_weights, strict=True) if w > 0]
         judging = [reward for reward in weighted if judges_answer(reward)]
         judging = judging or [reward for reward in task.rewards if judges_answer(reward)]
