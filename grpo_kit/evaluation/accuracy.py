@@ -208,8 +208,8 @@ def evaluate(
 
     samples: completions a prompt at `temperature`, besides the greedy one, for pass@k of every k <= samples.
     sampling: "as trained": these (one, if samples is 0) are sampled as in the last step of the model's run, and their
-    accuracy stands beside the greedy one. A Config: as that, for a base beside it. A model whose run is known and that
-    is asked otherwise than it was trained is told of in one line.
+    accuracy stands beside the greedy one. A Config: as that, for a base beside it. Where a model's run is known, a
+    line names what differs from it: of the greedy completions, and of the samples.
     max_completion_tokens: None means the task's. batch_size: sequences generated at once; None: by free memory.
     seed: of the sampling only. The model's mode, random state and settings are restored afterwards.
     Rates have Wilson's interval; pass@k and rewards a bootstrap over prompts. A task on which nothing is right or wrong
@@ -247,6 +247,7 @@ def evaluate(
     greedy, sampled = answer(model, tokenizer, task, rows, **how), None
     if samples:
         more = {name: numbers.pop(name) for name in SAMPLING if name in numbers}
+        say_difference(model, task, what="evaluate's samples", temperature=temperature, tokens=limit, **more)
         sampled = answer(model, tokenizer, task, rows, samples=samples, sampling=more, **numbers, **how)
     if sampling is None:
         return evaluation_of(greedy, sampled, ks)

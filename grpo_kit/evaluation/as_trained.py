@@ -66,19 +66,22 @@ def say_difference(
     *,
     what: str,
     temperature: float,
-    tokens: int,
+    tokens: int | None,
     run: Path | None = None,
     **sampling: Any,
 ) -> None:
     """Print one line, once, where the model is asked otherwise than its run sampled; nothing where no run is known.
 
-    what: what asks, such as "evaluate". temperature: 0 is greedy. tokens: the most a completion has. task: with its
-    prompt; None: that of the run. sampling: top_p and the like, where they are not off. run: its folder, where known.
+    what: what asks, such as "evaluate". temperature: 0 is greedy. tokens: the most a completion has; None: not
+    compared. task: with its prompt; None: that of the run. sampling: top_p and the like, where they are not off.
+    run: its folder, where known.
     """
     trained = _trained(run or run_of(model))
     if trained is None:
         return
-    asked = {"temperature": temperature, "max_completion_tokens": tokens} | _OFF | sampling
+    asked = {"temperature": temperature} | _OFF | sampling
+    if tokens is not None:
+        asked["max_completion_tokens"] = tokens
     if temperature == 0:  # the most likely token is the same under all of these
         asked |= {name: trained[name] for name in SAMPLING}
     if task is not None:

@@ -49,9 +49,10 @@ def from_rows(
     reward_weights: default equal.
     correct: (answer text, row) -> right? By default an answer is right if the rewards that judge it (those that need
     a column of the row) pay in full: 1.0, or `high` of a reward with `range = (low, high)`, or, on a larger scale with
-    no stated range, the score of the row's own answer. If no reward judges the answer, it is right if it is the text of
-    the row's answer. If no row has an answer and no reward states its range, nothing is right or wrong: results are the
-    mean reward (tasks.measure).
+    no stated range, the score of the row's own answer. A reward that cannot pay the rows' own answers in full is named
+    in a warning and left out. If no reward judges the answer, it is right if it is the text of the row's answer. If no
+    row has an answer and no reward states its range, nothing is right or wrong: results are the mean reward
+    (tasks.measure).
     strategies: default "always the most frequent answer". Rows without an answer column get "".
     Raises ValueError naming the column, the split and the row that do not fit, such as a missing answer (None, NaN),
     a list of answers, or a question that is no text.
