@@ -161,8 +161,7 @@ def browse(folder: str | Path) -> CompletionBrowser | pd.DataFrame:
     """Completions of a run: a browser with step slider, sorting, text filter and groups side by side.
 
     The browser reads the folder when made, at each press of Refresh, and repeatedly while a run writes to it ("follow
-    the run"). For a run of episodes the page has episodes, turn under turn. kit.case_from makes a completion of it a
-    case for check_rewards.
+    the run"). For a run of episodes the page has episodes, turn under turn.
     Outside a notebook or without ipywidgets: a table with the columns of its completions, `response`, and
     `number`, the place in the group; for episodes also `turns`, the number of turns, and `conversation`, the text.
     Raises RunFolderError (a ValueError) if there is no such folder.
