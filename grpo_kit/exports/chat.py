@@ -21,7 +21,7 @@ from grpo_kit.argument_checks import (
     check_tokenizer,
     check_whole,
 )
-from grpo_kit.display import escape
+from grpo_kit.display import escape, visible
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.evaluation.as_trained import say_difference
 from grpo_kit.exports.export_folder import check_unchanged, is_unfinished, read_report
@@ -93,9 +93,9 @@ class Chat:
         return said
 
     def say(self, question: str) -> None:
-        """Print each side's response."""
+        """Print each side's response; what would steer the terminal as escapes."""
         for name, text in self.ask(question).items():
-            print(f"{name}: {text}" if len(self.sides) > 1 else text, flush=True)
+            print(visible(f"{name}: {text}" if len(self.sides) > 1 else text), flush=True)
 
     def run(self) -> None:
         """Answer typed lines until an empty line or the end of the input."""
@@ -109,7 +109,7 @@ class Chat:
             try:
                 self.say(question)
             except ValueError as error:  # an invalid question ends nothing
-                print(error, flush=True)
+                print(visible(error), flush=True)
 
     def __repr__(self) -> str:
         how = f"temperature {self.temperature:g}" if self.temperature else "greedy"
