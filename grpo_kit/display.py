@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import html
 import math
-import re
 import shutil
 import sys
 import threading
@@ -38,11 +37,6 @@ BADGE = "background:#B00020;color:#ffffff;padding:0 6px;border-radius:3px"
 # Each thing has one colour in every picture: the model (or arm) to compare with, the trained model, and the best
 # answer given without reading the question.
 BASE, TUNED, CONSTANT = "#9aa5b1", COLOURS[0], "#c44e52"
-
-_STEERS = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
-    "\U000e0000-\U000e007f]"
-)
 
 
 def colours_of(names: Sequence[str], *, base: str | None = None) -> dict[str, str]:
@@ -183,18 +177,6 @@ def escape(text: object, limit: int = 400, *, end: bool = False) -> str:
     safe = html.escape(text)
     # A tag between the delimiters keeps MathJax from typesetting the model's text.
     return safe.replace("$", "<span>$</span>").replace("\\", "<span>\\</span>")
-
-
-def visible(text: object) -> str:
-    r"""Text that a terminal prints and does not obey: everything that a model wrote goes through here before a print.
-
-    Controls (an escape, a carriage return, C1), marks that turn or hide what follows, and halves of surrogate pairs are
-    written as Python escapes. Line ends and tabs stay, and so do the joiners of scripts and emoji.
-
-    >>> print(visible("\x1b]0;title\x07 4\r\u202e2"))
-    \x1b]0;title\x07 4\r\u202e2
-    """
-    return _STEERS.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
 
 
 def marimo_notebook() -> Any | None:

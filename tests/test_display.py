@@ -27,11 +27,11 @@ from grpo_kit.display import (
     duration,
     new_figure,
     progress_line,
-    visible,
 )
 from grpo_kit.evaluation.shown import ShownTable, with_page
 from grpo_kit.exports.chat import Chat
 from grpo_kit.record.files import read_completions
+from grpo_kit.record.kernel import visible
 from grpo_kit.rewards.scoring import RewardError, score
 from grpo_kit.watch.browse import browse
 from grpo_kit.watch.conversations import conversation, picks_of

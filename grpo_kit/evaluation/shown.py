@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from grpo_kit.display import visible
+from grpo_kit.record.kernel import visible
 
 _CELL = "text-align:left;vertical-align:top;padding:3px 16px 3px 0;line-height:1.4;white-space:normal;"
 

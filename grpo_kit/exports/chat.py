@@ -21,7 +21,7 @@ from grpo_kit.argument_checks import (
     check_tokenizer,
     check_whole,
 )
-from grpo_kit.display import escape, visible
+from grpo_kit.display import escape
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.evaluation.as_trained import say_difference
 from grpo_kit.exports.export_folder import check_unchanged, is_unfinished, read_report
@@ -31,7 +31,7 @@ from grpo_kit.models.adapters import is_adapter
 from grpo_kit.models.loading import load_policy
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.record.files import has_metrics
-from grpo_kit.record.kernel import in_notebook
+from grpo_kit.record.kernel import in_notebook, visible
 from grpo_kit.rollout.complete import complete
 from grpo_kit.watch.completions import side_by_side
 

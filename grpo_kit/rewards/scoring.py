@@ -26,7 +26,7 @@ class RewardError(ValueError):
 
     def _render_traceback_(self) -> list[str]:
         """IPython shows the message first, then the reward's own lines, and not the way to them."""
-        from grpo_kit.display import visible
+        from grpo_kit.record.kernel import visible
 
         cause = self.__cause__
         own = format_exception(None, cause, cause.__traceback__.tb_next) if cause else []
@@ -73,7 +73,7 @@ def score(
         raise
     except Exception as error:
         row, completion = _culprit(reward, completions, columns)
-        from grpo_kit.display import visible
+        from grpo_kit.record.kernel import visible
 
         mend = "; completions are texts here, not lists of messages" if "string ind" in str(error) else ""
         raise RewardError(

@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_kit.display import escape, visible, widget_bundle
+from grpo_kit.display import escape, widget_bundle
 from grpo_kit.record.files import RunFolderError, read_completions
-from grpo_kit.record.kernel import in_notebook
+from grpo_kit.record.kernel import in_notebook, visible
 from grpo_kit.record.run_lock import is_locked
 from grpo_kit.watch.completions import completions_html, numbered, reward_columns
 from grpo_kit.watch.conversations import (

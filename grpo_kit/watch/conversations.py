@@ -7,7 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_kit.display import BADGE, COLOURS, visible
+from grpo_kit.display import BADGE, COLOURS
+from grpo_kit.record.kernel import visible
 from grpo_kit.watch.completions import (
     PALE,
     card_html,

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from grpo_kit.display import visible
 from grpo_kit.record.control import read_changes
 from grpo_kit.record.files import has_metrics, run_settings
+from grpo_kit.record.kernel import visible
 from grpo_kit.record.run_lock import is_locked
 from grpo_kit.watch.follow import signature
 from grpo_kit.watch.held_out_words import held_out_words
