@@ -140,7 +140,7 @@ def _loss_spike(table: pd.DataFrame, setup: Setup) -> Sign:
     "entropy explosion",
     lasted=WINDOW,
     why="The policy samples nearly at random: what it learnt is being lost, as in a collapse.",
-    first="an earlier checkpoint and a lower learning rate; a lower temperature, epsilon_high or entropy bonus",
+    first="an earlier checkpoint and a lower learning rate; a lower temperature or epsilon_high",
 )
 def _entropy_explosion(table: pd.DataFrame, setup: Setup) -> Sign:
     """Over 5 steps: twice the entropy of the first steps and above 1.5 nats a token, or above 4 in any case."""
