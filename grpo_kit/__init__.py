@@ -70,7 +70,6 @@ if TYPE_CHECKING:
     from grpo_kit.watch.chart import plot_run  # the chart of a run folder
     from grpo_kit.watch.diagnose import diagnose  # the red flags on anybody's log
     from grpo_kit.watch.browse import browse  # its completions
-    from grpo_kit.watch.found_case import case_from  # one of them as a case for rewards.check_rewards
     from grpo_kit.watch.monitor import read_flags  # its red flags
     from grpo_kit.record.control import control, read_changes  # steer a run from elsewhere; what was changed
     from grpo_kit.record.files import next_run_folder, read_completions, read_metrics
@@ -100,7 +99,7 @@ __all__ = [
     "Config", "GRPOTrainer", "Hook", "Stopped", "HeldOut", "check_card", "from_trl", "to_trl", "make_optimizer",
     "survival_plot", "update_survival", "RolloutEngine",
     "episodes", "audit_turns", "show_turns",
-    "plot_run", "diagnose", "browse", "case_from", "read_flags", "control", "read_changes", "next_run_folder",
+    "plot_run", "diagnose", "browse", "read_flags", "control", "read_changes", "next_run_folder",
     "unfinished_run",
     "read_completions", "read_metrics",
     "evaluate", "compare", "results", "rescore", "plot_pass_at_k", "export", "chat", "model_card", "sample",
@@ -131,7 +130,6 @@ _MODULES = {
     "watch.chart": ["plot_run"],
     "watch.diagnose": ["diagnose"],
     "watch.browse": ["browse"],
-    "watch.found_case": ["case_from"],
     "watch.monitor": ["read_flags"],
     "record.control": ["control", "read_changes"],
     "record.files": ["next_run_folder", "read_completions", "read_metrics"],

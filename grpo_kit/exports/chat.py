@@ -31,7 +31,7 @@ from grpo_kit.models.adapters import is_adapter
 from grpo_kit.models.loading import load_policy
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.record.files import has_metrics
-from grpo_kit.record.kernel import in_notebook
+from grpo_kit.record.kernel import in_notebook, visible
 from grpo_kit.rollout.complete import complete
 from grpo_kit.watch.completions import side_by_side
 
@@ -93,9 +93,9 @@ class Chat:
         return said
 
     def say(self, question: str) -> None:
-        """Print each side's response."""
+        """Print each side's response; what would steer the terminal as escapes."""
         for name, text in self.ask(question).items():
-            print(f"{name}: {text}" if len(self.sides) > 1 else text, flush=True)
+            print(visible(f"{name}: {text}" if len(self.sides) > 1 else text), flush=True)
 
     def run(self) -> None:
         """Answer typed lines until an empty line or the end of the input."""
@@ -109,7 +109,7 @@ class Chat:
             try:
                 self.say(question)
             except ValueError as error:  # an invalid question ends nothing
-                print(error, flush=True)
+                print(visible(error), flush=True)
 
     def __repr__(self) -> str:
         how = f"temperature {self.temperature:g}" if self.temperature else "greedy"

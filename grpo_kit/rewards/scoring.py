@@ -26,9 +26,11 @@ class RewardError(ValueError):
 
     def _render_traceback_(self) -> list[str]:
         """IPython shows the message first, then the reward's own lines, and not the way to them."""
+        from grpo_kit.record.kernel import visible
+
         cause = self.__cause__
         own = format_exception(None, cause, cause.__traceback__.tb_next) if cause else []
-        return [f"{type(self).__name__}: {self}", "", *"".join(own).splitlines()]
+        return [f"{type(self).__name__}: {self}", "", *visible("".join(own)).splitlines()]
 
 
 class PendingScores:
@@ -71,9 +73,12 @@ def score(
         raise
     except Exception as error:
         row, completion = _culprit(reward, completions, columns)
+        from grpo_kit.record.kernel import visible
+
         mend = "; completions are texts here, not lists of messages" if "string ind" in str(error) else ""
         raise RewardError(
-            f"reward {name!r} raised {type(error).__name__}: {error}{mend}\nrow {row}, completion {completion!r}"
+            f"reward {name!r} raised {type(error).__name__}: {visible(error)}{mend}\nrow {row}, "
+            f"completion {completion!r}"
         ) from error
     if given != list(completions):
         raise RewardError(

@@ -27,9 +27,9 @@ def plot_run(
     compare: one or more other run folders, drawn into the same panels in their own colours.
     follow: in a notebook the picture is redrawn while the run continues and this kernel is free, until the run has
     ended: for a second notebook beside the one that trains.
-    Points are steps; from 21 steps on a line shows their centred moving mean. Black points with bars are held-out
-    accuracy with its 95 % interval, if it was measured during training. Red flags are numbered lines at their first
-    step, changes made during training dotted lines with a letter; both are explained under the chart.
+    Points are steps; from 21 steps on a line shows their centred moving mean. Points with bars are held-out accuracy
+    with its 95 % interval, in a panel of its own, if it was measured during training. Red flags are numbered lines at
+    their first step, changes made during training dotted lines with a letter; both are explained under the chart.
     Raises RunFolderError (a ValueError) if a folder does not exist.
 
     >>> plot_run("runs/full", compare="runs/lora").save("both.png")  # doctest: +SKIP

@@ -27,9 +27,10 @@ OnFlag = Literal["warn", "stop"] | Callable[[Flag], Any]
 _GROUPS, _LETTERS = 4, 1000  # of a step, and of each completion: limits of the measuring cost
 _SAME = 1e-6  # of 1: rewards that differ by less are equal; float32 sums of equal parts differ by 1e-7
 COLUMNS = (
-    "step", "kl", "grad_norm", "entropy", "completion_length", "completion_cut_off", "clip_ratio", "reward", "reward/",
-    "frac_reward_zero_std", "frac_cancelled_groups", "completions/max_terminated_length", "rollout/logprob_gap",
-    "rollout/age", "diversity/", "script/", "groups/", "scale/", "eval/",
+    "step", "loss", "learning_rate", "kl", "grad_norm", "entropy", "completion_length", "completion_cut_off",
+    "clip_ratio", "reward", "reward/", "frac_reward_zero_std", "frac_cancelled_groups",
+    "completions/max_terminated_length", "rollout/logprob_gap", "rollout/age", "diversity/", "script/", "groups/",
+    "scale/", "eval/",
 )  # fmt: skip
 """What the flags read of a run's metrics; a name that ends in / stands for all that begin with it."""
 PREFIXES = tuple(name for name in COLUMNS if name.endswith("/"))

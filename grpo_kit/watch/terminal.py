@@ -10,6 +10,7 @@ from pathlib import Path
 
 from grpo_kit.record.control import read_changes
 from grpo_kit.record.files import has_metrics, run_settings
+from grpo_kit.record.kernel import visible
 from grpo_kit.record.run_lock import is_locked
 from grpo_kit.watch.follow import signature
 from grpo_kit.watch.held_out_words import held_out_words
@@ -30,9 +31,9 @@ def follow(folder: Path, *, last: int = 10, every: float = 1.0, once: bool = Fal
     while True:
         state, ended = where_it_is(folder)
         for line in lines.new():
-            print(line, flush=True)
+            print(visible(line), flush=True)
         if ended or once:
-            print(state, flush=True)
+            print(visible(state), flush=True)
             return
         time.sleep(every)
 
