@@ -10,7 +10,7 @@ Longer than 300 lines because a chat template can spoil a prompt in ten ways, an
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
 from typing import Any
@@ -19,7 +19,7 @@ import pandas as pd
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from grpo_kit.argument_checks import check_tokenizer, is_whole
+from grpo_kit.argument_checks import check_tokenizer, is_whole, template_tokens
 from grpo_kit.unsloth import warn_if_late
 
 _OPENING_TAG = re.compile(r"<[A-Za-z][\w-]*>\s*\Z")
@@ -301,50 +301,10 @@ def cure_of(question: Any) -> str:
     return ""
 
 
-def template_tokens(tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = ()) -> dict[int, str]:
-    """The special tokens around texts, by id: begin, end, padding, and what the chat template writes between messages.
-
-    ends: ids that end a completion too. Other special tokens are text: a task may use them as its tags ("<answer>",
-    "[TOOL_CALLS]"), and rewards see them.
-
-    >>> template_tokens(qwen25_tokenizer)  # doctest: +SKIP
-    {151643: '<|endoftext|>', 151644: '<|im_start|>', 151645: '<|im_end|>'}
-    """
-    special = _special_tokens(tokenizer)
-    if not special:
-        return {}
-    around = [tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token]
-    between = _between_messages(tokenizer)
-    return {
-        number: token
-        for number, token in special.items()
-        if number in ends or token in around or token in between
-    }
-
-
-def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    added = getattr(
-        tokenizer, "added_tokens_decoder", {}
-    )  # a tokenizer that is not transformers' may have none
-    return {number: token.content for number, token in added.items() if token.special}
-
-
-def _between_messages(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What the chat template writes from the end of an answer to the next question; "" without a template.
-
-    The text behind the question is left out: a template may open the answer with a tag of its thoughts.
-    """
-    turns = [{"role": role, "content": _PROBE} for role in ("user", "assistant", "user")]
-    try:
-        rendered = tokenizer.apply_chat_template(turns, tokenize=False)
-    except Exception:  # no template, or one that refuses these roles
-        return ""
-    return "".join(rendered.split(_PROBE)[2:])
-
-
 def _check_no_end(tokenizer: PreTrainedTokenizerBase, name: str, text: Any) -> None:
     """Raises PromptError for a token of the template's in a text, and for any special token in a question."""
-    held = [token for token in _special_tokens(tokenizer).values() if isinstance(text, str) and token in text]
+    special = template_tokens(tokenizer, ends=tokenizer.added_tokens_decoder)  # all of them
+    held = [token for token in special.values() if isinstance(text, str) and token in text]
     if held and name != "question":  # an author's text may use special tokens as tags
         held = [token for token in template_tokens(tokenizer).values() if token in text]
     if held:

@@ -12,6 +12,7 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+from grpo_kit.argument_checks import template_tokens
 from grpo_kit.exports.template import render
 from grpo_kit.prompts import (
     NO_TEMPLATE,
@@ -22,7 +23,6 @@ from grpo_kit.prompts import (
     build_prompt,
     continue_messages,
     roundtrip_drift,
-    template_tokens,
 )
 from grpo_kit.rewards import SoftFormat
 

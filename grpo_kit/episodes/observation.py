@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from grpo_kit.argument_checks import check_choice, check_whole
-from grpo_kit.prompts import PromptError, build_prompt, opening_messages, template_tokens
+from grpo_kit.argument_checks import check_choice, check_whole, template_tokens
+from grpo_kit.prompts import PromptError, build_prompt, opening_messages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -162,7 +162,7 @@ class Renderer:
         return before + message + behind
 
     def text_of(self, completion_ids: Sequence[int]) -> str:
-        """The completion's text without prompts.template_tokens, also without those spelled out in other tokens."""
+        """The completion's text without template_tokens, also without those spelled out in other tokens."""
         visible_ids = [token for token in completion_ids if token not in self._hidden]
         text = self.tokenizer.decode(visible_ids)
         for token in self._hidden.values():

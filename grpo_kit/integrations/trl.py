@@ -32,7 +32,7 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError('from_trl and to_trl need trl; pip install "grpo-kit[trl]"') from error
 
-from grpo_kit.argument_checks import check_model, check_task
+from grpo_kit.argument_checks import check_model, check_task, template_tokens
 from grpo_kit.engine.fast import fast
 from grpo_kit.integrations.trl_config import config_of, fields_of
 from grpo_kit.integrations.trl_fields import IGNORED, PRINTED, check_fields, is_set
@@ -42,7 +42,6 @@ from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.run_checks import check_tags
 from grpo_kit.models.loading import load_policy
-from grpo_kit.prompts import template_tokens
 from grpo_kit.rewards.parts import reward_names
 from grpo_kit.rewards.scoring import PendingScores
 from grpo_kit.unsloth import changed_defaults

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from grpo_kit.argument_checks import template_tokens
 from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models.context import check_context, context_length
 from grpo_kit.models.token_lists import end_ids, left_pad, up_to_end
-from grpo_kit.prompts import template_tokens
 
 
 def generate(

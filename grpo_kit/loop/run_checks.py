@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 
-from grpo_kit.argument_checks import check_model, check_tokenizer
+from grpo_kit.argument_checks import check_model, check_tokenizer, template_tokens
 from grpo_kit.argument_checks import check_task as check_is_task
 from grpo_kit.config_checks import check_together
 from grpo_kit.loop.generate import render
@@ -21,7 +21,6 @@ from grpo_kit.loop.grpo_config import Config
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.optim.choose import OPTIMIZERS
-from grpo_kit.prompts import template_tokens
 from grpo_kit.record.digests import checkpoints
 from grpo_kit.rewards.parts import check_calls, with_parts
 

@@ -214,32 +214,19 @@ def python_value(value: Any) -> Any:
         return {key: python_value(item) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(python_value, value))
-    if not hasattr(value, "dtype") or not hasattr(value, "tolist"):
+    if not hasattr(value, "dtype") or not hasattr(value, "ndim"):
         return value
-    value = value.detach().cpu() if hasattr(value, "detach") else value
-    kind = str(value.dtype).removeprefix("torch.")
-    if kind.startswith(("datetime64[", "timedelta64[")) and np.datetime_data(value.dtype)[0] != "D":
-        value = value.astype(f"{value.dtype.kind}8[us]")  # of nanoseconds numpy gives whole numbers
-    if kind == "object":
-        return _each(value.tolist(), python_value)
-    if kind == "bfloat16":
-        return _each(
-            value.tolist(), lambda number: _shortest(number, lambda near: value.new_tensor(near).item())
-        )
+    if value.ndim:
+        return [python_value(item) for item in value]
+    kind, own = str(value.dtype).removeprefix("torch."), value.item()
     if kind in ("float16", "float32"):
-        return _each(value.tolist(), lambda number: float(str(getattr(np, kind)(number))))
-    return value.tolist()
-
-
-def _each(values: Any, change: Callable[[Any], Any]) -> Any:
-    """Lists in lists, or one value, with each value changed."""
-    return [_each(item, change) for item in values] if isinstance(values, list) else change(values)
-
-
-def _shortest(number: float, rounded: Callable[[float], float]) -> float:
-    """The shortest decimal that rounds to the number; the number itself where it is not finite."""
-    decimals = (float(f"{number:.{digits}g}") for digits in range(1, 10))
-    return next((decimal for decimal in decimals if rounded(decimal) == number), number)
+        return float(str(getattr(np, kind)(own)))
+    if kind == "bfloat16":  # numpy has none
+        decimals = (float(f"{own:.{digits}g}") for digits in range(1, 5))
+        return next((decimal for decimal in decimals if value.new_tensor(decimal) == value), own)
+    if kind.startswith(("datetime64", "timedelta64")) and isinstance(own, int):  # of nanoseconds
+        return value.astype(f"{value.dtype.kind}8[us]").item()
+    return own
 
 
 def gold_text(value: Any) -> str | None:

@@ -1,4 +1,7 @@
-"""Reads sequences of calls out of text, by ast and without running them, and measures how far two are apart."""
+"""Reads sequences of calls out of text, by ast and without running them, and measures how far two are apart.
+
+Longer than 300 lines because the notations of answers and the forms of golds are read by the same functions.
+"""
 
 from __future__ import annotations
 

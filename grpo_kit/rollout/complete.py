@@ -18,12 +18,11 @@ import torch
 from transformers import GenerationConfig
 
 from grpo_kit import cuda
-from grpo_kit.argument_checks import check_temperature, check_whole
+from grpo_kit.argument_checks import check_temperature, check_whole, template_tokens
 from grpo_kit.models.context import check_context, context_length
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.models.token_lists import end_ids, left_pad, up_to_end
 from grpo_kit.models.token_rows import close_rows
-from grpo_kit.prompts import template_tokens
 from grpo_kit.rollout.compare_logprobs import due, engine_differs
 from grpo_kit.rollout.engine import RolloutEngine
 from grpo_kit.rollout.supported_models import decode_by_modules, engine_failed
