@@ -1,4 +1,4 @@
-"""Checks of arguments that many rooms take, one function per check: numbers, texts, models, tokenizers, tasks.
+"""Checks of arguments that many rooms take, one a fact: numbers, texts, models, tokenizers and their tokens, tasks.
 
 A bool, a text and a NaN never count as numbers here; numpy's numbers do.
 """
