@@ -18,7 +18,7 @@ from grpo_kit.models.token_lists import left_pad, logits_of
 _PROMPTS, _EACH = 2, 2  # two groups, to check both rows that share a prompt and rows that do not
 
 
-class Limits(NamedTuple):
+class _Limits(NamedTuple):
     """The most that two correct ways may differ by.
 
     logprobs: nats a token, the mean over the worst completion. gradient: norm of the difference over the norm of TRL's.
@@ -35,11 +35,11 @@ _ROUNDING = 2.5
 # SmolLM2-135M on a CPU (python -m benchmarks.check_card --model smollm2-135m-instruct), in nats a token and as a
 # share of the gradient's norm: float32 is 1e-5 and 1.5e-4 off, a wrong mask 0.1 to 0.5 and 0.9, a temperature of 1.25
 # instead of 1 0.5 and 0.2. Narrower dtypes use their own rounding; the floor is for a model whose rows round alike.
-_FLOAT32 = Limits(1e-4, 1e-3)
-_NARROW = Limits(1e-2, 5e-2)
+_FLOAT32 = _Limits(1e-4, 1e-3)
+_NARROW = _Limits(1e-2, 5e-2)
 
 
-def limits(model: torch.nn.Module, *, autocast: bool = False) -> Limits:
+def limits(model: torch.nn.Module, *, autocast: bool = False) -> _Limits:
     """The lowest limits of the model's arithmetic: float32's if all of it is float32, else bfloat16's."""
     exact = all(p.dtype in (torch.float32, torch.float64) for p in model.parameters())
     if hasattr(torch.backends, "fp32_precision"):

@@ -18,7 +18,7 @@ import torch
 from transformers import GenerationConfig
 
 from grpo_kit import cuda
-from grpo_kit.argument_checks import check_temperature, check_whole
+from grpo_kit.argument_checks import check_temperature, check_whole, template_tokens
 from grpo_kit.models.context import check_context, context_length
 from grpo_kit.models.model_facts import base_model, evaluating
 from grpo_kit.models.token_lists import end_ids, generate_rows, up_to_end
@@ -34,7 +34,7 @@ Progress = Callable[[int, int], None]
 
 
 class Completion(NamedTuple):
-    """text without special tokens; tokens: number of them, the end included; cut_off at the limit?; ids of these."""
+    """text without template_tokens; tokens: number of them, the end included; cut_off at the limit?; ids of these."""
 
     text: str
     tokens: int
@@ -112,10 +112,11 @@ def complete(
             written.update(zip(rows, decode([ids[r] for r in rows], known), strict=True))
             if progress is not None:
                 progress(len(written), len(ids))
-    made = []
+    made, hidden = [], template_tokens(tokenizer, ends)
     for row in range(len(ids)):
         tokens = up_to_end(written[row], ends)
-        text = tokenizer.decode(tokens, skip_special_tokens=True)
+        visible_ids = [token for token in tokens if token not in hidden]
+        text = tokenizer.decode(visible_ids, skip_special_tokens=False)
         made.append(Completion(text, len(tokens), tokens[-1] not in ends, tuple(tokens)))
     return made
 
