@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from grpo_kit.watch.monitor import read_flags  # its red flags
     from grpo_kit.record.control import control, read_changes  # steer a run from elsewhere; what was changed
     from grpo_kit.record.files import next_run_folder, read_completions, read_metrics
-    from grpo_kit.watch.unfinished_run import unfinished_run
+    from grpo_kit.watch.terminal import unfinished_run
 
     # After training.
     from grpo_kit.evaluation.accuracy import evaluate  # accuracy on held-out rows, with intervals
