@@ -193,7 +193,8 @@ def why_unproven(model: Any, engine: Callable[[Any], Any]) -> str | None:
     with fork, torch.no_grad(), evaluating(model):
         if tested and not has_finite_logits(model, prompts[-1]):
             return None  # generating says so
-        findings = remembered(lambda: engine_findings(model, engine, prompts), model, ["first use"])
+        facts = ["first use", torch.is_autocast_enabled(device.type)]
+        findings = remembered(lambda: engine_findings(model, engine, prompts), model, facts)
     if len(findings) > 1 and not decoded_by_modules(base):  # found in an earlier process
         decode_by_modules(model, str(findings[0]))
     _found[base] = None
