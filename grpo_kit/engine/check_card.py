@@ -26,14 +26,15 @@ from grpo_kit.models.model_facts import evaluating
 from grpo_kit.models.token_rows import token_rows
 from grpo_kit.optim.choose import choose_optimizer, new_optimizer
 from grpo_kit.rollout import RolloutEngine
-from grpo_kit.rollout.compare_logprobs import SHIFT, limits
 from grpo_kit.rollout.first_use import (
     GROUP,
+    SHIFT,
     TOKENS,
     Finding,
     engine_findings,
     guarded,
     judged,
+    limits,
     random_prompts,
     remembered,
 )

@@ -16,8 +16,7 @@ import torch
 from torch.nn.functional import rms_norm
 from torch.utils.checkpoint import checkpoint
 
-from grpo_kit.engine.packed_attention import NAME as PACKED
-from grpo_kit.engine.packing import Row, make_chunks
+from grpo_kit.engine.packing import PACKED, Row, make_chunks
 from grpo_kit.memory.activations import PREFERRED_TOKENS, has_sizes, update_budget
 from grpo_kit.memory.free import free_bytes
 from grpo_kit.models.layer_kinds import is_tested
@@ -50,7 +49,7 @@ class UpdateMemory:
     checkpointed_layers: the first so many layers
     compute their activations again in the backward pass. attention: "flex_attention" (CUDA), the kit's own for a tree
     (CPU), or "sdpa" under a dense mask.
-    compute_itemsize: bytes a number under autocast, None without it. by_layer: see packed_attention.py.
+    compute_itemsize: bytes a number under autocast, None without it. by_layer: see PackedMasks.
     entropy_bonus: do entropies have a gradient?
     """
 

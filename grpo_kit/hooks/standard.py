@@ -32,8 +32,8 @@ from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models.token_rows import close_rows
 from grpo_kit.record.files import next_run_folder
 from grpo_kit.record.kernel import in_notebook
-from grpo_kit.rewards.off_scale import off_scale
 from grpo_kit.rewards.parts import with_parts
+from grpo_kit.rewards.scoring import off_scale
 from grpo_kit.tasks.same_task import reward_digest, task_digest
 from grpo_kit.watch.monitor import OnFlag
 
