@@ -36,6 +36,8 @@ ORDERS = {
     "import grpo_kit, unsloth; grpo_kit.load_policy('tiny-random', quiet=True)": False,
     "from grpo_kit import load_policy; import unsloth; load_policy('tiny-random', quiet=True)": True,
 }
+
+
 def test_it_is_said_where_unsloth_comes_after_what_the_kit_loads(tmp_path):
     (tmp_path / "unsloth.py").write_text("")
     for code, said in ORDERS.items():
