@@ -3,6 +3,7 @@
 import json
 import re
 
+import few_words
 import pytest
 from loop_runs import press_stop
 from standard_runs import make
@@ -12,7 +13,6 @@ from grpo_kit.evaluation.accuracy import evaluate
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import Stopped
-from grpo_kit.models import load_policy
 from grpo_kit.record.files import RunFolderError, read_metrics
 from grpo_kit.watch.run_card import model_card
 from grpo_kit.watch.terminal import Lines
@@ -47,7 +47,7 @@ class WeightsAt(Hook):
 
 
 def trainer(folder, *, task=TASK, tuning="full", **options):
-    model, tokenizer = load_policy("tiny-random", tuning=tuning, quiet=True)
+    model, tokenizer = few_words.policy(tuning)
     return make(folder, task=task, model=model, tokenizer=tokenizer, **options)
 
 
