@@ -15,7 +15,7 @@ from pathlib import Path
 import few_words
 import pytest
 import torch
-from loop_runs import SMALL, letters, make, press_after, task
+from loop_runs import SMALL, letters, make, press_stop, task
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
@@ -544,12 +544,15 @@ def test_a_new_run_from_an_adapter_has_a_fresh_optimizer(folder):
 
 @report("unsloth#8150")
 def test_a_stopped_run_goes_on_at_once(folder):
-    def slow(completions, **_):
-        time.sleep(0.3)
+    calls = []
+
+    def stopping(completions, **_):
+        calls.append(1)
+        if len(calls) == 2:
+            press_stop()
         return [float(i) for i in range(len(completions))]
 
-    trainer = make(folder, task=paid_by(slow))
-    press_after(0.8)
+    trainer = make(folder, task=paid_by(stopping))
     with pytest.raises(kit.Stopped, match=r"train\(\) continues from here"):
         trainer.train()
     trainer.train()
