@@ -215,7 +215,7 @@ def test_a_card_computes_in_bfloat16_only_where_it_has_it(monkeypatch, bf16):
 def test_the_optimizer_suits_the_weights(name):
     """At its own learning rate, and on every machine."""
     p = preset(name)
-    model = load_policy("tiny-random", dtype=p.dtype, quiet=True)[0]
+    model = load_policy(few_words.folder(), dtype=p.dtype, quiet=True)[0]
     make_optimizer(p.optimizer, model, learning_rate=p.learning_rate)
 
 

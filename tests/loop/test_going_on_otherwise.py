@@ -226,7 +226,7 @@ def test_batches_that_wait_keep_the_rows_that_they_were_made_of(tmp_path):
 def test_a_run_goes_on_from_its_own_checkpoints_model(tmp_path):
     """load_policy of a checkpoint, and train(resume=True) into the run's folder: the same weights, not another run."""
     for tuning in ("full", "lora"):
-        fresh = lambda: load_policy("tiny-random", tuning=tuning, quiet=True)[0]  # noqa: B023, E731  an adapter names it
+        fresh = lambda: load_policy(few_words.folder(), tuning=tuning, quiet=True)[0]  # noqa: B023, E731  an adapter names it
         whole = make(tmp_path / f"{tuning}-whole", model=fresh())
         whole.train()
         folder = tmp_path / tuning

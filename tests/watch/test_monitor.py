@@ -59,8 +59,10 @@ def raised(metrics, config=None):
 
 @pytest.mark.parametrize("folder", HEALTHY, ids=lambda path: path.name)
 def test_healthy_runs_are_silent(folder):
-    assert len(load(folder)[0]) >= 8
-    assert not any(flags_of(folder))
+    metrics, config = load(folder)
+    assert len(metrics) >= 8
+    for row in {*range(5, len(metrics), 3), len(metrics)}:  # what is raised stays, as the third test says
+        assert red_flags(metrics[:row], config=config) == []
 
 
 @pytest.mark.parametrize("folder", INDUCED, ids=lambda path: path.name)
