@@ -281,7 +281,7 @@ def every_loss():
         torch.tensor([1.3, -0.7], dtype=torch.float32),
     )
     functions = [getattr(objectives, name) for name in LOSSES]
-    functions[LOSSES.index("dr_grpo")] = functools.partial(objectives.dr_grpo, max_completion_tokens=5)
+    functions[[*LOSSES].index("dr_grpo")] = functools.partial(objectives.dr_grpo, max_completion_tokens=5)
     given = [function(logprobs, old, advantages, mask) for function in functions]
     wanted = torch.tensor([True, False])
     kto = objectives.kto(
