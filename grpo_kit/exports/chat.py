@@ -32,6 +32,7 @@ from grpo_kit.models.loading import load_policy
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.record.files import has_metrics
 from grpo_kit.record.kernel import in_notebook
+from grpo_kit.record.run_path import path_of
 from grpo_kit.rollout.complete import complete
 from grpo_kit.watch.completions import side_by_side
 
@@ -236,7 +237,7 @@ def _side(model: Any, tokenizer: Any, task: Task | None) -> tuple[str, Side, dic
         except ValueError as error:
             raise ExportError(str(error)) from None
         return "", Side(model, tokenizer, prompting, prefill), {}
-    folder = Path(model).expanduser()
+    folder = path_of(model, "model")
     report, source = _report_of(folder), model
     brought = report.get("sampling", {})
     if report.get("file"):

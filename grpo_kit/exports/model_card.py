@@ -11,6 +11,7 @@ from grpo_kit.exports.export_folder import check_unchanged, read_report
 from grpo_kit.exports.template import ExportError
 from grpo_kit.models.gguf_reader import EMBEDDED
 from grpo_kit.record.files import RunFolderError, read_metrics, run_settings
+from grpo_kit.record.run_path import path_of
 from grpo_kit.watch.chart import plot_run
 from grpo_kit.watch.run_card import card_text
 
@@ -117,7 +118,7 @@ def license_of(base: str) -> str | None:
     """The license in the base's own files, or one that the kit knows; None if unknown."""
     if base in LICENSES:
         return LICENSES[base]
-    path = Path(base).expanduser()
+    path = path_of(base, "base")
     if path.suffix == ".gguf" and path.is_file():
         return _license_in(path)
     if (path / "README.md").is_file():
@@ -144,7 +145,7 @@ def push_to_hub(folder: str | os.PathLike, repo: str, *, private: bool = True, d
 
     >>> push_to_hub("exports/largest", "me/largest", dry_run=True)  # doctest: +SKIP
     """
-    path = Path(folder).expanduser()
+    path = path_of(folder)
     report = read_report(path)
     if report is None:
         raise ExportError(f"folder={str(folder)!r} is no export; give a folder that kit.export wrote")

@@ -64,7 +64,7 @@ from grpo_kit.record.digests import checkpoints, last_whole, write_digests
 from grpo_kit.record.files import next_run_folder
 from grpo_kit.record.jsonl_run import RunLog
 from grpo_kit.record.run_lock import alone
-from grpo_kit.record.run_path import run_path
+from grpo_kit.record.run_path import path_of, run_path
 
 Sample = Callable[..., Batch]
 """sample(model, tokenizer, task, rows, config, numbers) -> Batch, as generate is.
@@ -376,7 +376,7 @@ class GRPOTrainer:
 
         Raises RunFolderError, and changes nothing, for one that is damaged or was made otherwise: a table says how.
         """
-        folder = Path(folder)
+        folder = path_of(folder)
         state = checkpoint.read_state(folder)
         self._changes.take_up(self, state, str(folder))
         self._sample_state = checkpoint.read_sample_state(folder, self.device)
@@ -390,7 +390,7 @@ class GRPOTrainer:
 
         Returns the folder. Raises ValueError for one that holds anything: nothing is overwritten.
         """
-        path = Path(folder)
+        path = path_of(folder)
         if path.exists() and any(path.iterdir()):
             free = next_run_folder(path.parent, path.name)
             raise ValueError(f"folder={str(folder)!r} is not empty; {str(free)!r} is free")

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_kit.models.gguf_reader import PolicyLoadError
 from grpo_kit.models.model_facts import base_model
+from grpo_kit.record.run_path import path_of
 
 Tuning = Literal["full", "lora", "qlora"]
 _RENAMED = ".*is_gradient_checkpointing.*"  # a property of transformers that peft reads
@@ -24,7 +25,7 @@ Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 def is_adapter(name: str | Path) -> bool:
     """Whether a folder holds a saved adapter."""
-    return (Path(name).expanduser() / "adapter_config.json").is_file()
+    return (path_of(name) / "adapter_config.json").is_file()
 
 
 def base_of(folder: Path) -> str:

@@ -35,6 +35,8 @@ from transformers import (
     modeling_gguf_pytorch_utils,
 )
 
+from grpo_kit.record.run_path import path_of
+
 EMBEDDED = "smollm2-135m-instruct"
 _EMBEDDED_FOLDER = f"{EMBEDDED}-float32"
 # Two quantisations of one matrix agree this closely; separately trained matrices do not come near.
@@ -152,7 +154,7 @@ def _tie_if_one_matrix(model: PreTrainedModel) -> None:
 
 def cache_folder() -> Path:
     """Where the kit keeps what takes long to make: GRPO_KIT_CACHE, or ~/.cache/grpo_kit."""
-    return Path(os.environ.get("GRPO_KIT_CACHE") or "~/.cache/grpo_kit").expanduser()
+    return path_of(os.environ.get("GRPO_KIT_CACHE") or "~/.cache/grpo_kit", "GRPO_KIT_CACHE")
 
 
 def _converted(name: str, gguf: Callable[[], Path], *, replaces: str | None = None) -> Path:

@@ -31,6 +31,7 @@ from grpo_kit.models.gguf_reader import EMBEDDED, PolicyLoadError, embedded_fold
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.models.token_rows import close_rows
 from grpo_kit.record.digests import DIGESTS, newest_whole, what_is_wrong
+from grpo_kit.record.run_path import path_of
 from grpo_kit.unsloth import warn_if_late
 
 TINY = "tiny-random"
@@ -106,9 +107,7 @@ def load_policy(
         raise ValueError(f"lora={dict(lora)!r} has no effect with tuning='full'; use tuning='lora'")
     if not quiet:
         if tuning == "full" and is_adapter(name):
-            print(
-                f"the adapter in {name} is merged into {base_of(Path(name).expanduser())}, added up in float32"
-            )
+            print(f"the adapter in {name} is merged into {base_of(path_of(name))}, added up in float32")
         print(describe(model))
     return model, tokenizer
 
@@ -137,14 +136,14 @@ def _own_folder(name: str) -> Path | None:
     """
     if name in (EMBEDDED, TINY):
         return embedded_folder()
-    path = Path(name).expanduser()
+    path = path_of(name, "name_or_path")
     return gguf_folder(path) if name.endswith(".gguf") and path.is_file() else None
 
 
 def _load(
     name: str, kwargs: dict[str, Any], tuning: Tuning
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    path = Path(name).expanduser()
+    path = path_of(name, "name_or_path")
     _check_digests(path)
     if is_adapter(name) and tuning == "full":
         if "quantization_config" in kwargs:

@@ -20,6 +20,7 @@ from typing import Any
 from grpo_kit.argument_checks import COLDEST, FASTEST, HOTTEST, is_number, is_whole
 from grpo_kit.record.files import RunFolderError, holds_run, write_whole
 from grpo_kit.record.lines import METRICS_LINES, lines_of
+from grpo_kit.record.run_path import path_of
 from grpo_kit.schedules import schedule_from
 
 CONTROL = "control"
@@ -159,7 +160,7 @@ def take_requests(folder: str | Path) -> list[dict[str, Any]]:
     Its JSON may be anything that a person wrote by hand; the caller checks it.
     """
     found = []
-    for path in sorted((Path(folder) / CONTROL).glob("[!.]*.json")):
+    for path in sorted((path_of(folder) / CONTROL).glob("[!.]*.json")):
         try:
             request = json.loads(path.read_text(encoding="utf-8"))
             os.remove(path)
@@ -175,7 +176,7 @@ def read_changes(folder: str | Path) -> list[dict[str, Any]]:
     A refused change has "refused" in place of "change", and "why". A line cut short is left out.
     """
     found = []
-    for row in lines_of(Path(folder) / METRICS_LINES):
+    for row in lines_of(path_of(folder) / METRICS_LINES):
         if changed := row.get("changes"):
             now, was = ({name: values[place] for name, values in changed.items()} for place in (1, 0))
             found.append({"step": row["step"], "change": now, "was": was})

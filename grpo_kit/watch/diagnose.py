@@ -21,6 +21,7 @@ from typing import Any
 import pandas as pd
 
 from grpo_kit.record.files import has_metrics, read_metrics, run_settings
+from grpo_kit.record.run_path import path_of
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.monitor import red_flags
 
@@ -123,7 +124,7 @@ def diagnose(log: str | os.PathLike) -> Diagnosis:
 
     >>> kit.diagnose("outputs/checkpoint-500/trainer_state.json")  # doctest: +SKIP
     """
-    path = Path(log).expanduser()
+    path = path_of(log, "log")
     if not path.exists():
         raise LogError(f"log={str(log)!r} does not exist; give a file or a folder")
     settings: dict[str, Any] = {}
