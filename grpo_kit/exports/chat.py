@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoTokenizer
-
 from grpo_kit.argument_checks import (
     check_model,
     check_task,
@@ -243,8 +241,6 @@ def _side(model: Any, tokenizer: Any, task: Task | None) -> tuple[str, Side, dic
     if report.get("file"):
         source = folder / report["file"]
     loaded, own = load_policy(source, tuning="lora" if is_adapter(os.fspath(source)) else "full", quiet=True)
-    if report.get("format") == "adapter":
-        own = AutoTokenizer.from_pretrained(folder)  # the base's lacks the prompt
     if prompting is None:
         prefill = report.get("prefill", "")
     elif report.get("prompt_inside"):

@@ -9,6 +9,7 @@ from typing import Any
 
 from grpo_kit.exports.export_folder import check_unchanged, read_report
 from grpo_kit.exports.template import ExportError
+from grpo_kit.models.adapters import BASE
 from grpo_kit.models.gguf_reader import EMBEDDED
 from grpo_kit.record.files import RunFolderError, read_metrics, run_settings
 from grpo_kit.record.run_path import path_of
@@ -39,10 +40,14 @@ ollama create {folder} -f Modelfile && ollama run {folder}
 llama-cli -m {file} --jinja -p {question!r}
 ```""",
     "adapter": """```python
-import grpo_kit as kit
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-model, tokenizer = kit.load_policy("{folder}", tuning="lora")  # onto {base!r}, to go on training or to be asked
-```""",
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base!r}), "{folder}")
+tokenizer = AutoTokenizer.from_pretrained("{folder}")
+```
+
+To go on training: `kit.load_policy("{folder}", tuning="lora")`.""",
 }
 
 
@@ -50,6 +55,7 @@ def export_card(
     made: Any,
     *,
     base: str,
+    beside: bool,
     question: str,
     run: Path | None = None,
     comparison: object | None = None,
@@ -58,7 +64,7 @@ def export_card(
 ) -> str:
     """The card: the training, from the run folder if there is one; the files, the proof's result, and how to use them.
 
-    made: an Exported. drawn: CURVE is in the folder.
+    made: an Exported. beside: an adapter's base lies in the folder. drawn: CURVE does.
     """
     if run is not None and run_settings(run) is not None:
         text = card_text(run, comparison, license=license, library=_LIBRARY[made.format])
@@ -69,7 +75,8 @@ def export_card(
         text = "\n".join(
             [*head, "", f"# {made.folder.name}", *([f"\n```\n{comparison}\n```"] if comparison else [])]
         )
-    use = _USE[made.format].format(folder=made.folder.name, question=question, file=made.file, base=base)
+    opened = f"{made.folder.name}/{BASE}" if beside else base
+    use = _USE[made.format].format(folder=made.folder.name, question=question, file=made.file, base=opened)
     notes = [f"- {note}" for note in made.notes]
     if not license:
         notes.append(

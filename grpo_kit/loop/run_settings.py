@@ -6,14 +6,13 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import is_dataclass
-from hashlib import sha256
 from importlib.metadata import version
 from typing import Any
 
 import torch
 
 from grpo_kit.loop.grpo_config import Config, as_json
-from grpo_kit.models.model_facts import base_model, hardware, model_name
+from grpo_kit.models.model_facts import base_model, hardware, model_name, weights_digest
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.optim.choose import SETTINGS
 from grpo_kit.record.kernel import in_notebook
@@ -99,17 +98,10 @@ def made_with(trainer: Any) -> dict[str, Any]:
 
 
 def began_with(model: torch.nn.Module, reference: Mapping[str, torch.Tensor] | None) -> dict[str, str]:
-    """Digests of what a run keeps of the model that it began with: its frozen weights, the reference of a KL.
-
-    Of each tensor up to 64 numbers count: two models differ in nearly all of them.
-    """
+    """Digests of what a run keeps of the model that it began with: its frozen weights, the reference of a KL."""
     frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
-    found = {}
-    for name, tensors in (("frozen_weights", frozen), ("reference", (reference or {}).values())):
-        few = [p.detach().flatten()[:: max(p.numel() // 64, 1)][:64].float() for p in tensors]
-        if few:
-            found[name] = sha256(torch.cat(few).cpu().numpy().tobytes()).hexdigest()[:16]
-    return found
+    tensors = {"frozen_weights": frozen, "reference": list((reference or {}).values())}
+    return {name: weights_digest(each) for name, each in tensors.items() if each}
 
 
 def _plain(value: Any) -> Any:

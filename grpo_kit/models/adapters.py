@@ -1,7 +1,11 @@
-"""LoRA: new adapters on a model, saved ones on the model that they name, for further training or merged into it."""
+"""LoRA: new adapters on a model, saved ones on the model that they name, for further training or merged into it.
+
+A saved adapter is loaded again: its base is the one that it names, or lies beside it, in the folder base/.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import warnings
@@ -12,14 +16,17 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_kit.models.gguf_reader import PolicyLoadError
-from grpo_kit.models.model_facts import base_model
+from grpo_kit.models.gguf_reader import EMBEDDED, TINY, PolicyLoadError
+from grpo_kit.models.model_facts import base_model, model_name, weights_digest
 from grpo_kit.record.run_path import path_of
 
 Tuning = Literal["full", "lora", "qlora"]
 _RENAMED = ".*is_gradient_checkpointing.*"  # a property of transformers that peft reads
+_NOT_THE_BASES = ("lora_", ".modules_to_save.", ".quant_state.")
+_LOADED = "_grpo_kit_loaded"  # a base's own mark: the digest of its weights as its name gives them
+BASE = "base"  # a folder beside an adapter, with the model that it is for
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
@@ -32,6 +39,8 @@ def base_of(folder: Path) -> str:
     """The name or path of the model that a saved adapter is for. Raises PolicyLoadError if it names none."""
     from peft import PeftConfig
 
+    if (folder / BASE / "config.json").is_file():
+        return str(folder / BASE)  # wherever the adapter has been moved to
     try:
         base = PeftConfig.from_pretrained(folder).base_model_name_or_path
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -70,9 +79,10 @@ def add_adapters(
 
 
 def load_adapter(folder: Path, load_base: Callable[[str], Loaded], tuning: Tuning) -> Loaded:
-    """A saved adapter on the base that it names, ready to train on; the tokenizer is the base's."""
+    """A saved adapter on its base, ready to train on. The tokenizer is the one saved beside it, else the base's."""
     base = base_of(folder)
     model, tokenizer = load_base(base)
+    tokenizer = _tokenizer_beside(folder, model) or tokenizer
     _saves_without_asking(base)
     return _with_adapter(_ready(model, tuning), folder, is_trainable=True), tokenizer
 
@@ -83,6 +93,7 @@ def load_merged(folder: Path, load_base: Callable[[str], Loaded]) -> Loaded:
     In bfloat16 weights the sum would be rounded: most of a short run's change is smaller than their last bit.
     """
     model, tokenizer = load_base(base_of(folder))
+    tokenizer = _tokenizer_beside(folder, model) or tokenizer
     adapted = _with_adapter(model, folder)
     why = (
         None
@@ -105,6 +116,107 @@ def load_merged(folder: Path, load_base: Callable[[str], Loaded]) -> Loaded:
     for parameter in merged.parameters():
         parameter.requires_grad_(True)
     return merged, tokenizer
+
+
+def _tokenizer_beside(folder: Path, model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
+    """The tokenizer saved with an adapter: it has the chat template and the tokens of the training."""
+    if not (folder / "tokenizer_config.json").is_file():
+        return None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise PolicyLoadError(
+            f"name_or_path={str(folder)!r}: its tokenizer cannot be read ({error})"
+        ) from error
+    rows = model.get_input_embeddings().weight.size(0)
+    if len(tokenizer) > rows:
+        raise PolicyLoadError(
+            f"name_or_path={str(folder)!r}: its tokenizer has {len(tokenizer)} tokens and its base "
+            f"{model.name_or_path!r} {rows} embeddings, since the model was resized before training; "
+            "trainer.save_model(folder) saves such a base too"
+        )
+    return tokenizer
+
+
+def mark_loaded(model: PreTrainedModel) -> None:
+    """Note on a model what its weights are as its name gives them, for save_adapter."""
+    setattr(base_model(model), _LOADED, _digest_of_base(model))
+
+
+def has_named_base(model: Any, *, plain: bool = False) -> bool:
+    """Are the weights under the adapters those that the base's name gives?
+
+    False for a base that was made in memory, resized or trained since. plain: the name must be one that transformers
+    opens without the kit: a folder or the hub's.
+    """
+    base, name = base_model(model), model_name(model)
+    if plain and (name in (EMBEDDED, TINY) or is_adapter(name) or Path(name).is_file()):
+        return False
+    if (digest := getattr(base, _LOADED, None)) is not None:
+        return digest == _digest_of_base(model)
+    try:
+        vocabulary = AutoConfig.from_pretrained(name).get_text_config().vocab_size
+    except (OSError, ValueError):
+        return False
+    return vocabulary == base.config.get_text_config().vocab_size
+
+
+def save_adapter(model: Any, tokenizer: Any, part: Path, target: Path, *, plain: bool = False) -> str:
+    """Write the active adapter into `part`, which is renamed to `target`; returns its base's name or path.
+
+    A base that its name does not give (has_named_base) is written too, with the tokenizer. plain: see there.
+    Raises ValueError for several active adapters, since each is for the sum of those before it, and where a base that
+    had to be written is in 4 bits.
+    """
+    names = list(model.active_adapters)
+    if len(names) != 1:
+        raise ValueError(
+            f"model has the active adapters {names}, and a saved one is loaded alone; merge them into the weights"
+        )
+    (name,) = names
+    model.save_pretrained(part, selected_adapters=names)
+    if name != "default":  # peft saves that into its own folder
+        for path in (part / name).iterdir():
+            path.replace(part / path.name)
+        (part / name).rmdir()
+    base = model_name(model)
+    if not has_named_base(model, plain=plain):
+        if getattr(base_model(model), "is_quantized", False):
+            raise ValueError(f"model has adapters on {base!r} in 4 bits, and such a base is not written")
+        base_model(model).save_pretrained(part / BASE, state_dict=weights_of_base(base_model(model)))
+        tokenizer.save_pretrained(part / BASE)
+        base = str((target / BASE).absolute())
+    elif Path(base).exists():
+        base = str(Path(base).absolute())
+    file = part / "adapter_config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) | {"base_model_name_or_path": base}
+    file.write_text(json.dumps(config, indent=2), encoding="utf-8")
+    return base
+
+
+def weights_of_base(base: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The base's own state, as if it had no adapter; 4-bit weights as the numbers they represent."""
+    state = {}
+    for name, tensor in base.state_dict().items():
+        if any(part in name for part in _NOT_THE_BASES) or name.endswith((".absmax", ".quant_map")):
+            continue
+        state[re.sub(r"(\.base_layer)+\.", ".", name).replace(".original_module.", ".")] = tensor.detach()
+    for name, module in base.named_modules():
+        weight = getattr(module, "weight", None)
+        if getattr(weight, "quant_state", None) is not None:
+            from bitsandbytes.functional import dequantize_4bit
+
+            if weight.quant_state.absmax.dim() == 2:  # bitsandbytes' state_dict(), after an answer on a CPU
+                weight.quant_state.absmax = weight.quant_state.absmax.T.float().flatten()
+            numbers = dequantize_4bit(weight.data, weight.quant_state)
+            state[f"{name.removesuffix('.base_layer')}.weight"] = numbers.detach()
+    return state
+
+
+def _digest_of_base(model: Any) -> str:
+    parameters = base_model(model).named_parameters()
+    own = [p for name, p in parameters if not any(part in name for part in _NOT_THE_BASES)]
+    return weights_digest(p for p in own if p.is_floating_point())
 
 
 def on_both_ends(model: Any) -> str | None:

@@ -37,7 +37,7 @@ from transformers import (
 
 from grpo_kit.record.run_path import path_of
 
-EMBEDDED = "smollm2-135m-instruct"
+EMBEDDED, TINY = "smollm2-135m-instruct", "tiny-random"  # the kit alone knows these names
 _EMBEDDED_FOLDER = f"{EMBEDDED}-float32"
 # Two quantisations of one matrix agree this closely; separately trained matrices do not come near.
 _SAME_MATRIX = 0.98
@@ -125,13 +125,19 @@ def _loaded(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     _tie_if_one_matrix(model)
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(**where)
-    _take_ends_of_file(tokenizer, path)
+    _take_ends_of_file(model, tokenizer, path)
     return model, tokenizer
 
 
-def _take_ends_of_file(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
-    """transformers before 5.5 adds CodeLlama's tokens to any Llama's, and takes another token for the end."""
+def _take_ends_of_file(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
+    """All tokens at which generation stops: of several transformers reads one.
+
+    And before 5.5 it adds CodeLlama's tokens to any Llama's, and takes another token for the end.
+    """
     fields = _parsed(path).fields
+    ends = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    if len(ends := [int(end.contents()) for end in ends if end]) > 1:
+        model.generation_config.eos_token_id = ends
     for kind, key in (("bos_token", "bos"), ("eos_token", "eos"), ("pad_token", "padding")):
         if found := fields.get(f"tokenizer.ggml.{key}_token_id"):
             setattr(tokenizer, kind, tokenizer.convert_ids_to_tokens(int(found.contents())))

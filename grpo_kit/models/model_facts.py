@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,12 @@ def model_name(model: Any) -> str:
     """The name by which load_policy loads it: a name, or its folder or file; else its type."""
     config = base_model(model).config
     return str(getattr(config, "name_or_path", None) or config.model_type)
+
+
+def weights_digest(tensors: Iterable[torch.Tensor]) -> str:
+    """16 hexadecimal digits of weights. Of each tensor up to 64 numbers count: two models differ in nearly all."""
+    few = [p.detach().flatten()[:: max(p.numel() // 64, 1)][:64].float() for p in tensors]
+    return sha256(torch.cat(few).cpu().numpy().tobytes()).hexdigest()[:16]
 
 
 def has_dropout(model: torch.nn.Module) -> bool:
