@@ -12,10 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.config_checks import checked
 from grpo_kit.loop.checkpoint import CheckpointNotSaved
 from grpo_kit.loop.config_changes import check_names
-from grpo_kit.loop.grpo_config import as_json, from_json
+from grpo_kit.loop.grpo_config import Config, as_json, from_json
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.record.control import ACTIONS, CONTROL, take_requests
@@ -129,12 +128,10 @@ class Control:
         can hold no other.
         """
         check_names(values)
-        asked = {}
-        for name, value in values.items():
-            asked[name] = as_json(checked(name, from_json(name, value, None)))
-            if callable(value):
-                schedule_from(repr(value))
-        self._ask({"change": asked})
+        config = Config(**{name: from_json(name, value, None) for name, value in values.items()})
+        for value in filter(callable, values.values()):
+            schedule_from(repr(value))
+        self._ask({"change": {name: as_json(getattr(config, name)) for name in values}})
 
     def pause(self) -> None:
         """Wait after this step, with the model in memory, until go_on() or stop()."""

@@ -18,7 +18,8 @@ _AROUND = ("preset", "task", "task_options", "held_out", "eval_batch")
 _LOADED = ("model", "tuning", "dtype")  # None says nothing of them
 # Of made_with: what a run that goes on obeys, besides the code of its rewards. The rest would make it another run.
 OBEYED = (
-    *(f"optimizer.{name}" for name in SETTINGS), "rows", "system", "prefill", "examples", "template", "ends", "weights",
+    *(f"optimizer.{name}" for name in SETTINGS), "rows", "system", "prefill", "examples", "tokenizer", "template",
+    "ends", "weights", "task_weights",
 )  # fmt: skip
 
 

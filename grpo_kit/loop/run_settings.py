@@ -88,10 +88,12 @@ def made_with(trainer: Any) -> dict[str, Any]:
         "sample": name_of_sample(trainer.sample) if hasattr(trainer.sample, "state") else None,
         "rewards": (names := reward_names(rewards)),
         **{f"reward.{n}": f"code {reward_digest(one)}" for n, one in zip(names, rewards, strict=True)},
+        "task_weights": list(getattr(task, "reward_weights", [])),
         "rows": f"{len(task.train)} rows, {content_digest(task.train, lambda value: type(value).__name__)}",
         "system": getattr(task, "system", None),
         "prefill": getattr(task, "prefill", None),
         "examples": content_digest(getattr(task, "examples", None), str),
+        "tokenizer": _digest_of_tokenizer(tokenizer),
         "template": content_digest(getattr(tokenizer, "chat_template", None), str),
         "ends": end_ids(model, tokenizer),
     }
@@ -102,6 +104,14 @@ def began_with(model: torch.nn.Module, reference: Mapping[str, torch.Tensor] | N
     frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
     tensors = {"frozen_weights": frozen, "reference": list((reference or {}).values())}
     return {name: weights_digest(each) for name, each in tensors.items() if each}
+
+
+def _digest_of_tokenizer(tokenizer: Any) -> str:
+    """Of how it cuts text into tokens; padding and truncation, which each call sets, stand before that."""
+    if getattr(tokenizer, "is_fast", False):
+        whole = tokenizer.backend_tokenizer.to_str()
+        return content_digest(whole.partition('"added_tokens"')[2])
+    return content_digest(getattr(tokenizer, "get_vocab", dict)())
 
 
 def _plain(value: Any) -> Any:

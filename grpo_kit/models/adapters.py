@@ -25,7 +25,7 @@ from grpo_kit.record.run_path import path_of
 Tuning = Literal["full", "lora", "qlora"]
 _RENAMED = ".*is_gradient_checkpointing.*"  # a property of transformers that peft reads
 _NOT_THE_BASES = ("lora_", ".modules_to_save.", ".quant_state.")
-_LOADED = "_grpo_kit_loaded"  # a base's own mark: the digest of its weights as its name gives them
+_LOADED = "_grpo_kit_loaded"  # a base's own mark: what _look_of_base sees of it as its name gives it
 BASE = "base"  # a folder beside an adapter, with the model that it is for
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
@@ -140,7 +140,7 @@ def _tokenizer_beside(folder: Path, model: PreTrainedModel) -> PreTrainedTokeniz
 
 def mark_loaded(model: PreTrainedModel) -> None:
     """Note on a model what its weights are as its name gives them, for save_adapter."""
-    setattr(base_model(model), _LOADED, _digest_of_base(model))
+    setattr(base_model(model), _LOADED, _look_of_base(model))
 
 
 def has_named_base(model: Any, *, plain: bool = False) -> bool:
@@ -152,13 +152,15 @@ def has_named_base(model: Any, *, plain: bool = False) -> bool:
     base, name = base_model(model), model_name(model)
     if plain and (name in (EMBEDDED, TINY) or is_adapter(name) or Path(name).is_file()):
         return False
-    if (digest := getattr(base, _LOADED, None)) is not None:
-        return digest == _digest_of_base(model)
-    try:
-        vocabulary = AutoConfig.from_pretrained(name).get_text_config().vocab_size
+    if (look := getattr(base, _LOADED, None)) is not None:
+        return look == _look_of_base(model)
+    if not getattr(base.config, "name_or_path", ""):
+        return False
+    try:  # loaded by transformers: where the name was read from
+        named = AutoConfig.from_pretrained(name, local_files_only=True)
     except (OSError, ValueError):
         return False
-    return vocabulary == base.config.get_text_config().vocab_size
+    return named.get_text_config().vocab_size == base.config.get_text_config().vocab_size
 
 
 def save_adapter(model: Any, tokenizer: Any, part: Path, target: Path, *, plain: bool = False) -> str:
@@ -213,10 +215,11 @@ def weights_of_base(base: PreTrainedModel) -> dict[str, torch.Tensor]:
     return state
 
 
-def _digest_of_base(model: Any) -> str:
+def _look_of_base(model: Any) -> tuple[list[torch.Size], str]:
+    """Shapes of the weights under the adapters, and their digest."""
     parameters = base_model(model).named_parameters()
     own = [p for name, p in parameters if not any(part in name for part in _NOT_THE_BASES)]
-    return weights_digest(p for p in own if p.is_floating_point())
+    return [p.shape for p in own], weights_digest(p for p in own if p.is_floating_point())
 
 
 def on_both_ends(model: Any) -> str | None:

@@ -49,7 +49,11 @@ def task_digest(task: Any) -> str:
 
 
 def reward_digest(reward: Reward) -> str:
-    """8 hexadecimal digits of the source and the parameters of a reward and its parts. What it calls does not count."""
+    """8 hexadecimal digits of the source and the settings of a reward and its parts. What it calls does not count.
+
+    Settings: defaults of arguments, what a function closes over, attributes of an object and of its class, private ones
+    too. What a reward remembers from call to call (a dict or list of its own) counts by its kind alone.
+    """
     found: list[Any] = []
     for part in with_parts([reward]):
         while isinstance(part, functools.partial):
@@ -58,10 +62,33 @@ def reward_digest(reward: Reward) -> str:
         body = part if inspect.isroutine(part) else type(part).__call__
         with suppress(OSError, TypeError):  # typed at a prompt, or compiled
             found.append(inspect.getsource(body))
+        found += [getattr(body, name, None) for name in ("__defaults__", "__kwdefaults__")]
         found += [cell.cell_contents for cell in getattr(body, "__closure__", None) or ()]
-        found += [pair for pair in getattr(part, "__dict__", {}).items() if not pair[0].startswith("_")]
+        found += sorted(_attributes(part).items())
+    return sha256(json.dumps(found, skipkeys=True, default=_words).encode()).hexdigest()[:8]
 
-    def words(value: Any) -> Any:
-        return sorted(map(str, value)) if isinstance(value, set | frozenset) else type(value).__name__
 
-    return sha256(json.dumps(found, skipkeys=True, default=words).encode()).hexdigest()[:8]
+def _attributes(value: Any) -> dict[str, Any]:
+    """Of an object: its class's own, those in slots, then its own."""
+    classes = [] if inspect.isroutine(value) else type(value).__mro__[-2::-1]
+    shared = {name: each for one in classes for name, each in vars(one).items() if not name.startswith("__")}
+    slots = {name for name, each in shared.items() if inspect.ismemberdescriptor(each)}
+    plain = {name: each for name, each in shared.items() if not (callable(each) or hasattr(each, "__get__"))}
+    own = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(
+        value, "__dict__", {}
+    )
+    remembered = {
+        n: type(each).__name__ for n, each in own.items() if n[0] == "_" and isinstance(each, dict | list)
+    }
+    return plain | own | remembered
+
+
+def _words(value: Any) -> Any:
+    """A value that JSON cannot hold: its text, unless that is an address; then its kind and its attributes."""
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, value))
+    if " at 0x" not in (text := repr(value)):
+        return text
+    if inspect.isroutine(value):
+        return reward_digest(value)
+    return [type(value).__name__, sorted(_attributes(value).items())]
