@@ -52,7 +52,7 @@ def whole_model(model: Any) -> PreTrainedModel:
     base, names = base_model(model), list(model.active_adapters)
     configs = {name: copy.deepcopy(model.peft_config[name]) for name in names}
     _check_mergeable(model, base, configs)
-    bare, adapted = _plain(base, weights_of_base(base), dtype=torch.float32), None
+    bare, adapted = _plain(base, weights_of_base(model), dtype=torch.float32), None
     for name, config in configs.items():
         config.inference_mode = True
         with warnings.catch_warnings():
@@ -94,7 +94,7 @@ def share_moved(model: Any, merged: PreTrainedModel, dtype: torch.dtype) -> floa
     """The share of adapted weights whose number in dtype differs from the base's; None without adapters."""
     if not is_adapted(model):
         return None
-    base, moved, numbers = weights_of_base(base_model(model)), 0, 0
+    base, moved, numbers = weights_of_base(model), 0, 0
     after = merged.state_dict()
     for name in _adapted(base_model(model)):
         one, other = base[name].float().cpu().to(dtype), after[name].to(dtype)

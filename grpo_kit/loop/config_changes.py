@@ -19,7 +19,7 @@ _LOADED = ("model", "tuning", "dtype")  # None says nothing of them
 # Of made_with: what a run that goes on obeys, besides the code of its rewards. The rest would make it another run.
 OBEYED = (
     *(f"optimizer.{name}" for name in SETTINGS), "rows", "system", "prefill", "examples", "tokenizer", "template",
-    "ends", "weights", "task_weights",
+    "ends", "weights", "task.reward_weights",
 )  # fmt: skip
 
 

@@ -88,7 +88,7 @@ def made_with(trainer: Any) -> dict[str, Any]:
         "sample": name_of_sample(trainer.sample) if hasattr(trainer.sample, "state") else None,
         "rewards": (names := reward_names(rewards)),
         **{f"reward.{n}": f"code {reward_digest(one)}" for n, one in zip(names, rewards, strict=True)},
-        "task_weights": list(getattr(task, "reward_weights", [])),
+        "task.reward_weights": list(getattr(task, "reward_weights", [])),
         "rows": f"{len(task.train)} rows, {content_digest(task.train, lambda value: type(value).__name__)}",
         "system": getattr(task, "system", None),
         "prefill": getattr(task, "prefill", None),

@@ -24,7 +24,6 @@ from grpo_kit.record.run_path import path_of
 
 Tuning = Literal["full", "lora", "qlora"]
 _RENAMED = ".*is_gradient_checkpointing.*"  # a property of transformers that peft reads
-_NOT_THE_BASES = ("lora_", ".modules_to_save.", ".quant_state.")
 _LOADED = "_grpo_kit_loaded"  # a base's own mark: what _look_of_base sees of it as its name gives it
 BASE = "base"  # a folder beside an adapter, with the model that it is for
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
@@ -185,7 +184,7 @@ def save_adapter(model: Any, tokenizer: Any, part: Path, target: Path, *, plain:
     if not has_named_base(model, plain=plain):
         if getattr(base_model(model), "is_quantized", False):
             raise ValueError(f"model has adapters on {base!r} in 4 bits, and such a base is not written")
-        base_model(model).save_pretrained(part / BASE, state_dict=weights_of_base(base_model(model)))
+        base_model(model).save_pretrained(part / BASE, state_dict=weights_of_base(model))
         tokenizer.save_pretrained(part / BASE)
         base = str((target / BASE).absolute())
     elif Path(base).exists():
@@ -196,11 +195,11 @@ def save_adapter(model: Any, tokenizer: Any, part: Path, target: Path, *, plain:
     return base
 
 
-def weights_of_base(base: PreTrainedModel) -> dict[str, torch.Tensor]:
+def weights_of_base(model: Any) -> dict[str, torch.Tensor]:
     """The base's own state, as if it had no adapter; 4-bit weights as the numbers they represent."""
-    state = {}
+    base, state = base_model(model), {}
     for name, tensor in base.state_dict().items():
-        if any(part in name for part in _NOT_THE_BASES) or name.endswith((".absmax", ".quant_map")):
+        if not _is_the_bases(model, name) or name.endswith((".absmax", ".quant_map")):
             continue
         state[re.sub(r"(\.base_layer)+\.", ".", name).replace(".original_module.", ".")] = tensor.detach()
     for name, module in base.named_modules():
@@ -218,8 +217,13 @@ def weights_of_base(base: PreTrainedModel) -> dict[str, torch.Tensor]:
 def _look_of_base(model: Any) -> tuple[list[torch.Size], str]:
     """Shapes of the weights under the adapters, and their digest."""
     parameters = base_model(model).named_parameters()
-    own = [p for name, p in parameters if not any(part in name for part in _NOT_THE_BASES)]
+    own = [p for name, p in parameters if _is_the_bases(model, name)]
     return [p.shape for p in own], weights_digest(p for p in own if p.is_floating_point())
+
+
+def _is_the_bases(model: Any, name: str) -> bool:
+    prefix = getattr(getattr(model, "base_model", None), "prefix", "lora_")  # of the adapter's kind
+    return not any(part in name for part in (prefix, ".modules_to_save.", ".quant_state."))
 
 
 def on_both_ends(model: Any) -> str | None:
