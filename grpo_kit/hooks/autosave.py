@@ -47,15 +47,15 @@ class Autosave(Hook):
         folder, newest = trainer.folder, newest_whole(trainer.folder, digests=False)
         if folder.is_relative_to(Path.cwd()):
             folder = folder.relative_to(Path.cwd())
-        saves = f"trainer.save_model({str(folder / 'model')!r}) saves the model."
+        saved = 0 if newest is None else int(newest.name[11:])
+        lost = f"steps {saved + 1} to {trainer.step}" if saved + 1 < trainer.step else f"step {trainer.step}"
+        what, cure = "", f" trainer.save_model({str(folder / 'model')!r}) saves the model."
         if (trainer.folder / "model").is_dir():
-            print(f"The run is in {folder}, its model in {folder / 'model'}.", flush=True)
+            what, cure = f", its model in {folder / 'model'}", ""
         elif newest is None:
-            print(f"The run is in {folder}. Not saved in it: any weights. {saves}", flush=True)
-        elif (step := int(newest.name[11:])) < trainer.step:
-            lost = f"the weights of steps {step + 1} to {trainer.step}; the newest is {newest.name}"
-            print(f"The run is in {folder}. Not saved in it: {lost}. {saves}", flush=True)
+            what = ". Not saved in it: any weights"
+        elif saved < trainer.step:
+            what = f". Not saved in it: the weights of {lost}; the newest is {newest.name}"
         else:
-            print(
-                f"The run is in {folder}, the weights of its last step in {newest.name}. {saves}", flush=True
-            )
+            what = f", the weights of its last step in {newest.name}"
+        print(f"The run is in {folder}{what}.{cure}", flush=True)

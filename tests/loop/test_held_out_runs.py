@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 from loop_runs import press_stop
@@ -95,6 +96,40 @@ def test_the_best_is_kept_by_a_run_that_was_stopped_and_by_adapters(tuning, tmp_
     assert json.loads((tmp_path / "run" / "kept.json").read_text())["step"] == 2
     card = (tmp_path / "run" / "README.md").read_text()
     assert "The weights are those of step 2 of 4, the best held-out accuracy (0.700)" in card
+
+
+class Copies(Hook):
+    """What a kill at this place in the order of hooks would leave."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def after_step(self, trainer, row, batch):
+        if trainer.step == 2:
+            shutil.copytree(trainer.folder, self.folder)
+
+
+class Counts(Hook):
+    """A hook of a user's, with a column of its own."""
+
+    def after_step(self, trainer, row, batch):
+        trainer.log.write(trainer.step, {"mine": trainer.step})
+
+
+def test_a_run_that_was_killed_between_two_hooks_has_all_columns_in_every_row(tmp_path):
+    """A checkpoint stands for a step whose row is whole: it is saved when all hooks had their turn."""
+    how = dict(keep="best", save_steps=2, save_total_limit=9)
+    held_out = lambda: HeldOut(TASK, rows=2, every=1)  # noqa: E731  of a tiny model: all evaluations are equal
+    whole = trainer(tmp_path / "whole", held_out=held_out(), hooks=[Counts()], **how)
+    kills = [Copies(tmp_path / f"killed-{place}") for place in range(len(whole.hooks))]
+    whole.hooks = [hook for pair in zip(whole.hooks, kills, strict=True) for hook in pair]
+    whole.train()
+    wanted = read_metrics(whole.folder).notna()
+    assert {"eval/accuracy", "mine", "diversity/self_bleu"} <= {*wanted}
+    for kill in kills:
+        again = trainer(kill.folder, held_out=held_out(), hooks=[Counts()], **how)
+        again.train(resume=True)
+        assert read_metrics(kill.folder).notna().equals(wanted)
 
 
 def test_a_better_evaluation_that_is_not_kept_is_named_in_the_card_too(tmp_path, capsys):

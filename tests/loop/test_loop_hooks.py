@@ -81,6 +81,22 @@ def test_the_best_evaluations_weights_are_kept_and_a_longer_run_goes_on_from_the
     )
 
 
+@pytest.mark.parametrize(
+    ("values", "best"),
+    [
+        ((0.5, 0.5, 0.5), 4),
+        ((0.7, 0.7, 0.4), 2),
+        ((0.1, 0.7, 0.7), 4),
+        ((0.7, 0.1, 0.1), 0),
+        ((0.0, 0.0, 0.0), 4),
+    ],
+)
+def test_of_equal_evaluations_the_latest_is_kept(values, best, tmp_path):
+    make(tmp_path / "run", hooks=[HeldOutHook(Measured(*values), keep="best")]).train()
+    assert json.loads((tmp_path / "run/kept.json").read_text())["step"] == best
+    assert (tmp_path / f"run/checkpoint-{best}").is_dir()
+
+
 def test_a_better_evaluation_that_was_not_kept_is_named(tmp_path, capsys):
     make(tmp_path / "run", hooks=[HeldOutHook(Measured(0.1, 0.7, 0.4))]).train()
     assert "was 70 % after step 2 and is 40 % after the last, 4" in capsys.readouterr().out
