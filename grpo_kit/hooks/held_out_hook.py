@@ -108,7 +108,5 @@ class HeldOutHook(Hook):
         if self._best is not None and not value >= self._best[0]:
             return
         self._best = value, step
-        if self.keep == "best":
-            trainer.kept_checkpoints = {
-                f"checkpoint-{step}"
-            }  # the loop saves it when the step's row is whole
+        if self.keep == "best":  # the loop saves it when the step's row is whole
+            trainer.kept_checkpoints = {f"checkpoint-{step}"}

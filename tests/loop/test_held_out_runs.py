@@ -12,6 +12,8 @@ from grpo_kit import tasks
 from grpo_kit.evaluation.accuracy import evaluate
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.hooks.control_folder import control
+from grpo_kit.hooks.held_out_hook import HeldOutHook
+from grpo_kit.hooks.watch_run import WatchRun
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.models import load_policy
@@ -118,11 +120,13 @@ class Counts(Hook):
 
 def test_a_run_that_was_killed_between_two_hooks_has_all_columns_in_every_row(tmp_path):
     """A checkpoint stands for a step whose row is whole: it is saved when all hooks had their turn."""
-    how = dict(keep="best", save_steps=2, save_total_limit=9)
+    how = dict(keep="best", steps=3)
     held_out = lambda: HeldOut(TASK, rows=2, every=1)  # noqa: E731  of a tiny model: all evaluations are equal
     whole = trainer(tmp_path / "whole", held_out=held_out(), hooks=[Counts()], **how)
-    kills = [Copies(tmp_path / f"killed-{place}") for place in range(len(whole.hooks))]
-    whole.hooks = [hook for pair in zip(whole.hooks, kills, strict=True) for hook in pair]
+    places = [at for at, hook in enumerate(whole.hooks) if isinstance(hook, HeldOutHook | WatchRun | Counts)]
+    kills = [Copies(tmp_path / f"killed-{at}") for at in places]
+    for at, kill in reversed([*zip(places, kills, strict=True)]):
+        whole.hooks.insert(at + 1, kill)
     whole.train()
     wanted = read_metrics(whole.folder).notna()
     assert {"eval/accuracy", "mine", "diversity/self_bleu"} <= {*wanted}
