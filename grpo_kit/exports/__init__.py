@@ -37,8 +37,8 @@ from grpo_kit.exports.verify import Proof, ProofError, prove
 from grpo_kit.exports.weights import check_weights, is_adapted
 from grpo_kit.exports.write import bytes_needed, write_files
 from grpo_kit.loop.grpo import GRPOTrainer
-from grpo_kit.models.adapters import BASE
 from grpo_kit.models.model_facts import model_name
+from grpo_kit.models.saved_adapters import BASE
 from grpo_kit.models.token_rows import close_rows
 from grpo_kit.record.files import has_metrics, next_run_folder, run_settings
 from grpo_kit.record.run_path import run_path

@@ -25,9 +25,9 @@ from grpo_kit.evaluation.as_trained import say_difference
 from grpo_kit.exports.export_folder import check_unchanged, is_unfinished, read_report
 from grpo_kit.exports.template import ExportError, Prompting, render
 from grpo_kit.exports.weights import is_adapted
-from grpo_kit.models.adapters import is_adapter
 from grpo_kit.models.loading import load_policy
 from grpo_kit.models.model_facts import base_model
+from grpo_kit.models.saved_adapters import is_adapter
 from grpo_kit.record.files import has_metrics
 from grpo_kit.record.kernel import in_notebook
 from grpo_kit.record.run_path import path_of

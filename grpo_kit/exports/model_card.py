@@ -9,8 +9,8 @@ from typing import Any
 
 from grpo_kit.exports.export_folder import check_unchanged, read_report
 from grpo_kit.exports.template import ExportError
-from grpo_kit.models.adapters import BASE
 from grpo_kit.models.gguf_reader import EMBEDDED
+from grpo_kit.models.saved_adapters import BASE
 from grpo_kit.record.files import RunFolderError, read_metrics, run_settings
 from grpo_kit.record.run_path import path_of
 from grpo_kit.watch.chart import plot_run

@@ -14,8 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from grpo_kit.exports.template import ExportError
-from grpo_kit.models.adapters import on_both_ends, weights_of_base
+from grpo_kit.models.adapters import on_both_ends
 from grpo_kit.models.model_facts import base_model
+from grpo_kit.models.saved_adapters import weights_of_base
 
 STORED = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _LARGEST_F16 = 65504.0

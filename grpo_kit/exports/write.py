@@ -12,7 +12,7 @@ from grpo_kit.exports.model_card import license_of
 from grpo_kit.exports.ollama import modelfile
 from grpo_kit.exports.template import ExportError, Prompting
 from grpo_kit.exports.weights import STORED, share_moved, stored_as, whole_model
-from grpo_kit.models.adapters import BASE, has_named_base, save_adapter
+from grpo_kit.models.saved_adapters import BASE, has_named_base, save_adapter
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.models.token_rows import token_rows
 

@@ -58,8 +58,8 @@ from grpo_kit.loop.run_settings import began_with, made_with, settings_of
 from grpo_kit.loop.score import first_groups, give_advantages, score, with_signal
 from grpo_kit.loop.seeds import modes_of_training, random_state_comes_back, rows_of_step, seed_everything
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.models.adapters import save_adapter
 from grpo_kit.models.model_facts import has_dropout
+from grpo_kit.models.saved_adapters import save_adapter
 from grpo_kit.optim.choose import choose_optimizer, make_optimizer
 from grpo_kit.record.digests import checkpoints, last_whole, write_digests
 from grpo_kit.record.files import next_run_folder

@@ -35,9 +35,9 @@ from transformers import (
     modeling_gguf_pytorch_utils,
 )
 
+from grpo_kit.models.model_facts import EMBEDDED
 from grpo_kit.record.run_path import path_of
 
-EMBEDDED, TINY = "smollm2-135m-instruct", "tiny-random"  # the kit alone knows these names
 _EMBEDDED_FOLDER = f"{EMBEDDED}-float32"
 # Two quantisations of one matrix agree this closely; separately trained matrices do not come near.
 _SAME_MATRIX = 0.98

@@ -24,19 +24,12 @@ from transformers import (
 
 from grpo_kit.argument_checks import check_choice, check_model, check_whole, nearest
 from grpo_kit.cuda import has_bf16, own_device, use_expandable_segments
-from grpo_kit.models.adapters import (
-    Tuning,
-    add_adapters,
-    base_of,
-    is_adapter,
-    load_adapter,
-    load_merged,
-    mark_loaded,
-)
+from grpo_kit.models.adapters import Tuning, add_adapters, base_of, load_adapter, load_merged
 from grpo_kit.models.card_memory import stay_on_the_card
 from grpo_kit.models.dtypes import dtype_that_fits, from_pretrained, resolve_dtype
-from grpo_kit.models.gguf_reader import EMBEDDED, TINY, PolicyLoadError, embedded_folder, gguf_folder
-from grpo_kit.models.model_facts import base_model
+from grpo_kit.models.gguf_reader import PolicyLoadError, embedded_folder, gguf_folder
+from grpo_kit.models.model_facts import EMBEDDED, TINY, base_model
+from grpo_kit.models.saved_adapters import is_adapter, mark_loaded
 from grpo_kit.models.token_rows import close_rows
 from grpo_kit.record.digests import DIGESTS, newest_whole, what_is_wrong
 from grpo_kit.record.run_path import path_of

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+EMBEDDED, TINY = "smollm2-135m-instruct", "tiny-random"  # names that the kit alone knows
 # Types that engine and update are tested with; any other is compared with its own forward pass at its first use.
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
