@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from grpo_kit.evaluation.intervals import Estimate
+from grpo_kit.record.run_path import path_of
 
 
 def results(root: str | Path) -> pd.DataFrame:
@@ -20,7 +21,7 @@ def results(root: str | Path) -> pd.DataFrame:
     >>> results("runs")  # doctest: +SKIP
     """
     found = {}
-    for path in sorted(Path(root).glob("*/results.json"), key=lambda path: path.stat().st_mtime):
+    for path in sorted(path_of(root, "root").glob("*/results.json"), key=lambda path: path.stat().st_mtime):
         one = json.loads(path.read_text(encoding="utf-8"))
         if not {"before", "after"} <= one.keys():
             continue

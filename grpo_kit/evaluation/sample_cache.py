@@ -20,6 +20,7 @@ from grpo_kit.argument_checks import check_whole
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.record.files import RunFolderError, write_whole
+from grpo_kit.record.run_path import path_of
 from grpo_kit.rollout.complete import Completion, Progress, check_room, complete
 from grpo_kit.tasks.same_task import content_digest
 
@@ -53,7 +54,7 @@ def sample_chunks(
             check_whole(name, value)
     ids = tokenizer(list(prompts))["input_ids"]
     check_room(model, ids, how["max_completion_tokens"])  # of all prompts, before the first is sampled
-    folder = Path(folder)
+    folder = path_of(folder)
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"folder={str(folder)!r} is a file; name a folder")
     settings = _settings(model, tokenizer, prompts, ids) | how | {"chunk": chunk, "seed": seed}

@@ -38,6 +38,7 @@ from grpo_kit.exports.weights import check_weights, is_adapted
 from grpo_kit.exports.write import bytes_needed, write_files
 from grpo_kit.loop.grpo import GRPOTrainer
 from grpo_kit.models.model_facts import model_name
+from grpo_kit.models.saved_adapters import BASE
 from grpo_kit.models.token_rows import close_rows
 from grpo_kit.record.files import has_metrics, next_run_folder, run_settings
 from grpo_kit.record.run_path import run_path
@@ -101,8 +102,9 @@ def export(
     chat template, so that a question alone gets the training's prompt (several turns: the first turn's message); None:
     the tokenizer's template unchanged. If a trainer's own prompts differ from the task's, the task is refused.
     format: "merged", a folder for transformers, vLLM and the like, with LoRA merged in float32; "adapter", the adapter
-    alone; "gguf", one file for llama.cpp and Ollama, with a Modelfile (the page on models lists the families; where
-    transformers itself reads no such file, only with proof=False).
+    alone, with its base where that has no name by which peft finds it; "gguf", one file for llama.cpp and Ollama, with
+    a Modelfile (the page on models lists the families; where transformers itself reads no such file, only with
+    proof=False).
     quant: storage of weights: "f32", "f16" (default), "bf16" and, for a GGUF, "q8_0". bfloat16 has 8 bits: it rounds
     away most of a short run's change, and the note reports how much is left. An adapter is float32.
     temperature: for serving; None: the trainer's last, or 1 for a model. max_completion_tokens: None means the
@@ -168,7 +170,7 @@ def export(
     base = (run and base_of_run(run)) or model_name(model)
     part = part_folder(target, bytes_needed(model, format, stored))
     try:
-        file, notes = write_files(part, model, served, prompting, format, stored, target.name, sampling, base)
+        file, notes = write_files(part, model, served, prompting, format, stored, target, sampling, base)
         found, objections = None, []
         if proof:
             judged = task if task is not None and not isinstance(task, EpisodeTask) else None
@@ -185,8 +187,8 @@ def export(
         made = Exported(target, format, stored, size, found, tuple(notes), file)
         drawn = run is not None and curve(run, part)
         card = export_card(
-            made, base=base, question=questions[0], run=run, comparison=comparison, drawn=drawn,
-            license=license or license_of(base),
+            made, base=base, beside=(part / BASE).is_dir(), question=questions[0], run=run, comparison=comparison,
+            drawn=drawn, license=license or license_of(base),
         )  # fmt: skip
         (part / CARD).write_text(card, encoding="utf-8")
         _report(part, made, base, prompting, sampling, objections)

@@ -42,6 +42,7 @@ from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.run_checks import check_tags
 from grpo_kit.models.loading import load_policy
+from grpo_kit.record.run_path import path_of
 from grpo_kit.rewards.parts import reward_names
 from grpo_kit.rewards.scoring import PendingScores
 from grpo_kit.unsloth import changed_defaults
@@ -107,7 +108,9 @@ def from_trl(
             raise ValueError(f"{name}={value!r:.100} is no argument of from_trl nor of trl.GRPOTrainer")
         if value not in (None, [], (None, None)):
             raise ValueError(f"{name}: from_trl cannot do this; {_ELSEWHERE[name]}")
-    if not isinstance(model, str):
+    if isinstance(model, str):
+        model = path_of(model, "model").as_posix()
+    else:
         check_model(model)
     args = GRPOConfig(f"{_name(model)}-GRPO") if args is None else args
     if not isinstance(args, GRPOConfig):
@@ -174,7 +177,9 @@ def to_trl(
         raise ValueError(
             f"task={task!r:.100} has no data set and rewards of one turn; of episodes give TRL an environment_factory"
         )
-    if not isinstance(model, str):
+    if isinstance(model, str):
+        model = path_of(model, "model").as_posix()
+    else:
         check_model(model)
     special = template_tokens(tokenizer, ends=tokenizer.added_tokens_decoder)
     check_tags(task, special.values(), "TRL takes out of completions")
@@ -185,11 +190,11 @@ def to_trl(
     mine = {name: value for name, value in overrides.items() if name in known}
     if left:
         print("Not carried over to TRL:", *left, sep="\n  ")
-    names = reward_names(task.rewards)
+    names, output_dir = reward_names(task.rewards), path_of(output_dir, "output_dir")
     return TRLTrainer(
         model=model,
         reward_funcs=[PendingScores(r, name) for r, name in zip(task.rewards, names, strict=True)],
-        args=GRPOConfig(output_dir=str(output_dir), **{**changed_defaults(GRPOConfig), **made, **mine}),
+        args=GRPOConfig(str(output_dir), **{**changed_defaults(GRPOConfig), **made, **mine}),
         train_dataset=task.dataset(tokenizer),
         processing_class=tokenizer,
         **{name: value for name, value in overrides.items() if name not in known},

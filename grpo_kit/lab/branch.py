@@ -34,7 +34,7 @@ from grpo_kit.record.files import (
     write_whole,
 )
 from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES, as_line, lines_of
-from grpo_kit.record.run_path import run_path
+from grpo_kit.record.run_path import path_of, run_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -172,7 +172,7 @@ def branches(folder: str | os.PathLike) -> str:
 
     Raises RunFolderError for a folder that holds no run.
     """
-    root = Path(folder)
+    root = path_of(folder)
     if run_settings(root) is None:
         raise RunFolderError(f"folder={str(folder)!r} holds no run; give a run's folder")
     below: dict[Path, list[tuple[int, str, Path]]] = {}

@@ -29,7 +29,7 @@ from grpo_kit.lab.outcomes import outcomes
 from grpo_kit.lab.run import RESULT, before_training, run, set_aside, tell_flags, tell_steps
 from grpo_kit.lab.statistics import difference_over_seeds, holm, over_seeds, paired_scalars
 from grpo_kit.record.files import RunFolderError, read_metrics
-from grpo_kit.record.run_path import run_path
+from grpo_kit.record.run_path import path_of, run_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -245,7 +245,7 @@ def load(folder: str | Path, arms: Sequence[str] | None = None) -> Lab:
 
     Runs without result.json are left out. Raises RunFolderError if none is finished.
     """
-    folder = Path(folder)
+    folder = path_of(folder)
     asked = (
         sorted({p.parent.parent.name for p in folder.glob(f"*/seed-*/{RESULT}")}) if arms is None else arms
     )

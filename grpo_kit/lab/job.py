@@ -9,8 +9,8 @@ from typing import Any
 
 from grpo_kit.literal_calls import value_from_text
 from grpo_kit.loop.grpo_config import FIELDS, Config, from_json
-from grpo_kit.models.adapters import is_adapter
 from grpo_kit.models.loading import load_policy
+from grpo_kit.models.saved_adapters import is_adapter
 from grpo_kit.presets import preset as config_of
 from grpo_kit.record.digests import checkpoints, last_whole
 from grpo_kit.record.files import RunFolderError, run_settings

@@ -60,12 +60,13 @@ from grpo_kit.loop.score import first_groups, give_advantages, score, with_signa
 from grpo_kit.loop.seeds import modes_of_training, random_state_comes_back, rows_of_step, seed_everything
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models.model_facts import has_dropout
+from grpo_kit.models.saved_adapters import save_adapter
 from grpo_kit.optim.choose import choose_optimizer, make_optimizer
 from grpo_kit.record.digests import checkpoints, last_whole, write_digests
 from grpo_kit.record.files import next_run_folder
 from grpo_kit.record.jsonl_run import RunLog
 from grpo_kit.record.run_lock import alone
-from grpo_kit.record.run_path import run_path
+from grpo_kit.record.run_path import path_of, run_path
 
 Sample = Callable[..., Batch]
 """sample(model, tokenizer, task, rows, config, numbers) -> Batch, as generate is.
@@ -141,7 +142,9 @@ class GRPOTrainer:
         self.log: RunLog | None = None
         self.completions: dict[str, list[Any]] = {}  # of the last step, as columns
         self.notes: dict[str, Any] = {}  # whatever you want run.json to hold besides
-        self.kept_checkpoints: set[str] = set()  # names of those that stay, such as the best
+        self.kept_checkpoints: set[str] = (
+            set()
+        )  # names of those that stay, such as the best; a hook says which
         self._changes, self._opened, self._begun = Changes(self.config), False, False
         self._sample_state = self._state_of_sample()  # after the last step that is done
         self._own: list[tuple[torch.nn.Parameter, torch.Tensor]] = []  # what is trained, as the step began
@@ -220,7 +223,9 @@ class GRPOTrainer:
         row, whole = self._write(batch, numbers, metrics | reported | changes, time.monotonic() - began)
         self._half_done, self._changes.known = False, known
         self._call_hooks("after_step", row, whole)
-        if self.config.save_steps and (self._save_failed or self.step % self.config.save_steps == 0):
+        stays = self.processes.from_main(lambda: f"checkpoint-{self.step}" in self.kept_checkpoints)
+        due = self.config.save_steps and self.step % self.config.save_steps == 0
+        if due or stays or self._save_failed:
             self._save_or_warn()
         if self.guard.patient and self.processes.any(self.guard.pending):
             raise KeyboardInterrupt
@@ -380,7 +385,7 @@ class GRPOTrainer:
 
         Raises RunFolderError, and changes nothing, for one that is damaged or was made otherwise: a table says how.
         """
-        folder = Path(folder)
+        folder = path_of(folder)
         state = checkpoint.read_state(folder)
         self._changes.take_up(self, state, str(folder))
         self._sample_state = checkpoint.read_sample_state(folder, self.device)
@@ -392,15 +397,19 @@ class GRPOTrainer:
     def save_model(self, folder: str | Path) -> Path:
         """The model, or its adapters, and the tokenizer, as load_policy opens them; whole or not at all.
 
+        Adapters on a base that its name does not give (made in memory, resized, trained before) are saved with it.
         Returns the folder. Raises ValueError for one that holds anything: nothing is overwritten.
         """
-        path = Path(folder)
+        path = path_of(folder)
         if path.exists() and any(path.iterdir()):
             free = next_run_folder(path.parent, path.name)
             raise ValueError(f"folder={str(folder)!r} is not empty; {str(free)!r} is free")
         part = path.with_name(f".{path.name}")
         shutil.rmtree(part, ignore_errors=True)  # what a kill left
-        self.model.save_pretrained(part)
+        if hasattr(self.model, "peft_config"):
+            save_adapter(self.model, self.tokenizer, part, path)
+        else:
+            self.model.save_pretrained(part)
         self.tokenizer.save_pretrained(part)
         write_digests(part)
         shutil.rmtree(path, ignore_errors=True)  # an empty one

@@ -35,7 +35,9 @@ from transformers import (
     modeling_gguf_pytorch_utils,
 )
 
-EMBEDDED = "smollm2-135m-instruct"
+from grpo_kit.models.model_facts import EMBEDDED
+from grpo_kit.record.run_path import path_of
+
 _EMBEDDED_FOLDER = f"{EMBEDDED}-float32"
 # Two quantisations of one matrix agree this closely; separately trained matrices do not come near.
 _SAME_MATRIX = 0.98
@@ -123,13 +125,19 @@ def _loaded(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     _tie_if_one_matrix(model)
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(**where)
-    _take_ends_of_file(tokenizer, path)
+    _take_ends_of_file(model, tokenizer, path)
     return model, tokenizer
 
 
-def _take_ends_of_file(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
-    """transformers before 5.5 adds CodeLlama's tokens to any Llama's, and takes another token for the end."""
+def _take_ends_of_file(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
+    """All tokens at which generation stops: of several transformers reads one.
+
+    And before 5.5 it adds CodeLlama's tokens to any Llama's, and takes another token for the end.
+    """
     fields = _parsed(path).fields
+    ends = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    if len(ends := [int(end.contents()) for end in ends if end]) > 1:
+        model.generation_config.eos_token_id = ends
     for kind, key in (("bos_token", "bos"), ("eos_token", "eos"), ("pad_token", "padding")):
         if found := fields.get(f"tokenizer.ggml.{key}_token_id"):
             setattr(tokenizer, kind, tokenizer.convert_ids_to_tokens(int(found.contents())))
@@ -152,7 +160,7 @@ def _tie_if_one_matrix(model: PreTrainedModel) -> None:
 
 def cache_folder() -> Path:
     """Where the kit keeps what takes long to make: GRPO_KIT_CACHE, or ~/.cache/grpo_kit."""
-    return Path(os.environ.get("GRPO_KIT_CACHE") or "~/.cache/grpo_kit").expanduser()
+    return path_of(os.environ.get("GRPO_KIT_CACHE") or "~/.cache/grpo_kit", "GRPO_KIT_CACHE")
 
 
 def _converted(name: str, gguf: Callable[[], Path], *, replaces: str | None = None) -> Path:

@@ -16,6 +16,7 @@ import json
 from pathlib import Path
 
 from grpo_kit.record.lines import RunFolderError
+from grpo_kit.record.run_path import path_of
 
 DIGESTS = "digests.json"
 _EDITED = {"README.md"}  # people edit it, and no run goes on from it
@@ -43,7 +44,7 @@ def what_is_wrong(checkpoint: str | Path, *, digests: bool = True) -> str | None
     >>> what_is_wrong("runs/full/checkpoint-4")  # doctest: +SKIP
     'model.safetensors is cut: 1,000 of 2,000 bytes are there'
     """
-    folder = Path(checkpoint)
+    folder = path_of(checkpoint, "checkpoint")
     if not (folder / DIGESTS).exists():
         return "it was not written to its end" if folder.is_dir() else "it is not there"
     try:
@@ -92,7 +93,7 @@ def newest_whole(folder: str | Path, *, digests: bool = True) -> Path | None:
 
 def checkpoints(folder: str | Path) -> list[Path]:
     """The folders checkpoint-<step>, whole or not, lowest step first."""
-    found = [p for p in Path(folder).glob("checkpoint-*") if p.name[11:].isdecimal() and p.is_dir()]
+    found = [p for p in path_of(folder).glob("checkpoint-*") if p.name[11:].isdecimal() and p.is_dir()]
     return sorted(found, key=lambda path: int(path.name[11:]))
 
 

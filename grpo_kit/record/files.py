@@ -12,7 +12,7 @@ import pandas as pd
 
 from grpo_kit.argument_checks import check_text
 from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES, RunFolderError, lines_of
-from grpo_kit.record.run_path import run_path
+from grpo_kit.record.run_path import path_of, run_path
 
 METRIC_COLUMNS: tuple[str, ...] = (
     "step", "progress", "seconds", "temperature", "learning_rate", "loss", "grad_norm", "reward",
@@ -30,12 +30,12 @@ REDONE = "redone"  # in a run's folder: files of steps that a resumed run repeat
 def holds_run(path: str | Path) -> bool:
     """Whether `path` holds files of a run: run.json, metrics, a checkpoint; or a config.json, a model's."""
     names = (RUN, "config.json", _TABLE, METRICS_LINES, "checkpoint-*")
-    return any(next(Path(path).glob(name), None) for name in names)
+    return any(next(path_of(path).glob(name), None) for name in names)
 
 
 def has_metrics(folder: str | Path) -> bool:
     """Does the folder hold a run's metrics?"""
-    return any((Path(folder) / name).is_file() for name in (METRICS_LINES, _TABLE))
+    return any((path_of(folder) / name).is_file() for name in (METRICS_LINES, _TABLE))
 
 
 def steps_done(folder: str | Path) -> int:
@@ -48,7 +48,7 @@ def run_settings(folder: str | Path) -> dict[str, Any] | None:
 
     Raises RunFolderError for a file that holds something else, and where a name is read that it lacks.
     """
-    path = Path(folder) / RUN
+    path = path_of(folder) / RUN
     if not path.is_file():
         return None
 
@@ -74,7 +74,7 @@ def next_run_folder(root: str | Path, name: str) -> Path:
 
 def numbered(root: str | Path, name: str) -> Iterator[Path]:
     """root/name, root/name-2, root/name-3, ..., without end."""
-    return (Path(root) / (name if number == 1 else f"{name}-{number}") for number in count(1))
+    return (path_of(root, "root") / (name if number == 1 else f"{name}-{number}") for number in count(1))
 
 
 def write_whole(target: Path, data: bytes) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_kit.record.files import write_whole
+from grpo_kit.record.run_path import path_of
 
 
 def cached_json(path: str | Path, make: Callable[[], Any]) -> Any:
@@ -15,7 +16,7 @@ def cached_json(path: str | Path, make: Callable[[], Any]) -> Any:
 
     The result is read from the file in both cases: keys are texts, tuples are lists.
     """
-    path = Path(path)
+    path = path_of(path)
     if not path.exists():
         write_whole(path, json.dumps(make()).encode())
     return json.loads(path.read_text(encoding="utf-8"))
@@ -31,14 +32,14 @@ def settings_folder(root: str | Path, name: str, *settings: Any) -> Path:
     PosixPath('runs/sweep_cpu_bf4593')
     """
     digest = hashlib.sha1("".join(map(str, settings)).encode()).hexdigest()[:6]
-    folder = Path(root) / f"{name}_{digest}"
+    folder = path_of(root, "root") / f"{name}_{digest}"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def write_where_asked(path: str | os.PathLike, data: bytes) -> Path:
     """Write a file where a user asked for it, into a folder that is made if it is not there; returns its path."""
-    target = Path(path).expanduser()
+    target = path_of(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, data)
     return target

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_kit.record.lines import LineFile
+from grpo_kit.record.run_path import path_of
 from grpo_kit.rewards.cancel import cancelled_groups
 from grpo_kit.rewards.language import SCRIPTS, Language, script_of
 from grpo_kit.watch.curves import scale_columns
@@ -144,7 +145,7 @@ def read_flags(folder: str | Path) -> list[Flag]:
     >>> read_flags("runs/no-such-run")
     []
     """
-    path = Path(folder) / "flags.jsonl"
+    path = path_of(folder) / "flags.jsonl"
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     flags = []
     for number, line in enumerate(lines, 1):

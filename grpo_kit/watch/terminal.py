@@ -12,6 +12,7 @@ from grpo_kit.record.control import read_changes
 from grpo_kit.record.files import has_metrics, run_settings
 from grpo_kit.record.kernel import visible
 from grpo_kit.record.run_lock import is_locked
+from grpo_kit.record.run_path import path_of
 from grpo_kit.watch.follow import signature
 from grpo_kit.watch.held_out_words import held_out_words
 from grpo_kit.watch.run_state import RunState, change_line, flag_line
@@ -25,6 +26,7 @@ def follow(folder: Path, *, last: int = 10, every: float = 1.0, once: bool = Fal
     """
     if last < 0 or not every > 0:
         raise ValueError(f"last={last} must be at least 0 and every={every:g} above 0")
+    folder = path_of(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder; give a run's, such as runs/largest")
     lines = Lines(folder, last=last)
