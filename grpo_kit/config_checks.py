@@ -111,6 +111,10 @@ def checked(name: str, value: Any) -> Any:
             raise ValueError(f"reward_weights={value!r} must be a list of numbers, one a reward, or None")
         if not any(check_number("reward_weights", weight) for weight in value):
             raise ValueError(f"reward_weights={value!r} are all 0, so that no weight of the model would move")
+        if max(map(abs, value)) > 1e15:
+            raise ValueError(
+                f"reward_weights={value!r} must be at most 1e15 in size: training squares rewards"
+            )
         return [float(weight) for weight in value]
     elif name in ("task_options", "loss_options") and not isinstance(value, dict):
         raise ValueError(f"{name}={value!r} must be a dict of the {name.partition('_')[0]}'s arguments")

@@ -266,7 +266,7 @@ def _report_of(folder: Path) -> dict[str, Any]:
     report = read_report(folder)
     if report is None:
         return {}
-    check_unchanged(folder, report)
+    check_unchanged(folder)
     if report["objections"]:
         warnings.warn(f"{folder} was refused: {'; '.join(report['objections'])}", UserWarning, stacklevel=4)
     return report

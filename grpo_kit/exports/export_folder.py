@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import platform
 import shutil
@@ -13,9 +11,10 @@ from typing import Any
 import psutil
 
 from grpo_kit.exports.template import ExportError
-from grpo_kit.record.files import sync
+from grpo_kit.record.digests import REPORT, file_digest, what_is_wrong
+from grpo_kit.record.files import RunFolderError, sync
+from grpo_kit.record.lines import read_json
 
-REPORT = "export.json"  # the export's own report
 CARD = "README.md"
 _MARK = "-exporting-"
 # People edit these in their folder, and the proof does not depend on them.
@@ -63,13 +62,9 @@ def is_unfinished(folder: Path) -> bool:
 
 def digests(folder: Path) -> dict[str, str]:
     """sha256 of each file except those that people edit: the card, the Modelfile and the sampling."""
-    found = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        name = path.relative_to(folder).as_posix()
-        if name not in _OPEN:
-            with path.open("rb") as file:
-                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    named = {path.relative_to(folder).as_posix(): path for path in paths}
+    return {name: file_digest(path) for name, path in named.items() if name not in _OPEN}
 
 
 def read_report(folder: Path) -> dict[str, Any] | None:
@@ -78,26 +73,17 @@ def read_report(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-        assert isinstance(report["files"], dict)
-    except (ValueError, KeyError, TypeError, AssertionError) as error:
+        report = read_json(path, names={"files": dict, "objections": list, "sampling": dict})
+        assert "files" in report
+    except (RunFolderError, AssertionError) as error:
         raise ExportError(f"{path} cannot be read ({error!r}); export the model again") from error
     return report
 
 
-def check_unchanged(folder: Path, report: dict[str, Any]) -> None:
+def check_unchanged(folder: Path) -> None:
     """Raises ExportError if a file is missing or differs from the proved one."""
-    found = digests(folder)
-    wrong = [
-        f"{name} is {'another' if name in found else 'gone'}"
-        for name, digest in report["files"].items()
-        if found.get(name) != digest
-    ]
-    if wrong:
-        raise ExportError(
-            f"{folder} is not what was exported: {', '.join(wrong)}; copy it again, or export again. (kit.load_policy "
-            "loads what lies there, and does not look)"
-        )
+    if wrong := what_is_wrong(folder):
+        raise ExportError(f"{folder} is not what was exported: {wrong}; copy it again, or export again")
 
 
 def _is_worked_on(left: Path) -> bool:

@@ -14,12 +14,13 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from grpo_kit.argument_checks import COLDEST, FASTEST, HOTTEST, is_number, is_whole
 from grpo_kit.record.files import RunFolderError, holds_run, write_whole
-from grpo_kit.record.lines import METRICS_LINES, lines_of
+from grpo_kit.record.lines import METRICS_LINES, lines_of, read_json, reading
 from grpo_kit.schedules import schedule_from
 
 CONTROL = "control"
@@ -160,12 +161,15 @@ def take_requests(folder: str | Path) -> list[dict[str, Any]]:
     """
     found = []
     for path in sorted((Path(folder) / CONTROL).glob("[!.]*.json")):
-        try:
-            request = json.loads(path.read_text(encoding="utf-8"))
+        with suppress(OSError):
+            try:
+                request = read_json(path, object)
+            except RunFolderError as error:
+                if type(error.__cause__) is not ValueError:
+                    continue
+                request = str(error)  # too large or too deep: it will never be complete
             os.remove(path)
-        except (OSError, ValueError):
-            continue
-        found.append(request)
+            found.append(request)
     return found
 
 
@@ -174,11 +178,12 @@ def read_changes(folder: str | Path) -> list[dict[str, Any]]:
 
     A refused change has "refused" in place of "change", and "why". A line cut short is left out.
     """
-    found = []
-    for row in lines_of(Path(folder) / METRICS_LINES):
-        if changed := row.get("changes"):
-            now, was = ({name: values[place] for name, values in changed.items()} for place in (1, 0))
-            found.append({"step": row["step"], "change": now, "was": was})
-        if refused := row.get("refused"):
-            found.append({"step": row["step"] + 1, "refused": refused["change"], "why": refused["why"]})
+    found, path = [], Path(folder) / METRICS_LINES
+    with reading(path):
+        for row in lines_of(path):
+            if changed := row.get("changes"):
+                now, was = ({name: values[place] for name, values in changed.items()} for place in (1, 0))
+                found.append({"step": row["step"], "change": now, "was": was})
+            if refused := row.get("refused"):
+                found.append({"step": row["step"] + 1, "refused": refused["change"], "why": refused["why"]})
     return found

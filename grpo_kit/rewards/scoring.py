@@ -69,7 +69,7 @@ def score(
         result = _finished(reward(completions=given, **{key: _own(value) for key, value in columns.items()}))
     except RewardError:  # from a part: it names its row already
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         row, completion = _culprit(reward, completions, columns)
         mend = "; completions are texts here, not lists of messages" if "string ind" in str(error) else ""
         raise RewardError(
@@ -162,7 +162,7 @@ def _culprit(reward: Reward, completions: Sequence[Any], columns: Mapping[str, A
         }
         try:
             _finished(reward(completions=completions[row : row + 1], **one))
-        except Exception:
+        except (Exception, SystemExit):
             return row, completions[row]
     return "unknown (each passes alone)", completions[0] if completions else ""
 
@@ -205,7 +205,10 @@ def total(scores: Sequence[float | None], weights: Sequence[float]) -> float | N
     """
     if any(score is None or score != score for score in scores):  # tables hold None as NaN
         return None
-    return round(math.fsum(w * float(s) for w, s in zip(weights, scores, strict=True)), 9)
+    try:
+        return round(math.fsum(w * float(s) for w, s in zip(weights, scores, strict=True)), 9)
+    except (OverflowError, ValueError):
+        return math.inf
 
 
 def totals(
@@ -229,4 +232,9 @@ def totals(
         for place in range(len(rows)):
             row = [inside[i][place] for i in applies]
             made.append(total(row, [weights[i] for i in applies]) if applies else None)
+            if made[-1] is not None and not abs(made[-1]) <= _LARGEST:
+                raise RewardError(
+                    f"row {rows[place]}: scores {row!r:.200} with weights {list(weights)!r:.200} are {made[-1]:g} in "
+                    f"all; at most {_LARGEST:g} is taken, as training squares it in float32: lower the weights"
+                )
     return made
