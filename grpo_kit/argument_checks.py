@@ -13,6 +13,7 @@ from numbers import Integral, Real
 from typing import Any
 
 COLDEST, HOTTEST, FASTEST = 0.01, 10, 1  # beyond: samples alike, noise, weights gone after a step
+LARGEST_REWARD = 1e15  # and weight of one: training squares rewards in float32, which ends at 3e38
 
 
 def is_number(value: Any) -> bool:

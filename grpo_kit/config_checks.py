@@ -12,6 +12,7 @@ from grpo_kit.argument_checks import (
     COLDEST,
     FASTEST,
     HOTTEST,
+    LARGEST_REWARD,
     check_above_zero,
     check_choice,
     check_number,
@@ -111,9 +112,9 @@ def checked(name: str, value: Any) -> Any:
             raise ValueError(f"reward_weights={value!r} must be a list of numbers, one a reward, or None")
         if not any(check_number("reward_weights", weight) for weight in value):
             raise ValueError(f"reward_weights={value!r} are all 0, so that no weight of the model would move")
-        if max(map(abs, value)) > 1e15:
+        if max(map(abs, value)) > LARGEST_REWARD:
             raise ValueError(
-                f"reward_weights={value!r} must be at most 1e15 in size: training squares rewards"
+                f"reward_weights={value!r} must be at most {LARGEST_REWARD:g} in size, as rewards must"
             )
         return [float(weight) for weight in value]
     elif name in ("task_options", "loss_options") and not isinstance(value, dict):

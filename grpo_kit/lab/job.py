@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +67,7 @@ class Job:
         source = task or file or by_name
         if source is None:
             raise ValueError(f"the task of {folder} is nowhere in its run.json: give --task my_task.py")
-        if not task and file and (why := _why_not_run(file, known)):
+        if not task and file and (why := _why_not_run(file, folder, known.get("sha256"))):
             raise RunFolderError(f"the task of {folder} was made by {file}, {why}: give --task my_task.py")
         free = [*(name for name, each in FIELDS.items() if each.metadata["changes"]), "on_flag"]
         if fixed := [f"{name}={value!r}" for name, value in (changes or {}).items() if name not in free]:
@@ -94,14 +93,14 @@ class Job:
         )  # fmt: skip
 
 
-def _why_not_run(file: str, known: Mapping[str, Any]) -> str | None:
-    """Why a task's file is not run that a run folder names; None where it is as the run noted it."""
+def _why_not_run(file: str, folder: Path, digest: str | None) -> str | None:
+    """Why the file is not run that a run folder names as its task's; None where it has the digest."""
     path = Path(file.rpartition(":")[0]).absolute()
     if any((parent / RUN).is_file() for place in (path, path.resolve()) for parent in place.parents):
         return "which lies in a run folder, where nothing is run"
     if not path.is_file():
         return "which is not there"
-    return None if file_digest(path) == known.get("sha256") else "which is not as the run noted it"
+    return None if file_digest(path) == digest else f"which is not the one that {folder} was begun with"
 
 
 def settings_of(texts: list[str] | None) -> dict[str, Any]:

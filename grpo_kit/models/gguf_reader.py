@@ -77,8 +77,8 @@ def _parsed_as_of(path: Path, size: int, changed: int) -> Any:
     class Within(GGUFReader):
         """Without this a list that claims to be longer than the file is read for ever."""
 
-        def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any) -> Any:
-            values = super()._get(offset, dtype, count, *order)
+        def _get(self, offset: int, dtype: Any, count: int = 1, **order: Any) -> Any:
+            values = super()._get(offset, dtype, count, **order)
             if len(values) < count:
                 raise ValueError(f"it ends before byte {offset} of its own list of fields")
             return values

@@ -210,7 +210,7 @@ def _load_folder(folder: Path, kwargs: dict[str, Any]) -> tuple[PreTrainedModel,
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # of broken files tokenizers raises what it likes
         raise PolicyLoadError(
-            f"name_or_path={str(folder)!r} holds no tokenizer ({error:.200}); save it there too "
+            f"name_or_path={str(folder)!r} holds no tokenizer ({error!s:.200}); save it there too "
             "(tokenizer.save_pretrained)"
         ) from error
     try:

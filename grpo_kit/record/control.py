@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.argument_checks import COLDEST, FASTEST, HOTTEST, is_number, is_whole
+from grpo_kit.argument_checks import COLDEST, FASTEST, HOTTEST, LARGEST_REWARD, is_number, is_whole
 from grpo_kit.record.files import RunFolderError, holds_run, write_whole
 from grpo_kit.record.lines import METRICS_LINES, lines_of, read_json, reading
 from grpo_kit.schedules import schedule_from
@@ -40,7 +40,8 @@ def _or_schedule(least: float, most: float = math.inf, *, moves: bool = False) -
 
 
 def _weights(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and bool(value) and all(map(is_number, value))
+    numbers = isinstance(value, (list, tuple)) and bool(value) and all(map(is_number, value))
+    return numbers and max(map(abs, value)) <= LARGEST_REWARD
 
 
 def _above_0(value: Any) -> bool:

@@ -72,7 +72,7 @@ class RunFolderError(ValueError):
         return [f"{type(self).__name__}: {self}"]
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     """A JSON value: scalars of torch and numpy as Python numbers, NaN as None."""
     value = value.item() if hasattr(value, "item") else value
     return None if isinstance(value, float) and value != value else value
@@ -80,7 +80,7 @@ def _plain(value: object) -> object:
 
 def as_line(values: Mapping[str, Any]) -> bytes:
     """A line of a table, with its checksum. NaN becomes None."""
-    text = json.dumps({key: _plain(value) for key, value in values.items()}, default=str).encode()
+    text = json.dumps({key: plain(value) for key, value in values.items()}, default=str).encode()
     return b'%b, "%b": %d}\n' % (text[:-1], CHECKSUM.encode(), zlib.crc32(text))
 
 

@@ -14,11 +14,11 @@ from itertools import groupby
 from traceback import format_exception
 from typing import Any
 
+from grpo_kit.argument_checks import LARGEST_REWARD
 from grpo_kit.rewards.parts import Reward, bare_name, check_column_names, range_of, reward_names
 
 Scores = list[float | None]
 _ROUNDING = 1e-6  # how far a sum of float32 parts may lie outside its range, relative to 1
-_LARGEST = 1e15  # training squares scores in float32, which ends at 3e38
 
 
 class RewardError(ValueError):
@@ -143,7 +143,7 @@ def _wanted(score: Any, stated: tuple[float, float] | None, finite: bool) -> str
         value = math.nan
     if math.isnan(value):
         return "a finite number" if finite else "a number"
-    if finite and abs(value) > _LARGEST:
+    if finite and abs(value) > LARGEST_REWARD:
         return "a finite number, from -1e15 to 1e15"
     if stated is None:
         return None
@@ -232,9 +232,9 @@ def totals(
         for place in range(len(rows)):
             row = [inside[i][place] for i in applies]
             made.append(total(row, [weights[i] for i in applies]) if applies else None)
-            if made[-1] is not None and not abs(made[-1]) <= _LARGEST:
+            if made[-1] is not None and not abs(made[-1]) <= LARGEST_REWARD:
                 raise RewardError(
                     f"row {rows[place]}: scores {row!r:.200} with weights {list(weights)!r:.200} are {made[-1]:g} in "
-                    f"all; at most {_LARGEST:g} is taken, as training squares it in float32: lower the weights"
+                    f"all; at most {LARGEST_REWARD:g} is taken, as training squares it in float32: lower the weights"
                 )
     return made
