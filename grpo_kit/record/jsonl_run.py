@@ -186,11 +186,11 @@ class RunLog:
 
 
 def _keep_settings(path: Path, settings: Mapping[str, Any]) -> None:
-    text = json.dumps(dict(settings), indent=2, default=str) + "\n"
+    text = (json.dumps(dict(settings), indent=2, default=str) + "\n").encode()
     target, number = path / RUN, 0
     while target.exists():
-        if target.read_text(encoding="utf-8") == text:
+        if target.read_bytes() == text:
             return
         number += 1
         target = path / f"run-resumed-{number}.json"
-    write_whole(target, text.encode("utf-8"))
+    write_whole(target, text)
