@@ -11,14 +11,12 @@ from typing import Any
 import psutil
 
 from grpo_kit.exports.template import ExportError
-from grpo_kit.record.digests import REPORT, file_digest, what_is_wrong
+from grpo_kit.record.digests import REPORT, what_is_wrong
 from grpo_kit.record.files import RunFolderError, sync
 from grpo_kit.record.lines import read_json
 
 CARD = "README.md"
 _MARK = "-exporting-"
-# People edit these in their folder, and the proof does not depend on them.
-_OPEN = {CARD, REPORT, "Modelfile", "generation_config.json"}
 
 
 def part_folder(target: Path, needed: int) -> Path:
@@ -60,30 +58,22 @@ def is_unfinished(folder: Path) -> bool:
     return folder.name.startswith(".") and _MARK in folder.name
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """sha256 of each file except those that people edit: the card, the Modelfile and the sampling."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    named = {path.relative_to(folder).as_posix(): path for path in paths}
-    return {name: file_digest(path) for name, path in named.items() if name not in _OPEN}
-
-
 def read_report(folder: Path) -> dict[str, Any] | None:
-    """export.json; None in a folder without one. Raises ExportError if it cannot be read."""
+    """export.json; None in a folder without one.
+
+    Raises ExportError if it cannot be read, and if a file is missing or differs from the proved one.
+    """
     path = folder / REPORT
     if not path.is_file():
         return None
     try:
         report = read_json(path, names={"files": dict, "objections": list, "sampling": dict})
-        assert "files" in report
-    except (RunFolderError, AssertionError) as error:
-        raise ExportError(f"{path} cannot be read ({error!r}); export the model again") from error
-    return report
-
-
-def check_unchanged(folder: Path) -> None:
-    """Raises ExportError if a file is missing or differs from the proved one."""
-    if wrong := what_is_wrong(folder):
+        wrong = what_is_wrong(folder)
+    except RunFolderError as error:
+        raise ExportError(f"{error} Or export the model again") from error
+    if wrong:
         raise ExportError(f"{folder} is not what was exported: {wrong}; copy it again, or export again")
+    return report
 
 
 def _is_worked_on(left: Path) -> bool:

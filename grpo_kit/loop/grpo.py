@@ -382,9 +382,8 @@ class GRPOTrainer:
         folder = Path(folder)
         with reading(folder, "Move it away; train(resume=True) takes the one before."):
             state = checkpoint.read_state(folder)
-            sample_state = checkpoint.read_sample_state(folder, self.device)
             self._changes.take_up(self, state, str(folder))
-            checkpoint.load(folder, model=self.model, optimizer=self.optimizer)
+            sample_state = checkpoint.load(folder, model=self.model, optimizer=self.optimizer)
             self.scaler.load_state_dict(state["scaler"])
         self._sample_state, self._run_id = sample_state, state.get(RUN_ID)
         self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]

@@ -19,7 +19,7 @@ from grpo_kit.record.lines import (
     lines_of,
     read_json,
     reading,
-)
+)  # fmt: skip
 from grpo_kit.record.run_path import run_path
 
 METRIC_COLUMNS: tuple[str, ...] = (
@@ -77,7 +77,7 @@ def next_run_folder(root: str | Path, name: str) -> Path:
         raise RunFolderError(
             f"name={name!r} leads out of root={str(root)!r}; give a folder's name, or the whole path as folder="
         )
-    run_path(os.path.join(root, f"{name}-1000"), "name")
+    run_path(os.path.join(root, name), "name")
     return next(p for p in numbered(root, name) if not p.exists() or (p.is_dir() and not any(p.iterdir())))
 
 

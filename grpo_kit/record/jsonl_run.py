@@ -33,7 +33,6 @@ from grpo_kit.record.lines import (
     last_step,
     lines_of,
     reading,
-    step_of_torn_line,
 )
 
 
@@ -48,9 +47,7 @@ class RunLog:
         self.path = path
         self._files = {name: LineFile(path / name) for name in (METRICS_LINES, COMPLETIONS_LINES)}
         self._tags: dict[str, dict[str, Any]] = {}  # table -> what its next line says besides
-        self._later: dict[int, dict[str, Any]] | None = (
-            None  # changes of steps to be done again; None: not read
-        )
+        self._later: dict[int, dict[str, Any]] | None = None  # changes of steps to be done again
         self._disk_failing = False
 
     @staticmethod
@@ -118,11 +115,11 @@ class RunLog:
         again = [line for line in lines_of(metrics.path, metrics.waiting) if line["step"] > step]
         if again or self._later is None:
             left_out = lines_of(metrics.path, metrics.waiting, taken_back=True)
-            later = [line for line in [*left_out, *again] if line["step"] > step and line.get("changes")]
             with reading(metrics.path):
                 self._later = {
                     line["step"]: {name: values[1] for name, values in line["changes"].items()}
-                    for line in later
+                    for line in [*left_out, *again]
+                    if line["step"] > step and line.get("changes")
                 }
         if not again and last_step(self.path / COMPLETIONS_LINES) <= step:  # their metrics may have been lost
             return
@@ -139,7 +136,7 @@ class RunLog:
         said = []
         for file in self._files.values():
             there = {line["step"] for line in lines_of(file.path, file.waiting) if 0 < line["step"] <= step}
-            there.discard(step_of_torn_line(file.path))
+            there.discard(file.torn_step())
             if lost := step - len(there):
                 first = next(number for number in count(1) if number not in there)
                 said.append(

@@ -63,6 +63,12 @@ class LineFile:
             self._size = size
         self.waiting.clear()
 
+    def torn_step(self) -> int | None:
+        """The step of a line at the end that was cut short; None where the last line is whole or does not tell."""
+        data = self.path.read_bytes() if self.path.exists() else b""
+        found = re.match(rb'{"step": (\d+),', data[data.rfind(b"\n") + 1 :])
+        return int(found[1]) if found else None
+
 
 class RunFolderError(ValueError):
     """The run folder cannot be used as requested; the message names what would do."""
@@ -195,13 +201,6 @@ def _all_lines(path: Path, waiting: Sequence[bytes]) -> Iterator[dict[str, Any]]
                 f"{path} is of another run than the {RUN} beside it; put back its own, or move one of the two away"
             )
         yield values
-
-
-def step_of_torn_line(path: Path) -> int | None:
-    """The step of a line at the end that was cut short; None where the last line is whole or does not tell."""
-    data = path.read_bytes() if path.exists() else b""
-    found = re.match(rb'{"step": (\d+),', data[data.rfind(b"\n") + 1 :])
-    return int(found[1]) if found else None
 
 
 def last_step(path: Path) -> int:

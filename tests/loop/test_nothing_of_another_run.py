@@ -378,7 +378,8 @@ def test_a_drawn_fault_ends_equal_or_in_words(number, runs, tmp_path, undisturbe
     change = 0 if change >= kill else change
     files = sorted(path for path in run.rglob("*") if path.is_file() and path.name != ".going")
     beside = [path for path in files if path.parent == run]
-    path, how = draw.choice(draw.choice([beside, files])), draw.choice([*HOWS, "removed", "a folder", "another run's", "nothing"])
+    path = draw.choice(draw.choice([beside, files]))
+    how = draw.choice([*HOWS, "removed", "a folder", "another run's", "nothing"])
     name = path.relative_to(run)
     if how in HOWS:
         path.write_bytes(HOWS[how](path.read_bytes(), draw) if path.stat().st_size else b"?")
