@@ -41,12 +41,7 @@ class LineFile:
         with open(self.path, "ab", buffering=0) as file:
             there = file.seek(0, os.SEEK_END)
             if self._size is not None and there < self._size:
-                warnings.warn(
-                    f"{self.path} has {there:,} bytes, and {self._size:,} were written: somebody else cut or deleted "
-                    "it, and those lines are lost. Later lines are written.",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
+                self._warn_of_cut(there)
                 self._size = None
             if self._size is None:
                 self._size = self.path.read_bytes().rfind(b"\n") + 1  # of whole lines
@@ -62,6 +57,14 @@ class LineFile:
                 raise
             self._size = size
         self.waiting.clear()
+
+    def _warn_of_cut(self, there: int) -> None:
+        warnings.warn(
+            f"{self.path} has {there:,} bytes, and {self._size:,} were written: somebody else cut or deleted it, and "
+            "those lines are lost. Later lines are written.",
+            RuntimeWarning,
+            stacklevel=5,
+        )
 
     def torn_step(self) -> int | None:
         """The step of a line at the end that was cut short; None where the last line is whole or does not tell."""

@@ -233,8 +233,13 @@ def totals(
             row = [inside[i][place] for i in applies]
             made.append(total(row, [weights[i] for i in applies]) if applies else None)
             if made[-1] is not None and not abs(made[-1]) <= LARGEST_REWARD:
-                raise RewardError(
-                    f"row {rows[place]}: scores {row!r:.200} with weights {list(weights)!r:.200} are {made[-1]:g} in "
-                    f"all; at most {LARGEST_REWARD:g} is taken, as training squares it in float32: lower the weights"
-                )
+                raise _too_large(rows[place], row, weights)
     return made
+
+
+def _too_large(row: int, scores: Scores, weights: Sequence[float]) -> RewardError:
+    return RewardError(
+        f"row {row}: scores {scores!r:.200} with weights {list(weights)!r:.200} add up to more than "
+        f"{LARGEST_REWARD:g} in size, and at most {LARGEST_REWARD:g} is taken, as training squares it in float32: "
+        "lower the weights"
+    )
