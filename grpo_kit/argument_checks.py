@@ -15,6 +15,7 @@ from typing import Any
 _PROBE = "KITPROBE"  # a word that no template holds
 COLDEST, HOTTEST, FASTEST = 0.01, 10, 1  # beyond: samples alike, noise, weights gone after a step
 SLOWEST = 1e-9  # AdamW moves a weight by about the rate; below, float32 rounds that away at most weights
+LARGEST_REWARD = 1e15  # and weight of one: training squares rewards in float32, which ends at 3e38
 
 
 def is_number(value: Any) -> bool:

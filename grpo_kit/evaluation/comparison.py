@@ -20,6 +20,7 @@ from grpo_kit.evaluation.constant import Constant, compared
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mcnemar_p, wilson_interval
 from grpo_kit.evaluation.shown import ShownTable, p_value, percent, shown, with_page
 from grpo_kit.record.files import KEPT, RunFolderError, read_metrics, run_settings, write_whole
+from grpo_kit.record.lines import read_json
 from grpo_kit.record.run_path import path_of
 from grpo_kit.watch.completions import side_by_side
 
@@ -129,7 +130,7 @@ class Comparison:
             "preset": settings["config"].get("preset"),
             "peak_gib": peak_gib(),
         }
-        found["weights_of_step"] = json.loads(kept.read_text())["step"] if kept.is_file() else found["steps"]
+        found["weights_of_step"] = read_json(kept)["step"] if kept.is_file() else found["steps"]
         for name, one in (("before", self.base), ("after", self.tuned)):
             e = _of(one, self.leads)
             accuracy = {} if one.strict is None else {"accuracy": one.strict.value}

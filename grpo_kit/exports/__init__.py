@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from grpo_kit.argument_checks import check_model, check_task, check_temperature, check_tokenizer, check_whole
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.evaluation.as_trained import run_of, say_difference
-from grpo_kit.exports.export_folder import CARD, REPORT, digests, finish, part_folder
+from grpo_kit.exports.export_folder import CARD, REPORT, finish, part_folder
 from grpo_kit.exports.gguf_writer import why_unread
 from grpo_kit.exports.model_card import base_of_run, curve, export_card, license_of, push_to_hub
 from grpo_kit.exports.template import (
@@ -40,6 +40,7 @@ from grpo_kit.loop.grpo import GRPOTrainer
 from grpo_kit.models.model_facts import model_name
 from grpo_kit.models.saved_adapters import BASE
 from grpo_kit.models.token_rows import close_rows
+from grpo_kit.record.digests import file_digest
 from grpo_kit.record.files import has_metrics, next_run_folder, run_settings
 from grpo_kit.record.run_path import run_path
 from grpo_kit.version import __version__
@@ -53,6 +54,11 @@ __all__ = ["ExportError", "Exported", "Proof", "export", "push_to_hub"]
 
 Format = Literal["merged", "adapter", "gguf"]
 QUANTS = {"merged": ("f32", "f16", "bf16"), "gguf": ("f32", "f16", "bf16", "q8_0"), "adapter": ("f32",)}
+_OPEN = {
+    CARD,
+    "Modelfile",
+    "generation_config.json",
+}  # people edit these, and the proof does not depend on them
 _QUESTIONS = ("What is 2 + 2?", "Name a colour.", "Is this a question?")  # if there is no task
 
 
@@ -272,6 +278,7 @@ def _report(
     sampling: dict[str, Any],
     objections: list[str],
 ) -> None:
+    paths = sorted(path for path in part.rglob("*") if path.is_file())
     data = {
         "base": base,
         "format": made.format,
@@ -286,6 +293,8 @@ def _report(
         "sampling": sampling,
         "proof": made.proof and made.proof.to_dict(),
         "objections": objections,
-        "files": digests(part),
+        "files": {
+            path.relative_to(part).as_posix(): file_digest(path) for path in paths if path.name not in _OPEN
+        },
     }
     (part / REPORT).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

@@ -22,7 +22,7 @@ from grpo_kit.argument_checks import (
 from grpo_kit.display import escape
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.evaluation.as_trained import say_difference
-from grpo_kit.exports.export_folder import check_unchanged, is_unfinished, read_report
+from grpo_kit.exports.export_folder import is_unfinished, read_report
 from grpo_kit.exports.template import ExportError, Prompting, render
 from grpo_kit.exports.weights import is_adapted
 from grpo_kit.models.loading import load_policy
@@ -263,7 +263,6 @@ def _report_of(folder: Path) -> dict[str, Any]:
     report = read_report(folder)
     if report is None:
         return {}
-    check_unchanged(folder, report)
     if report["objections"]:
         warnings.warn(f"{folder} was refused: {'; '.join(report['objections'])}", UserWarning, stacklevel=4)
     return report

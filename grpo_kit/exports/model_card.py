@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.exports.export_folder import check_unchanged, read_report
+from grpo_kit.exports.export_folder import read_report
 from grpo_kit.exports.template import ExportError
 from grpo_kit.models.gguf_reader import EMBEDDED
 from grpo_kit.models.saved_adapters import BASE
@@ -162,7 +162,6 @@ def push_to_hub(folder: str | os.PathLike, repo: str, *, private: bool = True, d
         raise ExportError(f"{path} was not proved; export it with proof=True before others rely on it")
     if repo.count("/") != 1 or not all(repo.split("/")):
         raise ExportError(f"repo={repo!r} must be owner/name")
-    check_unchanged(path, report)
     files = sorted(one for one in path.rglob("*") if one.is_file())
     lines = [f"{one.stat().st_size:>13,} {one.relative_to(path)}" for one in files]
     said = "\n".join([f"{repo}{', private' if private else ', PUBLIC'}:", *lines])

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
+import uuid
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -65,6 +66,7 @@ from grpo_kit.optim.choose import choose_optimizer, make_optimizer
 from grpo_kit.record.digests import checkpoints, last_whole, write_digests
 from grpo_kit.record.files import next_run_folder
 from grpo_kit.record.jsonl_run import RunLog
+from grpo_kit.record.lines import RUN, RUN_ID, reading, run_id
 from grpo_kit.record.run_lock import alone
 from grpo_kit.record.run_path import path_of, run_path
 
@@ -146,6 +148,7 @@ class GRPOTrainer:
             set()
         )  # names of those that stay, such as the best; a hook says which
         self._changes, self._opened, self._begun = Changes(self.config), False, False
+        self._run_id: str | None = None  # drawn when the run is opened
         self._sample_state = self._state_of_sample()  # after the last step that is done
         self._own: list[tuple[torch.nn.Parameter, torch.Tensor]] = []  # what is trained, as the step began
         self._save_failed = False  # the last checkpoint that was due
@@ -189,7 +192,7 @@ class GRPOTrainer:
                 error = stop
                 kind, why = (type(stop), str(stop)) if isinstance(stop, Stopped) else (Stopped, "interrupted")
                 raise kind(self._save_where_it_stopped(why), self.step) from None
-            except Exception as failure:
+            except (Exception, SystemExit) as failure:
                 error = failure
                 if not self._half_done and self.processes.count == 1:
                     print(self._save_where_it_stopped(type(failure).__name__), flush=True)
@@ -372,7 +375,7 @@ class GRPOTrainer:
         """A checkpoint of the steps done so far, in the run's folder. Raises CheckpointNotSaved where it cannot."""
         state = {"step": self.step, "tokens": self.tokens, "seconds": self.seconds}
         state |= {"config": self.config.values(), "begun": self._changes.begun, "made_with": made_with(self)}
-        state |= {"scaler": self.scaler.state_dict()}
+        state |= {"scaler": self.scaler.state_dict(), RUN_ID: self._run_id}
         return self.processes.from_main(
             lambda: checkpoint.save(
                 self.folder, state, model=self.model, tokenizer=self.tokenizer, optimizer=self.optimizer,
@@ -386,11 +389,12 @@ class GRPOTrainer:
         Raises RunFolderError, and changes nothing, for one that is damaged or was made otherwise: a table says how.
         """
         folder = path_of(folder)
-        state = checkpoint.read_state(folder)
-        self._changes.take_up(self, state, str(folder))
-        self._sample_state = checkpoint.read_sample_state(folder, self.device)
-        checkpoint.load(folder, model=self.model, optimizer=self.optimizer)
-        self.scaler.load_state_dict(state["scaler"])
+        with reading(folder, "Move it away; train(resume=True) takes the one before."):
+            state = checkpoint.read_state(folder)
+            self._changes.take_up(self, state, str(folder))
+            sample_state = checkpoint.load(folder, model=self.model, optimizer=self.optimizer)
+            self.scaler.load_state_dict(state["scaler"])
+        self._sample_state, self._run_id = sample_state, state.get(RUN_ID)
         self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
         mark_trained(self.model, self.folder, self.step)
 
@@ -411,7 +415,7 @@ class GRPOTrainer:
         else:
             self.model.save_pretrained(part)
         self.tokenizer.save_pretrained(part)
-        write_digests(part)
+        write_digests(part, self._run_id)
         shutil.rmtree(path, ignore_errors=True)  # an empty one
         return part.rename(path)
 
@@ -430,7 +434,11 @@ class GRPOTrainer:
         settings = settings_of(
             self.model, self.task, self.config, self.reward_weights, self.optimizer_name, self.sample
         )
-        settings |= {"starts_from": self.starts_from, "notes": self.notes}
+        if (self.folder / RUN).is_file():
+            self._run_id = run_id(self.folder) or self._run_id
+        elif not resume:
+            self._run_id = uuid.uuid4().hex
+        settings |= {"starts_from": self.starts_from, "notes": self.notes, RUN_ID: self._run_id}
         log = self.processes.from_main(lambda: RunLog.open(self.folder, settings, resume=resume))
         self.log, self._opened = log if self.processes.is_main else None, True
 
@@ -452,7 +460,8 @@ class GRPOTrainer:
                 warnings.warn(found, RuntimeWarning, stacklevel=4)
         self._begun, self._half_done = True, False
         if self._sample_state is not None:
-            self.sample.load_state(self._sample_state)  # of a step that was dropped nothing stays
+            with reading(self.folder / f"checkpoint-{self.step}"):
+                self.sample.load_state(self._sample_state)  # of a step that was dropped nothing stays
         self.config.freeze()
         if self.log is not None:
             self.log.go_on_from(self.step)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from grpo_kit.loop.grpo_config import Config, as_json
 from grpo_kit.models.model_facts import base_model, hardware, model_name, weights_digest
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.optim.choose import SETTINGS
+from grpo_kit.record.digests import file_digest
 from grpo_kit.record.kernel import in_notebook
 from grpo_kit.rewards.parts import all_parts, answer_parts, range_of, reward_names
 from grpo_kit.tasks.same_task import content_digest, reward_digest, task_digest
@@ -32,8 +34,9 @@ def settings_of(
 
     reward_parts: each reward by name, then the parts of those that are sums. reward_ranges: what rewards and parts
     state of their range. answer_parts: the parts that judge the answer. best_constant: what the best constant answer
-    earns. sample: the sampler by its name; of a dataclass (OlderWeights) with its options. task: its file, if any, and
-    the digest of what the config makes of it (a command finds it by these, or by name); its system text and prefill.
+    earns. sample: the sampler by its name; of a dataclass (OlderWeights) with its options. task: its file, if any, with
+    that file's SHA-256, and the digest of what the config makes of it (a command finds it by these, or by name); its
+    system text and prefill.
     """
     rewards = getattr(task, "rewards", [])  # episodes have none: they are paid by their environment
     names = reward_names(rewards)
@@ -53,7 +56,7 @@ def settings_of(
         "sample": name_of_sample(sample),
         "model": model_name(model),
         "task": {name: getattr(prompt, name) for name in ("system", "prefill") if hasattr(prompt, name)}
-        | {"file": getattr(task, "file", None)}
+        | {"file": getattr(task, "file", None), "sha256": _sha256_of(getattr(task, "file", None))}
         | {"digest": task_digest(config.cut(task)) if is_dataclass(task) else None},
         "data": {"task": task.name, "rows": len(task.train)},
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -62,6 +65,11 @@ def settings_of(
         "command": None if in_notebook() else shlex.join(["python", *sys.orig_argv[1:]]),
         "versions": {name: version(name) for name in ("torch", "transformers", "peft")},
     }
+
+
+def _sha256_of(file: str | None) -> str | None:
+    path = Path((file or "").rpartition(":")[0])
+    return file_digest(path) if path.is_file() else None
 
 
 def name_of_sample(sample: Any) -> str:

@@ -15,7 +15,6 @@ import hashlib
 import importlib.util
 import os
 import shutil
-import struct
 import tempfile
 import time
 import warnings
@@ -42,8 +41,6 @@ _EMBEDDED_FOLDER = f"{EMBEDDED}-float32"
 # Two quantisations of one matrix agree this closely; separately trained matrices do not come near.
 _SAME_MATRIX = 0.98
 _BESIDE_WEIGHTS = 30 * 10**6  # bytes at most of tokenizer and config
-# transformers' errors for a file that is cut off, or no GGUF file, or an unknown model.
-_NO_GGUF = (OSError, ValueError, LookupError, NotImplementedError, struct.error)
 
 
 class PolicyLoadError(ValueError):
@@ -79,7 +76,16 @@ def _parsed(path: Path | str) -> Any:
 def _parsed_as_of(path: Path, size: int, changed: int) -> Any:
     from gguf.gguf_reader import GGUFReader
 
-    return GGUFReader(path)
+    class Within(GGUFReader):
+        """Without this a list that claims to be longer than the file is read for ever."""
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, **order: Any) -> Any:
+            values = super()._get(offset, dtype, count, **order)
+            if len(values) < count:
+                raise ValueError(f"it ends before byte {offset} of its own list of fields")
+            return values
+
+    return Within(path)
 
 
 @contextmanager
@@ -114,7 +120,7 @@ def _loaded(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(**where)
         model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-    except _NO_GGUF as error:
+    except Exception as error:  # of a file that is cut off, or no GGUF file, or of an unknown model
         raise PolicyLoadError(
             f"name_or_path={str(path)!r} cannot be read as a language model in GGUF ({error}); was it copied to its "
             "end, and does transformers know its architecture?"
@@ -240,7 +246,7 @@ def _bytes_as_float32(path: Path) -> int:
     """Bytes on disk, counted from the file's list of tensors; 0 for an unreadable file, whose loading will raise."""
     try:
         numbers = sum(int(tensor.n_elements) for tensor in _parsed(path).tensors)
-    except (ImportError, *_NO_GGUF):
+    except Exception:
         return 0
     return 4 * numbers + _BESIDE_WEIGHTS
 

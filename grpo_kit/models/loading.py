@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoTokenizer,
     LlamaConfig,
@@ -31,7 +30,7 @@ from grpo_kit.models.gguf_reader import PolicyLoadError, embedded_folder, gguf_f
 from grpo_kit.models.model_facts import EMBEDDED, TINY, base_model
 from grpo_kit.models.saved_adapters import is_adapter, mark_loaded
 from grpo_kit.models.token_rows import close_rows
-from grpo_kit.record.digests import DIGESTS, newest_whole, what_is_wrong
+from grpo_kit.record.digests import DIGESTS, REPORT, newest_whole, what_is_wrong
 from grpo_kit.record.run_path import path_of
 from grpo_kit.unsloth import warn_if_late
 
@@ -147,7 +146,7 @@ def _load(
     name: str, kwargs: dict[str, Any], tuning: Tuning
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     path = path_of(name, "name_or_path")
-    _check_digests(path)
+    _check_digests(path.parent if path.is_file() else path)
     if is_adapter(name) and tuning == "full":
         if "quantization_config" in kwargs:
             raise PolicyLoadError(
@@ -190,12 +189,13 @@ def _load(
 
 
 def _check_digests(folder: Path) -> None:
-    """Raises PolicyLoadError for a folder with digests of which a file is not as it was written: it might load."""
-    if (folder / DIGESTS).is_file() and (wrong := what_is_wrong(folder)):
+    """Raises PolicyLoadError where a checkpoint's or an export's file is not as it was written: it might load."""
+    holds = [name for name in (DIGESTS, REPORT) if (folder / name).is_file()]
+    if holds and (wrong := what_is_wrong(folder)):
         whole = newest_whole(folder.parent)
         raise PolicyLoadError(
             f"name_or_path={str(folder)!r} is damaged: {wrong}; {f'{whole} is whole' if whole else 'load another'}, or "
-            f"delete its {DIGESTS} to load it as it is"
+            f"delete its {holds[0]} to load it as it is"
         )
 
 
@@ -210,13 +210,16 @@ def _load_folder(folder: Path, kwargs: dict[str, Any]) -> tuple[PreTrainedModel,
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of broken files tokenizers raises what it likes
         raise PolicyLoadError(
-            f"name_or_path={str(folder)!r} holds no tokenizer; save it there too (tokenizer.save_pretrained)"
+            f"name_or_path={str(folder)!r} holds no tokenizer ({error!s:.200}); save it there too "
+            "(tokenizer.save_pretrained)"
         ) from error
     try:
         return from_pretrained(folder, kwargs), tokenizer
-    except (OSError, ValueError, SafetensorError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
         raise PolicyLoadError(
             f"name_or_path={str(folder)!r} cannot be loaded as a language model ({error}); was it saved to its end?"
         ) from error

@@ -8,13 +8,13 @@ The trainer reads requests between two steps, in the order of their names, and d
 
 from __future__ import annotations
 
-import json
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.record.lines import METRICS_LINES, lines_of
+from grpo_kit.record.lines import METRICS_LINES, RunFolderError, lines_of, read_json, reading
 from grpo_kit.record.run_path import path_of
 
 CONTROL = "control"
@@ -29,14 +29,17 @@ def take_requests(folder: str | Path, before: float = math.inf) -> list[Any]:
     """
     requests = []
     for path in sorted((path_of(folder) / CONTROL).glob("[!.]*.json")):
-        try:
+        with suppress(OSError):
             if path.stat().st_mtime >= before:
                 continue
-            request = json.loads(path.read_text(encoding="utf-8"))
+            try:
+                request = read_json(path, object)
+            except RunFolderError as error:
+                if type(error.__cause__) is not ValueError:
+                    continue
+                request = str(error)  # too large or too deep: it will never be complete
             os.remove(path)
-        except (OSError, ValueError):
-            continue
-        requests.append(request)
+            requests.append(request)
     return requests
 
 
@@ -45,11 +48,12 @@ def read_changes(folder: str | Path) -> list[dict[str, Any]]:
 
     A refused change has "refused" in place of "change", and "why". A line cut short is left out.
     """
-    found = []
-    for row in lines_of(path_of(folder) / METRICS_LINES):
-        if changed := row.get("changes"):
-            now, was = ({name: values[place] for name, values in changed.items()} for place in (1, 0))
-            found.append({"step": row["step"], "change": now, "was": was})
-        if refused := row.get("refused"):
-            found.append({"step": row["step"] + 1, "refused": refused["change"], "why": refused["why"]})
+    found, path = [], path_of(folder) / METRICS_LINES
+    with reading(path):
+        for row in lines_of(path):
+            if changed := row.get("changes"):
+                now, was = ({name: values[place] for name, values in changed.items()} for place in (1, 0))
+                found.append({"step": row["step"], "change": now, "was": was})
+            if refused := row.get("refused"):
+                found.append({"step": row["step"] + 1, "refused": refused["change"], "why": refused["why"]})
     return found

@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from grpo_kit.record.files import write_whole
+from grpo_kit.record.lines import read_json
 from grpo_kit.record.run_path import path_of
 
 
 def cached_json(path: str | Path, make: Callable[[], Any]) -> Any:
     """The contents of the JSON file; without it, the result of make(), written first. An interrupt leaves no file.
 
-    The result is read from the file in both cases: keys are texts, tuples are lists.
+    The result is read from the file in both cases: keys are texts, tuples are lists. Raises RunFolderError for a file
+    that cannot be read.
     """
     path = path_of(path)
     if not path.exists():
         write_whole(path, json.dumps(make()).encode())
-    return json.loads(path.read_text(encoding="utf-8"))
+    return read_json(path, object)
 
 
 def settings_folder(root: str | Path, name: str, *settings: Any) -> Path:

@@ -6,10 +6,16 @@ import os
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.record.lines import RunFolderError
-
 _LONGEST = 255  # bytes of one name, on every file system that matters
 _NOT_A_DISK = ("proc", "sys", "dev")
+
+
+class RunFolderError(ValueError):
+    """The run folder cannot be used as requested; the message names what would do."""
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython shows this instead of a traceback: the message alone."""
+        return [f"{type(self).__name__}: {self}"]
 
 
 def path_of(path: Any, argument: str = "folder") -> Path:

@@ -16,6 +16,7 @@ from grpo_kit.record.files import (
     run_settings,
     write_whole,
 )  # fmt: skip
+from grpo_kit.record.lines import read_json
 from grpo_kit.record.run_path import path_of
 from grpo_kit.version import __version__
 from grpo_kit.watch.held_out_words import ACCURACY, CONSTANT, better_before, leading, no_better
@@ -63,7 +64,7 @@ def card_text(
         _before_and_after(metrics, comparison, config),
     ]
     if (path / KEPT).is_file():
-        kept = json.loads((path / KEPT).read_text(encoding="utf-8"))
+        kept = read_json(path / KEPT, names={"value": int | float})
         parts.append(
             f"The weights are those of step {kept['step']} of {kept['of']}, the best held-out {kept['by']} "
             f"({kept['value']:.3f}); chosen among several evaluations, that number is a little too good."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +10,7 @@ from pathlib import Path
 from grpo_kit.record.control import read_changes
 from grpo_kit.record.files import has_metrics, run_settings
 from grpo_kit.record.kernel import visible
+from grpo_kit.record.lines import read_json
 from grpo_kit.record.run_lock import is_locked
 from grpo_kit.record.run_path import path_of
 from grpo_kit.watch.follow import signature
@@ -100,7 +100,7 @@ def where_it_is(folder: Path) -> tuple[str, bool]:
             return f"Trained for {step} steps; it is being evaluated.", False
         return f"It goes on, after step {step}{of}." if step else "It has not done its first step yet.", False
     results = folder / "results.json"
-    if results.is_file() and done and (sentence := json.loads(results.read_text("utf-8")).get("sentence")):
+    if results.is_file() and done and (sentence := read_json(results).get("sentence")):
         return f"Done after {step} steps: {sentence}", True
     what = f"Done after {step} steps." if done else f"Stopped after step {step}{of}."
     if going is False:

@@ -63,6 +63,15 @@ def test_a_request_is_a_file_that_is_read_once(of, tmp_path):
     with pytest.raises(ValueError, match="steps=0 must be a whole number of at least 1"):
         of.change(learning_rate=1e-5, steps=0)
     assert take_requests(tmp_path) == []
+    for text in (
+        "[" * 10**5,
+        "[" * 250 + "]" * 250,
+        '{"a":' * 300 + "1" + "}" * 300,
+        '[{"a":' * 150 + "1" + "}]" * 150,
+    ):
+        (tmp_path / CONTROL / "deep.json").write_text(text)
+        (said,) = take_requests(tmp_path)
+        assert "deep.json cannot be read (more than 200 lists" in said and take_requests(tmp_path) == []
     half = tmp_path / CONTROL / "0.json"
     half.write_text('{"do": "sto')
     assert take_requests(tmp_path) == []
