@@ -96,7 +96,6 @@ READ = {  # what lies in the home folder, and who reads it by its name there
     "plot_run": ("run", kit.plot_run),
     "plot_run, compare": ("run", lambda p: kit.plot_run("~/run", compare=p)),
     "browse": ("run", lambda p: len(kit.browse(p))),
-    "case_from": ("run", lambda p: kit.case_from(p, step=1, group=0, number=0)),
     "rescore": ("run", lambda p: kit.rescore(p, letters)),
     "branches": ("run", kit.branches),
     "control": ("run", lambda p: kit.control(p).folder.is_dir()),
