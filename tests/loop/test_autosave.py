@@ -113,7 +113,7 @@ class SavesModel(Hook):
         ({"hooks": [SavesModel()]}, "The run is in run, its model in run/model."),
         ({"live": None}, ""),
     ],
-    ids=str,
+    ids="nothing,one step since,each step,two steps since,a model,nobody looks".split(","),
 )
 def test_where_a_run_ends_a_line_says_where_it_is_and_what_of_it_is_not(
     how, words, tmp_path, capsys, monkeypatch
