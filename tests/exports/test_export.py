@@ -30,10 +30,11 @@ from grpo_kit.exports.weights import share_moved, whole_model
 from grpo_kit.models.adapters import add_adapters
 from grpo_kit.models.token_lists import end_ids
 
+BASE = str(few_words.folder())
 TASK = tasks.largest(n_train=8, n_held_out=6)
 
 
-def adapted(seed=0, base="tiny-random", **lora):
+def adapted(seed=0, base=BASE, **lora):
     """The tiny model with adapters that say something."""
     model, tokenizer = load_policy(base, tuning="lora", lora=lora or None, quiet=True)
     torch.manual_seed(seed)
@@ -73,7 +74,7 @@ def test_merged_lora_proves_itself(tmp_path):
     )
     assert text == TASK.render(tokenizer, TASK.held_out[:1])[0] and text.endswith("<answer>")
     report = json.loads((made.folder / "export.json").read_text())
-    assert report["proof"]["objections"] == [] and report["base"] == "tiny-random"
+    assert report["proof"]["objections"] == [] and report["base"] == BASE
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out"], "nothing is left beside it"
     assert oct(made.folder.stat().st_mode) == oct((tmp_path / "out").parent.stat().st_mode | 0o55)
 
@@ -94,7 +95,7 @@ def test_adapters_are_added_up_in_float32(lora):
 
 
 def test_a_base_in_bfloat16_is_added_up_in_float32():
-    model, tokenizer = load_policy("tiny-random", tuning="lora", dtype="bfloat16", quiet=True)
+    model, tokenizer = load_policy(BASE, tuning="lora", dtype="bfloat16", quiet=True)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             parameter.data.normal_(0, 1e-5)  # lost in a sum of bfloat16
@@ -130,7 +131,7 @@ def of_few_words(kind, tokenizer):
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 def test_gguf_is_read_by_transformers(kind, tmp_path, thousand):
     if kind == "llama":
-        model, tokenizer = load_policy("tiny-random", quiet=True)
+        model, tokenizer = load_policy(BASE, quiet=True)
     else:
         model, tokenizer = of_few_words(kind, thousand), thousand
         for parameter in model.parameters():  # biases and norms that say something
@@ -181,7 +182,7 @@ def test_adapter_goes_onto_its_base_again(tmp_path):
     made = export(model, tokenizer, tmp_path / "out", task=TASK, format="adapter", proof=False)
     again, _ = load_policy(made.folder, tuning="lora", quiet=True)
     assert torch.allclose(scores(again, tokenizer), scores(model, tokenizer), atol=1e-6)
-    assert "'tiny-random'" in repr(made) and "not proved" in repr(made)
+    assert BASE in repr(made) and "not proved" in repr(made)
     assert any(p.requires_grad for p in again.parameters()), "it can be trained on"
 
 
@@ -237,7 +238,7 @@ def test_4_bit_weights_are_added_up_as_what_they_stand_for(double, tmp_path):
     from peft import LoraConfig, get_peft_model
     from transformers import BitsAndBytesConfig
 
-    small, tokenizer = load_policy("tiny-random", quiet=True)
+    small, tokenizer = load_policy(BASE, quiet=True)
     config = small.config  # bitsandbytes wants whole blocks in its rows and columns, as real models have them
     config.hidden_size, config.intermediate_size, config.head_dim = 128, 256, 32
     whole = AutoModelForCausalLM.from_config(config)
@@ -272,7 +273,7 @@ def test_4_bit_weights_are_added_up_as_what_they_stand_for(double, tmp_path):
     "lora", [{"modules_to_save": ["norm"]}, {"modules_to_save": ["lm_head"]}, {"bias": "lora_only"}], ids=str
 )
 def test_what_was_trained_beside_the_adapters_comes_along(lora):
-    model, tokenizer = load_policy("tiny-random", tuning="lora", lora=lora, quiet=True)
+    model, tokenizer = load_policy(BASE, tuning="lora", lora=lora, quiet=True)
     torch.manual_seed(0)
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -284,7 +285,7 @@ def test_what_was_trained_beside_the_adapters_comes_along(lora):
     "lora", [{"trainable_token_indices": [1, 2]}, {"target_modules": ["q_proj", "embed_tokens"]}], ids=str
 )
 def test_what_is_not_merged_right_is_refused(lora, tmp_path):
-    model, tokenizer = load_policy("tiny-random", tuning="lora", lora=lora, quiet=True)
+    model, tokenizer = load_policy(BASE, tuning="lora", lora=lora, quiet=True)
     with pytest.raises(ExportError, match="embedding.*that is not merged here. Use format='adapter'"):
         export(model, tokenizer, tmp_path / "out", proof=False)
     assert not list(tmp_path.iterdir())
@@ -361,7 +362,7 @@ def rank(request):
 
 
 def test_one_of_several_processes_writes(rank, tmp_path):
-    model, tokenizer = load_policy("tiny-random", quiet=True)
+    model, tokenizer = load_policy(BASE, quiet=True)
     if rank == 0:
         assert export(model, tokenizer, tmp_path / "new", proof=False).folder.is_dir()
         return
@@ -371,7 +372,7 @@ def test_one_of_several_processes_writes(rank, tmp_path):
 
 
 def test_arguments_that_do_not_fit(tmp_path):
-    model, tokenizer = load_policy("tiny-random", quiet=True)
+    model, tokenizer = load_policy(BASE, quiet=True)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "thesis.txt").write_text("mine")
     for changes, said in [

@@ -1,9 +1,8 @@
 """Where no checkpoint is due by steps a crash loses minutes, not the run: kit.GRPOTrainer saves by time."""
 
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from standard_runs import make
@@ -44,7 +43,7 @@ class Slow(Hook):
 
 def test_a_run_that_was_killed_goes_on_to_the_weights_of_one_that_was_not(tmp_path):
     code = KILLED.format(tests=str(Path(__file__).parents[1]), folder=str(tmp_path / "run"))
-    assert subprocess.run([sys.executable, "-c", code]).returncode < 0
+    assert forked.run("-c", code).returncode < 0
     again, untouched = make(tmp_path / "run"), make(tmp_path / "untouched")
     again.train(resume=True)
     untouched.train()

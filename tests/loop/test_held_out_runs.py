@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 
+import few_words
 import pytest
 from loop_runs import press_stop
 from standard_runs import make
@@ -16,7 +17,6 @@ from grpo_kit.hooks.held_out_hook import HeldOutHook
 from grpo_kit.hooks.watch_run import WatchRun
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import Stopped
-from grpo_kit.models import load_policy
 from grpo_kit.record.files import RunFolderError, read_metrics
 from grpo_kit.record.run_lock import alone
 from grpo_kit.watch.run_card import model_card
@@ -52,7 +52,7 @@ class WeightsAt(Hook):
 
 
 def trainer(folder, *, task=TASK, tuning="full", **options):
-    model, tokenizer = load_policy("tiny-random", tuning=tuning, quiet=True)
+    model, tokenizer = few_words.policy(tuning)
     return make(folder, task=task, model=model, tokenizer=tokenizer, **options)
 
 

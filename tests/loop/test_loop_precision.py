@@ -326,7 +326,10 @@ def in_float32(name):
         return as_text(name, Path(folder) / "run")
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+CAMPAIGN = [pytest.param(dtype, marks=pytest.mark.campaign) for dtype in (torch.bfloat16, torch.float16)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, *CAMPAIGN], ids=str)
 @pytest.mark.parametrize("name", COMPUTED)
 def test_nothing_depends_on_torchs_default_dtype(name, dtype, tmp_path, monkeypatch):
     """An interrupted load may leave another one."""
