@@ -5,7 +5,9 @@
 Over all recorded runs: the fixtures, sorted by hand (tests/fixtures/flags), and the laboratory's runs, sorted by their
 results: an arm whose held-out accuracy is at least 10 points below that of its family's first arm counts as worse.
 A worse arm's run without a flag is a miss; another's with a flag is a false alarm. The fixtures are read twice, with
-what their config.json says of the answer parts and the best constant strategy, and without.
+what their config.json says of the answer parts and the best constant strategy, and without. Failures that none of
+these runs had are written into the healthy fixtures' numbers (`put_in`); results/red_flags_before.md is the command's
+table with the flags as they were before these were known.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from benchmarks.advice.arms import FAMILIES
@@ -59,6 +62,54 @@ def laboratory() -> pd.DataFrame:
     return made.sort_values(["worse", "accuracy"], ascending=[False, True], kind="stable", ignore_index=True)
 
 
+def put_in() -> pd.DataFrame:
+    """One row a failure: the flag that should name it, the healthy runs with it, those in which it is named."""
+    rows = []
+    for failure, (flag, columns_of) in PUT_IN.items():
+        named = runs = 0
+        for path in sorted(FIXTURES.glob("healthy/*/metrics.csv")):
+            metrics, config = read_metrics(path.parent), json.loads((path.parent / "config.json").read_text())
+            n = len(metrics)
+            columns = {"learning_rate": np.full(n, 1e-5)} | columns_of(n, np.arange(n) >= n // 2)
+            names = {found.name for found in red_flags(metrics.assign(**columns), config=config)}
+            runs, named = runs + 1, named + (flag in names)
+        rows.append({"failure": failure, "flag": flag, "runs": runs, "named": named})
+    return pd.DataFrame(rows)
+
+
+def _small_losses(n: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(0, 0.05, n)
+
+
+def _evaluated(n: int, late: np.ndarray, before: float, after: float) -> dict[str, np.ndarray]:
+    """Held-out accuracy of 64 rows at every second step."""
+    accuracy = np.where(np.arange(n) % 2 == 0, np.where(late, after, before), np.nan)
+    width = 2 * np.sqrt(accuracy * (1 - accuracy) / 64)
+    return {
+        "eval/accuracy": accuracy, "eval/accuracy_low": accuracy - width, "eval/accuracy_high": accuracy + width,
+    }  # fmt: skip
+
+
+PUT_IN = {  # failure: the flag, and the columns of a run of n rows of which some are late
+    "loss NaN": ("not finite", lambda n, late: {"loss": np.where(late, np.nan, _small_losses(n))}),
+    "gradient NaN": ("not finite", lambda n, late: {"grad_norm": np.where(late, np.nan, 2.0)}),
+    "loss infinite in one step": (
+        "not finite", lambda n, late: {"loss": np.where(np.arange(n) == n // 2, np.inf, _small_losses(n))},
+    ),
+    "gradient 0 throughout": ("no update", lambda n, late: {"grad_norm": np.zeros(n)}),
+    "learning rate 0 throughout": ("no update", lambda n, late: {"learning_rate": np.zeros(n)}),
+    "entropy up to 3 nats": (
+        "entropy explosion", lambda n, late: {"entropy": np.where(late, 3.0, np.linspace(0.5, 2.0, n))},
+    ),
+    "entropy 6 nats": ("entropy explosion", lambda n, late: {"entropy": np.full(n, 6.0)}),
+    "held-out accuracy .7 to .1": ("held-out fall", lambda n, late: _evaluated(n, late, 0.7, 0.1)),
+    "held-out accuracy .3 to .05": ("held-out fall", lambda n, late: _evaluated(n, late, 0.3, 0.05)),
+    "KL creeping to 1.2": ("KL drift", lambda n, late: {"kl": np.linspace(0.01, 1.2, n)}),
+    "loss 2.5 in one step": (
+        "loss spike", lambda n, late: {"loss": np.where(np.arange(n) == n // 2, 2.5, _small_losses(n))},
+    ),
+    "60 % of tokens clipped": ("stale rollouts", lambda n, late: {"clip_ratio": np.where(late, 0.6, 0.0)}),
+}  # fmt: skip
 _FIRST = {"binary, positives x 4": "no prefill, binary"}  # this family's first arm is in another
 
 
@@ -95,8 +146,8 @@ def _raised(metrics: pd.DataFrame, config: Mapping[str, Any]) -> dict[str, int]:
     return {name: int(metrics["step"].iloc[at[name]]) for name in order}
 
 
-def markdown(runs: pd.DataFrame, arms: pd.DataFrame) -> str:
-    """Both tables and their counts."""
+def markdown(runs: pd.DataFrame, arms: pd.DataFrame, failures: pd.DataFrame) -> str:
+    """The three tables and their counts."""
     induced, healthy = (runs[runs["kind"] == kind] for kind in ("induced", "healthy"))
     lines = [
         "# Red flags: misses and false alarms",
@@ -118,6 +169,16 @@ def markdown(runs: pd.DataFrame, arms: pd.DataFrame) -> str:
     lines += [
         f"| {r.run} | {r.steps} | {_words(r.flags)} | {_words(r.blind)} |" for r in induced.itertuples()
     ]
+    lines += [
+        "",
+        "## Failures written into the healthy fixtures",
+        "",
+        "From the middle of each run on, unless the row says otherwise.",
+        "",
+        "| failure | flag | runs | named |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| {r.failure} | {r.flag} | {r.runs} | {r.named} |" for r in failures.itertuples()]
     worse, other = arms[arms["worse"]], arms[~arms["worse"]]
     lines += [
         "",
@@ -160,7 +221,7 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    text = markdown(fixtures(), laboratory())
+    text = markdown(fixtures(), laboratory(), put_in())
     write_whole(options.results / "red_flags.md", text.encode())
     print(text)
 

@@ -7,13 +7,11 @@ A name is imported when it is first asked for: `import grpo_kit` loads none of t
 take seconds.
 """
 
-import gc
-import importlib.util
 import logging
 import os
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from grpo_kit import lazy
 from grpo_kit.version import __version__ as __version__
 
 # Torch's threads wait for each other in a loop, and on a machine that others use, too, for one that has no core: a
@@ -27,7 +25,7 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
 
 # ruff: noqa: I001  the order is the reader's: prompts, rewards, schedules first
 
-# What editors and type checkers read; _MODULES below says the same at run time, and a test compares the two.
+# What editors and type checkers read, and lazy() at run time: the one list of where a name stands.
 if TYPE_CHECKING:
     # Prompts: what the model sees.
     from grpo_kit.prompts import build_prompt  # one question, rendered, ending in the prefill
@@ -70,9 +68,9 @@ if TYPE_CHECKING:
     from grpo_kit.watch.chart import plot_run  # the chart of a run folder
     from grpo_kit.watch.diagnose import diagnose  # the red flags on anybody's log
     from grpo_kit.watch.browse import browse  # its completions
-    from grpo_kit.watch.found_case import case_from  # one of them as a case for rewards.check_rewards
     from grpo_kit.watch.monitor import read_flags  # its red flags
-    from grpo_kit.record.control import control, read_changes  # steer a run from elsewhere; what was changed
+    from grpo_kit.hooks.control_folder import control  # steer a run from elsewhere
+    from grpo_kit.record.control import read_changes  # what was changed in a run
     from grpo_kit.record.files import next_run_folder, read_completions, read_metrics
     from grpo_kit.watch.unfinished_run import unfinished_run
 
@@ -100,7 +98,7 @@ __all__ = [
     "Config", "GRPOTrainer", "Hook", "Stopped", "HeldOut", "check_card", "from_trl", "to_trl", "make_optimizer",
     "survival_plot", "update_survival", "RolloutEngine",
     "episodes", "audit_turns", "show_turns",
-    "plot_run", "diagnose", "browse", "case_from", "read_flags", "control", "read_changes", "next_run_folder",
+    "plot_run", "diagnose", "browse", "read_flags", "control", "read_changes", "next_run_folder",
     "unfinished_run",
     "read_completions", "read_metrics",
     "evaluate", "compare", "results", "rescore", "plot_pass_at_k", "export", "chat", "model_card", "sample",
@@ -108,81 +106,4 @@ __all__ = [
     "lab", "objectives",
 ]  # fmt: skip
 
-_MODULES = {
-    "prompts": ["build_prompt", "build_dataset", "audit_tags", "roundtrip_drift"],
-    "schedules": ["constant", "cosine", "exponential", "linear", "stepwise"],
-    "presets": ["preset"],
-    "memory.plan": ["plan_memory"],
-    "loop.interrupts": ["Stopped"],
-    "models": ["describe", "load_policy"],
-    "evaluation.readiness": ["readiness"],
-    "evaluation.lengths": ["length_probe"],
-    "loop.grpo_config": ["Config"],
-    "loop.hooks": ["Hook"],
-    "hooks.standard": ["GRPOTrainer"],
-    "engine.check_card": ["check_card"],
-    "integrations.trl": ["from_trl", "to_trl"],
-    "episodes.template_audit": ["audit_turns"],
-    "episodes.show": ["show_turns"],
-    "evaluation.held_out": ["HeldOut"],
-    "optim.choose": ["make_optimizer"],
-    "optim.rounding": ["survival_plot", "update_survival"],
-    "rollout": ["RolloutEngine"],
-    "watch.chart": ["plot_run"],
-    "watch.diagnose": ["diagnose"],
-    "watch.browse": ["browse"],
-    "watch.found_case": ["case_from"],
-    "watch.monitor": ["read_flags"],
-    "record.control": ["control", "read_changes"],
-    "record.files": ["next_run_folder", "read_completions", "read_metrics"],
-    "watch.unfinished_run": ["unfinished_run"],
-    "evaluation.accuracy": ["evaluate"],
-    "evaluation.comparison": ["compare"],
-    "evaluation.results": ["results"],
-    "evaluation.rescore": ["rescore"],
-    "evaluation.pass_curves": ["plot_pass_at_k"],
-    "exports": ["export"],
-    "exports.chat": ["chat"],
-    "watch.run_card": ["model_card"],
-    "preferences": ["sample"],
-    "lab.branch": ["branch", "branches"],
-    "lab.power": ["power"],
-}
-_WHERE = {name: module for module, names in _MODULES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    """A public name, or a room as a module, at its first use; from then on it is an attribute like any other."""
-    if name.startswith("_"):  # what Python and notebooks ask any module for
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in _WHERE:
-        globals()[name] = getattr(_load(_WHERE[name]), name)
-        return globals()[name]
-    if importlib.util.find_spec(f"{__name__}.{name}") is not None:
-        return _load(name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
-
-
-def _load(module: str) -> ModuleType:
-    """A module of the kit, and what it needs.
-
-    Collecting garbage while torch and transformers load finds none and takes a quarter of the time: it waits.
-    """
-    waits = gc.isenabled()
-    gc.disable()
-    try:
-        return importlib.import_module(f"{__name__}.{module}")
-    except (ImportError, RuntimeError):
-        from grpo_kit.torch_builds import check_builds
-
-        check_builds()  # transformers does not name the package that failed
-        raise
-    finally:
-        if waits:
-            gc.freeze()  # with the next line: what was loaded counts as old, and is not looked through at once
-            gc.unfreeze()
-            gc.enable()
+lazy.lazy(__name__)

@@ -36,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CommandEnds, ValueError) as error:  # a ValueError of the kit says in words what would do
         code, said = getattr(error, "code", 2), str(error)
     if MAIN:
-        print(f"grpo-kit {words[0]}: {' '.join(said.split())}", file=sys.stderr, flush=True)
+        from grpo_kit.record.kernel import visible
+
+        print(visible(f"grpo-kit {words[0]}: {' '.join(said.split())}"), file=sys.stderr, flush=True)
     return code
 
 

@@ -1,4 +1,4 @@
-"""Checks of arguments that many rooms take, one function per check: numbers, texts, models, tokenizers, tasks.
+"""Checks of arguments that many rooms take, one a fact: numbers, texts, models, tokenizers and their tokens, tasks.
 
 A bool, a text and a NaN never count as numbers here; numpy's numbers do.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from numbers import Integral, Real
 from typing import Any
 
+_PROBE = "KITPROBE"  # a word that no template holds
 COLDEST, HOTTEST, FASTEST = 0.01, 10, 1  # beyond: samples alike, noise, weights gone after a step
 SLOWEST = 1e-9  # AdamW moves a weight by about the rate; below, float32 rounds that away at most weights
+LARGEST_REWARD = 1e15  # and weight of one: training squares rewards in float32, which ends at 3e38
 
 
 def is_number(value: Any) -> bool:
@@ -150,6 +152,43 @@ def check_tokenizer(tokenizer: Any) -> None:
     """Raises ValueError, with what would do, for what is no tokenizer: a name, a model, or load_policy's pair."""
     if not hasattr(tokenizer, "chat_template") or hasattr(tokenizer, "parameters"):
         raise ValueError(_not_loaded("tokenizer", tokenizer))
+
+
+def template_tokens(tokenizer: Any, ends: Collection[int] = ()) -> dict[int, str]:
+    """The special tokens around texts, by id: begin, end, padding, and what the chat template writes between messages.
+
+    ends: ids that end a completion too. Other special tokens are text: a task may use them as its tags ("<answer>",
+    "[TOOL_CALLS]"), and rewards see them.
+
+    >>> template_tokens(qwen25_tokenizer)  # doctest: +SKIP
+    {151643: '<|endoftext|>', 151644: '<|im_start|>', 151645: '<|im_end|>'}
+    """
+    added = getattr(
+        tokenizer, "added_tokens_decoder", {}
+    )  # a tokenizer that is not transformers' may have none
+    special = {number: token.content for number, token in added.items() if token.special}
+    if special.keys() <= set(ends):
+        return special
+    around = [tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token]
+    between = _between_messages(tokenizer)
+    return {
+        number: token
+        for number, token in special.items()
+        if number in ends or token in around or token in between
+    }
+
+
+def _between_messages(tokenizer: Any) -> str:
+    """What the chat template writes from the end of an answer to the next question; "" without a template.
+
+    The text behind the question is left out: a template may open the answer with a tag of its thoughts.
+    """
+    turns = [{"role": role, "content": _PROBE} for role in ("user", "assistant", "user")]
+    try:
+        rendered = tokenizer.apply_chat_template(turns, tokenize=False)
+    except Exception:  # no template, or one that refuses these roles
+        return ""
+    return "".join(rendered.split(_PROBE)[2:])
 
 
 def _not_loaded(name: str, value: Any) -> str:

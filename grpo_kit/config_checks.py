@@ -13,6 +13,7 @@ from grpo_kit.argument_checks import (
     COLDEST,
     FASTEST,
     HOTTEST,
+    LARGEST_REWARD,
     SLOWEST,
     check_above_zero,
     check_choice,
@@ -133,6 +134,10 @@ def checked(name: str, value: Any, label: str = "") -> Any:
             raise ValueError(f"reward_weights={value!r} must be a list of numbers, one a reward, or None")
         if not any(check_number("reward_weights", weight) for weight in value):
             raise ValueError(f"reward_weights={value!r} are all 0, so that no weight of the model would move")
+        if max(map(abs, value)) > LARGEST_REWARD:
+            raise ValueError(
+                f"reward_weights={value!r} must be at most {LARGEST_REWARD:g} in size, as rewards must"
+            )
         return [float(weight) for weight in value]
     elif name in ("task_options", "loss_options") and not isinstance(value, dict):
         raise ValueError(f"{name}={value!r} must be a dict of the {name.partition('_')[0]}'s arguments")

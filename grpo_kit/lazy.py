@@ -2,46 +2,71 @@
 
 from __future__ import annotations
 
+import ast
+import gc
+import importlib.util
 import sys
-from collections.abc import Mapping
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 
 class _LazyPackage(ModuleType):
-    """A package whose public names are imported at their first use.
+    """A package whose public names and modules are imported at their first use.
 
     If a name is also its module's (`tasks.largest.largest`), the package's attribute is the function: importing the
     module does not hide it.
     """
 
-    _names: Mapping[str, str]  # public name -> full name of its module
+    _names: dict[str, str]  # public name -> full name of its module
 
     def __getattr__(self, name: str) -> Any:
-        if name not in self._names:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        found = getattr(import_module(self._names[name]), name)
-        self.__dict__[name] = found
-        return found
+        if name in self._names:
+            self.__dict__[name] = getattr(_load(self._names[name]), name)
+            return self.__dict__[name]
+        # Python and notebooks ask any module for names that begin with an underscore.
+        if not name.startswith("_") and importlib.util.find_spec(f"{self.__name__}.{name}") is not None:
+            return _load(f"{self.__name__}.{name}")
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (isinstance(value, ModuleType) and name in self._names):
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return sorted({*self.__dict__, *self._names})
+        return sorted({*self.__dict__, *self.__all__})
 
 
-def lazy(package: str, modules: Mapping[str, list[str]]) -> list[str]:
+def lazy(package: str) -> list[str]:
     """Make a package's public names load at their first use; returns them, in order, for its `__all__`.
 
-    package: its `__name__`. modules: {module of the package: public names that it defines}. Editors read the
-    same names in the package's `if TYPE_CHECKING` block.
+    package: its `__name__`. The names are what its source imports under `if TYPE_CHECKING`, which editors read too.
     """
     module = sys.modules[package]
+    tree = ast.parse(module.__spec__.loader.get_source(package))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and node.test.id == "TYPE_CHECKING")
+    imports = [each for each in block.body if each.module != package]  # without the package's own modules
     module.__class__ = _LazyPackage
-    module.__dict__["_names"] = {
-        name: f"{package}.{file}" for file, names in modules.items() for name in names
-    }
+    module.__dict__["_names"] = {alias.name: each.module for each in imports for alias in each.names}
     return sorted(module.__dict__["_names"])
+
+
+def _load(module: str) -> ModuleType:
+    """A module of the kit, and what it needs.
+
+    Collecting garbage while torch and transformers load finds none and takes a quarter of the time: it waits.
+    """
+    waits, frozen = gc.isenabled(), gc.get_freeze_count()
+    gc.disable()
+    try:
+        return importlib.import_module(module)
+    except (ImportError, RuntimeError):
+        from grpo_kit.torch_builds import check_builds
+
+        check_builds()  # transformers does not name the package that failed
+        raise
+    finally:
+        if waits:
+            gc.freeze()  # with the next lines: what was loaded counts as old, and is not looked through at once
+            if not frozen:  # else somebody has set objects apart before, and they stay so
+                gc.unfreeze()
+            gc.enable()

@@ -24,6 +24,7 @@ from grpo_kit.argument_checks import (
 )
 from grpo_kit.evaluation.generate_and_score import answer, check_rows
 from grpo_kit.evaluation.sample_cache import trained_as_sampled
+from grpo_kit.evaluation.shown import ShownTable
 from grpo_kit.record.run_path import run_path
 
 if TYPE_CHECKING:
@@ -258,7 +259,7 @@ def sample(
     table["right"] = made.right
     columns = made.reward_columns()
     table = table.assign(score=columns.pop("reward"), **columns)
-    return Samples(task.name, table, len(rows) - len(distinct), made.settings)
+    return Samples(task.name, ShownTable(table), len(rows) - len(distinct), made.settings)
 
 
 def _spread(groups: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:

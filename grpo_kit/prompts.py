@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from transformers import PreTrainedTokenizerBase
 
-from grpo_kit.argument_checks import check_tokenizer, is_whole
+from grpo_kit.argument_checks import check_tokenizer, is_whole, template_tokens
 from grpo_kit.unsloth import warn_if_late
 
 if TYPE_CHECKING:
@@ -57,9 +57,10 @@ def build_prompt(
     without one it ends in the template's own assistant header.
     A BOS token written by the template is dropped where `tokenizer(prompt)` adds one itself, as in TRL.
     Where the template opens <think> itself, the prefill must begin with that tag, so that rewards see it.
-    Raises PromptError (a ValueError) for: no chat template; a question with a special token, which would close the
-    turn; a prefill that ends in a space (a newline is fine); a template that trims, strips or wraps the prefill, or
-    drops the system text or an example; a prompt whose tokens do not end in the prefill; a doubled BOS.
+    Raises PromptError (a ValueError) for: no chat template; a question with a special token, or another text with one
+    of template_tokens, which would close the turn; a prefill that ends in a space (a newline is fine); a template that
+    trims, strips or wraps the prefill, or drops the system text or an example; a prompt whose tokens do not end in the
+    prefill; a doubled BOS.
 
     >>> build_prompt(tokenizer, "2 + 2?", system="Be brief.", prefill="<answer>")[-41:]  # doctest: +SKIP
     '<|im_end|>\\n<|im_start|>assistant\\n<answer>'
@@ -90,8 +91,8 @@ def continue_messages(
 
     template: further arguments of the chat template (tools, chat_template, its own keywords).
     Tokenize it with add_special_tokens=False: the template has written them.
-    Raises PromptError for opening words that are empty or end in a space, and for a template that trims them or writes
-    something in front of them.
+    Raises PromptError for opening words that are empty or end in a space, a message with one of template_tokens, and a
+    template that trims the opening words or writes something in front of them.
 
     >>> turns = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "<answer>"}]
     >>> continue_messages(tokenizer, turns)[-30:]  # doctest: +SKIP
@@ -116,6 +117,8 @@ def continue_messages(
             "string, or leave that message out"
         )
     _check_no_space(opening)
+    for message in messages:
+        _check_no_end(tokenizer, f"the {message['role']}'s content", message["content"])
     return _ending_in(tokenizer, before, opening, **template)
 
 
@@ -250,12 +253,7 @@ def _check_arguments(tokenizer: Any, question: Any, system: Any, prefill: Any, e
     texts = {"question": question, "prefill": prefill, "system": system or ""}
     for name, text in [*texts.items(), *(("examples", part) for pair in examples for part in pair)]:
         _check_encodes(name, text)
-    found = next((token for token in special_tokens(tokenizer) if token in question), None)
-    if found is not None:
-        raise PromptError(
-            f"question={question!r:.200} holds the special token {found!r}, which the model would read as the "
-            "template's own and not as text; write it in another way"
-        )
+        _check_no_end(tokenizer, name, text)
 
 
 def _check_template(tokenizer: Any) -> None:
@@ -309,9 +307,17 @@ def cure_of(question: Any) -> str:
     return ""
 
 
-def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Texts that the model would read as the template's own tokens, wherever they stand."""
-    return [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+def _check_no_end(tokenizer: PreTrainedTokenizerBase, name: str, text: Any) -> None:
+    """Raises PromptError for a token of the template's in a text, and for any special token in a question."""
+    special = template_tokens(tokenizer, ends=tokenizer.added_tokens_decoder)  # all of them
+    held = [token for token in special.values() if isinstance(text, str) and token in text]
+    if held and name != "question":  # an author's text may use special tokens as tags
+        held = [token for token in template_tokens(tokenizer).values() if token in text]
+    if held:
+        raise PromptError(
+            f"{name}={text!r:.200} holds the special token {held[0]!r}, which the model would read as the template's "
+            "own and not as text; write it in another way"
+        )
 
 
 def _check_encodes(name: str, text: str) -> None:

@@ -30,6 +30,8 @@ from grpo_kit.schedules import constant, cosine, linear, stepwise
     ({"learning_rate": constant(0)}, "moves no weight"),
     ({"positive_weight": 0, "negative_weight": 0}, "move no weight"),
     ({"reward_weights": [0, 0]}, "no weight of the model would move"),
+    ({"reward_weights": [1e308, 1]}, "at most 1e+15 in size"),
+    ({"reward_weights": [1, -1e16]}, "at most 1e+15 in size"),
     ({"epsilon": 20}, "at most 1"),
     ({"minibatches": 9}, "use at most 8"),
     ({"warmup": 101}, "steps=100"),

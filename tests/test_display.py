@@ -1,16 +1,20 @@
 """The progress line: in one place, only where somebody can see it, and nothing empty left of it."""
 
 import io
+import json
 import sys
 import types
 
 import nbclient
 import nbformat
 import numpy as np
+import pandas as pd
 import pytest
+from made_metrics import Recorded
 from PIL import Image
 
 from grpo_kit import display
+from grpo_kit.__main__ import main
 from grpo_kit.display import (
     BADGE,
     BASE,
@@ -24,6 +28,14 @@ from grpo_kit.display import (
     new_figure,
     progress_line,
 )
+from grpo_kit.evaluation.shown import ShownTable, with_page
+from grpo_kit.exports.chat import Chat
+from grpo_kit.record.files import read_completions
+from grpo_kit.record.kernel import visible
+from grpo_kit.rewards.scoring import RewardError, score
+from grpo_kit.watch.browse import browse
+from grpo_kit.watch.conversations import conversation, picks_of
+from grpo_kit.watch.terminal import follow
 
 
 class Terminal(io.StringIO):
@@ -202,3 +214,124 @@ def test_a_figure_has_no_ground_and_its_words_are_read_on_light_and_dark_pages(t
     )
     figure.savefig(tmp_path / "saved.png", facecolor="white")
     assert Image.open(tmp_path / "saved.png").getpixel((2, 2))[:3] == (255, 255, 255)
+
+
+STEERING = {
+    "the window's title": "\x1b]0;owned\x07",
+    "the clipboard": "\x1b]52;c;cm0gLXJmIC8=\x07",
+    "the cursor, up and back": "\x1b[2A\x1b[1G",
+    "a C1 control": "\x9b31m",
+    "a carriage return": "right\rwrong",
+    "a backspace": "4\x084",
+    "a bell and a NUL": "\x07\x00",
+    "bidi override": "\u202e24\u202c",
+    "bidi isolate": "\u2067x\u2069",
+    "a line separator": "a\u2028b",
+    "hidden tags": "a\U000e0041\U000e007f",
+    "half a surrogate pair": "\ud83d",
+    "a mark without width": "a\u200bb\ufeff",
+}
+STAYS = [
+    "plain, 4 < 5",
+    "two\nlines\tand a tab",
+    "नमस्ते \u200d \u200c فارسی",
+    "👩\u200d🔬 e\u0301 你好",
+    "שלום",
+]
+
+
+def steers(text):
+    return [letter for letter in text if not letter.isprintable() and letter not in "\n\t\u200c\u200d"]
+
+
+@pytest.mark.parametrize("what", STEERING)
+def test_a_terminal_prints_what_would_steer_it(what):
+    text = STEERING[what]
+    assert steers(text) and not steers(visible(text)) and "\\" in visible(text)
+    assert visible(text).encode()  # of any text there is something to write
+
+
+@pytest.mark.parametrize("text", STAYS)
+def test_harmless_text_stays_as_it_is(text):
+    assert visible(text) == text
+
+
+def printed_by_chat(text, tmp_path, capsys):
+    class Talks:
+        def respond(self, question, **how):
+            if "?" not in question:
+                raise ValueError(text)
+            return text
+
+    talk = Chat({"base": Talks(), "tuned": Talks()}, temperature=0, tokens=4, seed=0)
+    talk.say("What?")
+    return capsys.readouterr().out
+
+
+def printed_by_browse(text, tmp_path, capsys):
+    run = Recorded(tmp_path / "run")
+    rows = {
+        "step": [1] * 3,
+        "group": [0] * 3,
+        "prompt": ["?"] * 3,
+        "completion": [text] * 3,
+        "prefill": [""] * 3,
+        "reward": [1.0, 0.5, 0.0],
+    }
+    run.write_completions(rows)
+    table = browse(run.path)
+    picked, _ = picks_of(read_completions(run.path))
+    return "\n".join([table.to_string(), str(table["completion"]), table["response"].iloc[0], picked])
+
+
+def printed_by_an_episode(text, tmp_path, capsys):
+    turn = {"group": 0, "episode": 0, "turn": 1, "reward": 1.0, "turn_reward": 0.0, "invalid": 0, "done": 1}
+    return conversation([turn | dict.fromkeys(("prompt", "observation", "completion", "result"), text)])
+
+
+def printed_by_examples(text, tmp_path, capsys):
+    words = pd.DataFrame({"completion": [text]}, dtype=object)
+    return f"{with_page(words, '', text)!r}\n{ShownTable(words)!r}"
+
+
+def printed_by_a_reward(text, tmp_path, capsys):
+    def judge(completions, **columns):
+        raise ValueError(f"cannot read {completions[0]}")
+
+    with pytest.raises(RewardError) as raised:
+        score(judge, [text])
+    return "\n".join([str(raised.value), *raised.value._render_traceback_()])
+
+
+def printed_by_watch(text, tmp_path, capsys):
+    run = Recorded(tmp_path / "run")
+    run.write_step({"step": 1, "reward": 0.5, "seconds": 1.0})
+    flag = {"name": "hacking", "step": 1, "saw": text, "why": "w.", "first": "f"}
+    (tmp_path / "run" / "flags.jsonl").write_text(json.dumps(flag) + "\n")
+    follow(tmp_path / "run", once=True)
+    return capsys.readouterr().out
+
+
+def printed_by_a_command(text, tmp_path, capsys):
+    assert main(["diagnose", str(tmp_path / text.replace("\0", "").replace("/", ""))]) == 2
+    return capsys.readouterr().err
+
+
+DOORS = [
+    printed_by_chat, printed_by_browse, printed_by_an_episode, printed_by_examples, printed_by_a_reward,
+    printed_by_watch, printed_by_a_command,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)
+def test_no_door_prints_it_raw(door, tmp_path, capsys):
+    for number, (what, text) in enumerate(STEERING.items()):
+        if what == "half a surrogate pair" and door in (
+            printed_by_browse,
+            printed_by_watch,
+            printed_by_a_command,
+        ):
+            continue  # no file can hold one
+        shown = door(text, tmp_path / str(number), capsys)
+        assert not steers(shown), what
+        assert any(mark in shown for mark in ("\\x", "\\u", "\\U", "\\r")), what

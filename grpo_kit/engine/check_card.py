@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +27,19 @@ from grpo_kit.models.token_rows import token_rows
 from grpo_kit.optim.check_adamw import MOST, beside_adamw
 from grpo_kit.optim.choose import choose_optimizer
 from grpo_kit.rollout import RolloutEngine
-from grpo_kit.rollout.compare_logprobs import SHIFT, gap, limits
+from grpo_kit.rollout.compare_logprobs import SHIFT, limits
 from grpo_kit.rollout.first_use import (
     GROUP,
     TOKENS,
     Finding,
+    engine_findings,
     guarded,
     judged,
     random_prompts,
     remembered,
 )
-from grpo_kit.rollout.supported_models import decode_by_modules
+from grpo_kit.rollout.supported_models import unsupported
 
-FEW_KERNELS = "decoding in few kernels"  # the part of the engine that gives way to the model's modules
 _WEIGHTS = 2**16  # of each tensor that the optimizer is tried on
 
 
@@ -55,21 +54,10 @@ def check_card(model: Any, config: Config | None = None) -> list[Finding]:
     config = Config() if config is None else config
     found = []
     with _as_it_was(model):
-        how = GenerationConfig(
-            max_new_tokens=TOKENS, do_sample=True, temperature=1.0, top_k=0, eos_token_id=[], pad_token_id=0
-        )
         batch = _random_batch(model)
-        if RolloutEngine.unsupported(model, how) is None:
-            engine = RolloutEngine(model)
-            try:
-                one = guarded("engine", lambda: _engine(model, engine, config, how, batch))
-                if one.outcome == "differs" and engine.in_few_kernels:
-                    found.append(replace(one, part=FEW_KERNELS))
-                    decode_by_modules(model, str(one))
-                    one = guarded("engine", lambda: _engine(model, engine, config, how, batch))
-            finally:
-                engine.release()
-            found.append(one)
+        if unsupported(model, GenerationConfig()) is None:
+            with autocast(config, next(model.parameters()).device):
+                found += engine_findings(model, RolloutEngine, batch.prompt_ids)
         if why_not_packed(model) is None:
             found.append(guarded("packed update", lambda: _update(model, config, batch)))
         name = choose_optimizer(config.optimizer, model)
@@ -84,21 +72,6 @@ def checked(model: Any, config: Config, folder: Path | None = None) -> list[Find
     folder: of the cache; default GRPO_KIT_CACHE. A cache that cannot be read or written is done without.
     """
     return remembered(lambda: check_card(model, config), model, [config.autocast, config.optimizer], folder)
-
-
-def _engine(
-    model: Any, engine: RolloutEngine, config: Config, how: GenerationConfig, batch: Batch
-) -> Finding:
-    with autocast(config, next(model.parameters()).device):
-        made = engine.generate(batch.prompt_ids, how, seed=0)
-    batch.completion_ids = made.completion_ids  # what the update is compared on, too
-    plain, moved = (PaddedUpdate(config, shift=shift).logprobs(model, batch, 1.0) for shift in (0, SHIFT))
-    found = [torch.tensor(row, dtype=torch.float64) for row in made.policy_logprobs]
-    wanted, others = (
-        [row[: len(one)] for row, one in zip(table, found, strict=True)] for table in (plain, moved)
-    )
-    least = limits(model, autocast=config.autocast != "none").logprobs
-    return judged("engine", gap(found, wanted), gap(others, wanted), least)
 
 
 def _update(model: Any, config: Config, batch: Batch) -> Finding:
@@ -136,7 +109,7 @@ def _relative(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> 
 
 
 def _random_batch(model: Any) -> Batch:
-    """Prompts of two groups of two; their completions are random until the engine has written some."""
+    """Random completions of two groups of two prompts."""
     generator, prompts = torch.Generator().manual_seed(1), random_prompts(model)
     return Batch(
         rows=[{}] * len(prompts),

@@ -12,7 +12,7 @@ import torch
 from transformers import GenerationConfig
 
 from grpo_kit import cuda
-from grpo_kit.engine.check_card import FEW_KERNELS, checked
+from grpo_kit.engine.check_card import checked
 from grpo_kit.engine.engine_sample import EngineSample
 from grpo_kit.engine.freed_memory import kept_for_the_next_step
 from grpo_kit.engine.packed_update import PackedUpdate
@@ -26,6 +26,7 @@ from grpo_kit.models.layer_kinds import is_tested
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.models.token_lists import why_not_padded
 from grpo_kit.rollout import RolloutEngine
+from grpo_kit.rollout.first_use import FEW_KERNELS, WRONG
 from grpo_kit.rollout.supported_models import decode_by_modules, decoded_by_modules
 
 _ROOM_ON_A_CPU = 16 * 2**30  # bytes free after a rollout above which its keys and values are kept
@@ -72,8 +73,7 @@ def fast(model: Any, config: Config) -> Seams:
     no_engine, no_packing = RolloutEngine.unsupported(model, how), why_not_packed(model)
     tested = is_tested(model)
     if cuda.may_fail(device) or not (tested or no_packing):
-        wrong = ("differs", "failed") if tested else ("differs", "failed", "cannot tell")
-        off = {one.part: str(one) for one in checked(model, config) if one.outcome in wrong}
+        off = {one.part: str(one) for one in checked(model, config) if one.outcome in WRONG[tested]}
         no_engine, no_packing = no_engine or off.get("engine"), no_packing or off.get("packed update")
         if FEW_KERNELS in off and not decoded_by_modules(base_model(model)):  # found in an earlier process
             decode_by_modules(model, off[FEW_KERNELS])

@@ -16,14 +16,4 @@ if TYPE_CHECKING:
     from grpo_kit.episodes.recorded_env import RecordedEnv, recorded
     from grpo_kit.episodes.rollout_episodes import Episode, Turn
 
-__all__ = lazy(
-    __name__,
-    {
-        "environment": ["Environment", "EpisodeError"],
-        "episode_task": ["EpisodeTask", "worked"],
-        "grid_world": ["grid"],
-        "observation": ["View", "write_turn"],
-        "recorded_env": ["RecordedEnv", "recorded"],
-        "rollout_episodes": ["Episode", "Turn"],
-    },
-)
+__all__ = lazy(__name__)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from grpo_kit.argument_checks import check_choice, check_whole
-from grpo_kit.prompts import PromptError, build_prompt, opening_messages, special_tokens
+from grpo_kit.argument_checks import check_choice, check_whole, template_tokens
+from grpo_kit.prompts import PromptError, build_prompt, opening_messages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -146,11 +146,11 @@ class Renderer:
         )
 
     @cached_property
-    def _special(self) -> list[str]:
-        return special_tokens(self.tokenizer)
+    def _hidden(self) -> dict[int, str]:
+        return template_tokens(self.tokenizer, self.ends)
 
     def _one_message(self, message: str) -> str:
-        for token in self._special:
+        for token in self._hidden.values():
             if token in message:
                 raise PromptError(
                     f"a turn's message holds the special token {token!r}, which the model would read as the template's "
@@ -162,9 +162,10 @@ class Renderer:
         return before + message + behind
 
     def text_of(self, completion_ids: Sequence[int]) -> str:
-        """The completion's text without special tokens, also without those spelled out in other tokens."""
-        text = self.tokenizer.decode(completion_ids, skip_special_tokens=True)
-        for token in self._special:
+        """The completion's text without template_tokens, also without those spelled out in other tokens."""
+        visible_ids = [token for token in completion_ids if token not in self._hidden]
+        text = self.tokenizer.decode(visible_ids)
+        for token in self._hidden.values():
             text = text.replace(token, "")
         return text
 

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward,
 from grpo_kit.evaluation.shown import ShownTable, percent, shown
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.record.kept_results import write_where_asked
+from grpo_kit.record.lines import read_json, reading
 from grpo_kit.tasks.measure import Measure, has_accuracy
 
 if TYPE_CHECKING:
@@ -176,12 +176,15 @@ class Evaluation:
     @classmethod
     def load(cls, path: str | os.PathLike) -> Evaluation:
         """Read a file of save()."""
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-        data |= {name: Estimate(**data[name]) if data.get(name) else None for name in (*_RATES, "as_trained")}
-        data["pass_at"] = {int(k): Estimate(**estimate) for k, estimate in data["pass_at"].items()}
-        for name in ("constant", "constant_reward", "own_constant"):
-            data[name] = tuple(data[name]) if data.get(name) else None
-        return cls(**{**data, "rows": pd.DataFrame(data["rows"])})
+        data = read_json(path)
+        with reading(path):
+            data |= {
+                name: Estimate(**data[name]) if data.get(name) else None for name in (*_RATES, "as_trained")
+            }
+            data["pass_at"] = {int(k): Estimate(**estimate) for k, estimate in data["pass_at"].items()}
+            for name in ("constant", "constant_reward", "own_constant"):
+                data[name] = tuple(data[name]) if data.get(name) else None
+            return cls(**{**data, "rows": pd.DataFrame(data["rows"])})
 
 
 def is_reward(column: str) -> bool:
@@ -208,8 +211,8 @@ def evaluate(
 
     samples: completions a prompt at `temperature`, besides the greedy one, for pass@k of every k <= samples.
     sampling: "as trained": these (one, if samples is 0) are sampled as in the last step of the model's run, and their
-    accuracy stands beside the greedy one. A Config: as that, for a base beside it. A model whose run is known and that
-    is asked otherwise than it was trained is told of in one line.
+    accuracy stands beside the greedy one. A Config: as that, for a base beside it. Where a model's run is known, a
+    line names what differs from it: of the greedy completions, and of the samples.
     max_completion_tokens: None means the task's. batch_size: sequences generated at once; None: by free memory.
     seed: of the sampling only. The model's mode, random state and settings are restored afterwards.
     Rates have Wilson's interval; pass@k and rewards a bootstrap over prompts. A task on which nothing is right or wrong
@@ -247,6 +250,7 @@ def evaluate(
     greedy, sampled = answer(model, tokenizer, task, rows, **how), None
     if samples:
         more = {name: numbers.pop(name) for name in SAMPLING if name in numbers}
+        say_difference(model, task, what="evaluate's samples", temperature=temperature, tokens=limit, **more)
         sampled = answer(model, tokenizer, task, rows, samples=samples, sampling=more, **numbers, **how)
     if sampling is None:
         return evaluation_of(greedy, sampled, ks)

@@ -12,6 +12,7 @@ from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.run_checks import trained_in
 from grpo_kit.models.model_facts import model_name
 from grpo_kit.record.files import has_metrics, read_metrics, run_settings
+from grpo_kit.record.run_path import path_of
 
 _ALSO = ("max_completion_tokens", "autocast")
 _OFF = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -22,7 +23,7 @@ _said: set[str] = set()  # a line comes once a process
 def run_of(model: Any) -> Path | None:
     """The run folder that a model was trained into, or that its folder lies in (save_model); None for another model."""
     found = trained_in(model)[0]
-    path = Path(found or model_name(model)).expanduser()
+    path = path_of(found or model_name(model))
     folders = (path, path.parent) if path.is_dir() else ()
     return next((folder for folder in folders if has_metrics(folder)), None)
 
@@ -66,19 +67,22 @@ def say_difference(
     *,
     what: str,
     temperature: float,
-    tokens: int,
+    tokens: int | None,
     run: Path | None = None,
     **sampling: Any,
 ) -> None:
     """Print one line, once, where the model is asked otherwise than its run sampled; nothing where no run is known.
 
-    what: what asks, such as "evaluate". temperature: 0 is greedy. tokens: the most a completion has. task: with its
-    prompt; None: that of the run. sampling: top_p and the like, where they are not off. run: its folder, where known.
+    what: what asks, such as "evaluate". temperature: 0 is greedy. tokens: the most a completion has; None: not
+    compared. task: with its prompt; None: that of the run. sampling: top_p and the like, where they are not off.
+    run: its folder, where known.
     """
     trained = _trained(run or run_of(model))
     if trained is None:
         return
-    asked = {"temperature": temperature, "max_completion_tokens": tokens} | _OFF | sampling
+    asked = {"temperature": temperature} | _OFF | sampling
+    if tokens is not None:
+        asked["max_completion_tokens"] = tokens
     if temperature == 0:  # the most likely token is the same under all of these
         asked |= {name: trained[name] for name in SAMPLING}
     if task is not None:

@@ -139,10 +139,11 @@ class Answers:
         """The pay by these rewards of the task; each reward is called once, however many readers there are."""
         known = self.__dict__.setdefault("_known", {})
         names = dict(zip(map(id, self.task.rewards), reward_names(self.task.rewards), strict=True))
+        left_out = getattr(self.task.is_correct, "left_out", ())
         with progress_line(f"{self.task.name}, rewards of {len(self.texts)} completions"):
             for one in (one for one in rewards if id(one) not in known):
-                full = full_pay(self.task, self.asked, self._given)
-                pay = score_in_full(one, self.texts, self._given, name=names[id(one)], full_pay=full)
+                how = {"full_pay": full_pay(self.task, self.asked, self._given), "left_out": left_out}
+                pay = score_in_full(one, self.texts, self._given, name=names[id(one)], **how)
                 known[id(one)] = pay
                 warn_off_scale([one], {names[id(one)]: pay.scores})
         return [known[id(one)] for one in rewards]

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from grpo_kit.argument_checks import check_model, check_tokenizer, check_whole
+from grpo_kit.argument_checks import check_model, check_temperature, check_tokenizer, check_whole
+from grpo_kit.evaluation.as_trained import say_difference
 from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.evaluation.intervals import Estimate, wilson_interval
 from grpo_kit.memory.plan import plan_memory
@@ -102,6 +103,8 @@ def length_probe(
     """
     check_model(model)
     check_tokenizer(tokenizer)
+    check_temperature(temperature, greedy=True)
+    say_difference(model, task, what="length_probe", temperature=temperature, tokens=None)
     how = {"max_completion_tokens": max_completion_tokens, "samples": samples, "temperature": temperature}
     made = answer(model, tokenizer, task, rows, batch_size=batch_size, seed=seed, **how)
     return Lengths.of(made.completions, made.settings["max_completion_tokens"])

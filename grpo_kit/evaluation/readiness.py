@@ -12,15 +12,17 @@ import html
 import json
 import math
 import os
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from grpo_kit.argument_checks import (
+    check_above_zero,
     check_model,
     check_task,
     check_temperature,
@@ -28,25 +30,16 @@ from grpo_kit.argument_checks import (
     check_whole,
     is_whole,
 )
+from grpo_kit.display import progress_line
+from grpo_kit.evaluation.as_trained import say_difference
 from grpo_kit.evaluation.constant import Constant, constant_reward, doing
-from grpo_kit.evaluation.generate_and_score import Answers, check_rows
-from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k, wilson_interval
+from grpo_kit.evaluation.generate_and_score import Answers, Played, answer, check_before, check_rows
+from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k
 from grpo_kit.evaluation.lengths import Lengths
-from grpo_kit.evaluation.portions import answer_in_portions, check_seconds
 from grpo_kit.evaluation.reflection_words import count_words, word_table
-from grpo_kit.evaluation.verdict import (
-    ALWAYS,
-    EVER,
-    FEWEST,
-    FORMATTED,
-    MEASURES,
-    SIGNAL,
-    VERDICTS,
-    doubtful,
-    possible_verdicts,
-    verdict_of,
-)
+from grpo_kit.evaluation.verdict import ALWAYS, EVER, FORMATTED, SIGNAL, VERDICTS, verdict_of
 from grpo_kit.record.kept_results import write_where_asked
+from grpo_kit.record.lines import read_json, reading
 from grpo_kit.rewards.auditing import audit
 from grpo_kit.rewards.parts import range_of
 from grpo_kit.rewards.scoring import Scores
@@ -57,6 +50,7 @@ if TYPE_CHECKING:
 
     from grpo_kit.tasks import Task
 
+_FIRST = 2  # rows that show how many more the time allows
 _FORMAT_ALONE = (
     "training would learn the format and not the task: take easier rows, partial credit or a stronger model"
 )
@@ -90,8 +84,9 @@ class Readiness:
     rewards: by prompt, {reward (the total): samples that earned it}; samples without a reward are left out.
     right and lenient are None if nothing is right or wrong, formatted if no form is required (tasks.measure).
     measure: basis of the verdict, "accuracy" or "reward". credit: by prompt, {score by the rewards that judge answers:
-    samples}; None: not known. top: the highest possible, or observed, reward. constant_reward: name and
-    mean reward of the best completion given to every row, if the reward is the measure.
+    samples}; None: no reward judges answers, or it is not known. floor: the highest credit that pays nothing.
+    top: the highest possible, or observed, reward. constant_reward: name and mean reward of the best completion given
+    to every row, if the reward is the measure. asked_for: the rows that were asked for, if the time was over before.
     lengths: of all samples. words: counts of aha.count_words. constant: the best constant strategy, name and accuracy.
     audit: one sentence on how often the reward is wrong about texts made from the first 8 golds (kit.rewards.audit);
     None for code, episodes, rows without an answer, and if the reward is the measure.
@@ -115,7 +110,7 @@ class Readiness:
     top: float = 1.0
     constant_reward: Constant | None = None
     asked_for: int | None = None
-    needs: float | None = None
+    floor: float = 0.0
 
     @property
     def n(self) -> int:
@@ -175,40 +170,33 @@ class Readiness:
     @property
     def verdict(self) -> str:
         """One of VERDICTS; see evaluation.verdict."""
-        values = {name: estimate.value for name, estimate in self._deciding.items()}
-        return verdict_of(values, self.top, self._nothing_paid)
-
-    @property
-    def possible(self) -> list[str]:
-        """The verdicts for which every measure has a value inside its 95 % interval, in the order of VERDICTS."""
-        return possible_verdicts(self._deciding, self.top, self._nothing_paid)
-
-    @property
-    def sure(self) -> bool:
-        """Is no other verdict possible, after at least 16 rows?"""
-        return self.n >= FEWEST and len(self.possible) == 1
-
-    @property
-    def _deciding(self) -> dict[str, Estimate]:
-        """The measures of the verdict, by the names of verdict_of."""
-        found = {"unequal": self.signal_reward()}
+        measured = {"unequal": self.signal_reward()}
         if self.formatted is not None:
-            found["formatted"] = self.format_rate
+            measured["formatted"] = self.format_rate
         if self.measure == "reward":
-            return found | {"mean": self.mean_reward}
-        found |= {"once": self._pass_at(self.right, [1])[1], "mixed": self.signal_right()}
-        found |= {
-            "ever": self._pass_at(self.right, [self.samples])[self.samples],
-            "credit": self.signal_credit(),
-        }
-        if self.constant is not None:
-            share = self.constant[1]
-            found["constant"] = Estimate(share, *wilson_interval(share * self.n, self.n), self.n)
-        return found
+            measured["mean"] = self.mean_reward
+        else:
+            measured |= {"once": self.pass_at[1], "ever": self.pass_at[self.samples]}
+            measured |= {"mixed": self.signal_right(), "credit": self.signal_credit()}
+        values = {name: estimate.value for name, estimate in measured.items()}
+        if self._best is not None:
+            values["constant"] = self._best[1]
+        return verdict_of(values, self.top, self._never_paid)
 
     @property
-    def _nothing_paid(self) -> bool:
-        return all(paid <= 0 for counts in self.credit or self.rewards for paid in counts)
+    def _best(self) -> Constant | None:
+        """The best constant answer, in the unit of the measure; None where no reward judges answers."""
+        if self.measure == "accuracy":
+            return self.constant
+        return None if self.credit is None else self.constant_reward
+
+    @property
+    def _never_paid(self) -> bool:
+        """Has no sample's answer earned anything? Where no reward judges answers: has no sample?"""
+        if self.credit is not None:
+            return all(paid <= self.floor for counts in self.credit for paid in counts)
+        nothing = all(paid <= 0 for counts in self.rewards for paid in counts)
+        return nothing and self.signal_reward().value < SIGNAL
 
     @property
     def reason(self) -> str:
@@ -216,13 +204,12 @@ class Readiness:
         verdict, unequal = self.verdict, self.signal_reward().value
         told = f"{verdict}: {self._why[verdict]}. So: {self._advice(verdict)}."
         if self.measure == "accuracy":
-            told += self._guess_beside(verdict)
             if verdict not in ("ready", "never succeeds") and unequal >= SIGNAL:
                 told += f" (In {unequal:.0%} of groups rewards would differ all the same: that is learnt meanwhile.)"
-        elif self.constant_reward and self.constant_reward[1] > self.mean_reward.value:
+        elif self._best is None and self.constant_reward and self.constant_reward[1] > self.mean_reward.value:
             what = doing(self.constant_reward)
             told += f" ({what[0].upper()}{what[1:]} earns {self.constant_reward[1]:.2f}: compare with that.)"
-        told += self._how_sure(verdict)
+        told += f" ({self._intervals()}.)"
         return told if self.audit is None else f"{told} Audit of the reward: {self.audit}"
 
     @property
@@ -230,42 +217,27 @@ class Readiness:
         """GO or CHANGE SOMETHING FIRST, and the reason."""
         return f"{'GO' if self.verdict == 'ready' else 'CHANGE SOMETHING FIRST'}  {self.reason}"
 
-    def _how_sure(self, verdict: str) -> str:
-        """For a run that ended before its last row: why it ended, and what would make the verdict surer."""
-        of, others = self.asked_for or self.n, [one for one in self.possible if one != verdict]
-        if self.n >= of:
-            return ""
-        if self.sure:
-            return f" (Sure after {self.n} of {of} rows: no other verdict holds within the 95 % intervals.)"
-        last = "mean" if self.measure == "reward" else "once"
-        decides = [*doubtful(self._deciding, self.top, self._nothing_paid), last][0]
-        one = self._deciding[decides]
-        measured = f"{MEASURES[decides]} {one.value:.2f}, 95 % interval {one.low:.2f} to {one.high:.2f}"
-        too_few = f"and fewer than {FEWEST} rows are too few to be sure"
-        doubt = f"so it may be {' or '.join(map(repr, others))} too" if others else too_few
-        ask = "" if self.needs is None else f"; seconds={math.ceil(self.needs)} would look at about all"
-        return f" (Not sure after {self.n} of {of} rows: {measured}, {doubt}{ask}.)"
+    def _intervals(self) -> str:
+        """The numbers that decide most verdicts with their intervals, and over how many rows."""
+        if self.measure == "reward":
+            measured = f"mean reward {self.mean_reward.words(rate=False)}"
+            groups = f"groups with unequal rewards {self.signal_reward().words()}"
+        else:
+            measured = f"pass@1 {self.pass_at[1].words()}"
+            groups = f"groups with right and wrong {self.signal_right().words()}"
+        told = f"95 % intervals: {measured}, {groups}"
+        if self.asked_for is None:
+            return told
+        return f"Only {self.n} of {self.asked_for} rows were asked; seconds=None asks all. {told}"
 
     def _advice(self, verdict: str) -> str:
-        if (
-            self.measure == "accuracy"
-            and verdict == "never succeeds"
-            and self.signal_reward().value >= SIGNAL
-        ):
+        if verdict == "never succeeds" and self.pass_at and self.pass_at[self.samples].value >= EVER:
+            return "score a right answer, task.score(row, [completion]): no reward pays what counts as right"
+        if verdict == "never succeeds" and self.signal_reward().value >= SIGNAL:
             return _FORMAT_ALONE
         if self.measure == "accuracy" and verdict == "ready" and self.signal_right().value < SIGNAL:
             return "train, and see whether accuracy follows the reward"
         return VERDICTS[verdict]
-
-    def _guess_beside(self, verdict: str) -> str:
-        """The score of a constant strategy, if it beats the model."""
-        (name, share), once = self.constant or ("", 0.0), self.pass_at[1].value
-        if share <= once or verdict not in ("ready", "rarely succeeds"):
-            return ""
-        return (
-            f" ({name!r} is right for {share:.0%} of these prompts without reading the question: compare with that, "
-            f"and not with {once:.0%}.)"
-        )
 
     @property
     def _why(self) -> dict[str, str]:
@@ -276,12 +248,15 @@ class Readiness:
         if self.measure == "reward":
             mean = f"the mean reward is {self.mean_reward.value:.2f}"
             differ = f"in {_share(unequal, SIGNAL)} of groups of {size} rewards would differ"
+            few = f", below {SIGNAL:.0%}" if unequal < SIGNAL else ""
             in_full = f", {self.pass_at[1].value:.0%} of samples earn it in full" if self.pass_at else ""
+            constant = self._best or ("", 0.0)
             return {
                 "format first": f"{unread}, and {differ}",
-                "never succeeds": f"no sample earns anything, and {differ}, below {SIGNAL:.0%}",
+                "never succeeds": f"no sample earns anything{' for its answer' * bool(self.credit)}, and {differ}{few}",
+                "shortcut pays": f"{mean}, and {doing(constant)} earns {constant[1]:.2f}, so not ready",
                 "too easy": f"{mean} of at most {self.top:g}, and {differ}",
-                "rarely succeeds": f"{mean}, and {differ}, below {SIGNAL:.0%}",
+                "rarely succeeds": f"{mean}, and {differ}{few}",
                 "ready": f"{mean}{in_full}, and {differ}",
             }
         once, ever = self.pass_at[1].value, self.pass_at[self.samples].value
@@ -290,16 +265,20 @@ class Readiness:
         groups = f"{_share(mixed, SIGNAL)} of groups of {size} would hold right and wrong"
         partly = f", and in {_share(self.signal_credit().value, SIGNAL)} answers earn unequal partial credit"
         by_format = f", and only by format or other parts do rewards differ, in {unequal:.0%} of groups"
+        never = f"{in_any}, below {EVER:.0%}{by_format * (unequal >= SIGNAL)}"
+        if ever >= EVER:
+            never = f"{in_any}, and no reward for the answer pays any of them"
+        rarely = groups if mixed < SIGNAL else f"in {_share(unequal, SIGNAL)} of groups rewards would differ"
         name, share = self.constant or ("", 0.0)
         guess = f"{name!r} is right for {share:.0%} of these prompts without reading the question"
         return {
             "format first": f"{shown} of an episode's actions are valid, below {FORMATTED:.0%}"
             if guessed is None
             else f"{unread} (read leniently, {guessed.value:.0%} are right)",
-            "never succeeds": f"{in_any}, below {EVER:.0%}{by_format * (unequal >= SIGNAL)}",
+            "never succeeds": never,
             "shortcut pays": f"pass@1 is {once:.0%}, and {guess}, so not ready",
             "too easy": f"{_share(once, ALWAYS)} of samples are right, above {ALWAYS:.0%}",
-            "rarely succeeds": f"{groups}, below {SIGNAL:.0%}",
+            "rarely succeeds": f"{rarely}, below {SIGNAL:.0%}",
             "ready": f"{once:.0%} of samples are right, {in_any}, and {groups}{partly * (mixed < SIGNAL)}",
         }
 
@@ -341,7 +320,8 @@ class Readiness:
     @classmethod
     def load(cls, path: str | os.PathLike) -> Readiness:
         """Read a file of save()."""
-        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        with reading(path):
+            return cls.from_dict(read_json(path))
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Readiness:
@@ -354,7 +334,8 @@ class Readiness:
             changed[name] = counts and [{float(r): count for r, count in one.items()} for one in counts]
         for name in ("constant", "constant_reward"):
             changed[name] = tuple(data[name]) if data.get(name) else None
-        return cls(**{**data, **changed})
+        older = {"needs"}  # kept by earlier versions
+        return cls(**{name: value for name, value in data.items() if name not in older} | changed)
 
 
 def readiness(
@@ -377,12 +358,12 @@ def readiness(
     samples: completions a prompt. group_size, temperature: the values of the training to come.
     max_completion_tokens: None means the task's. batch_size: sequences sampled at once; None: by free memory. The model
     is restored afterwards.
-    seconds: approximate limit, above 0. The rows are answered in their order, in growing portions, until
-    no other verdict is possible (Readiness.sure) or the time is over; the first two rows may exceed it. The
-    counts of the first n rows are the same with any budget, except for rounding. math.inf: until it is sure. None: all
-    rows, even if fewer would do, to compare two models row by row. The verdict is checked several times, so "sure"
-    is a little less than 95 %.
-    quiet: do not print the verdict and the advice. If interrupted, the call prints the findings so far.
+    seconds: approximate limit, above 0. Two rows show how long one takes, then as many of the others are asked, in
+    their order, as the time allows; the first two may exceed it. None: all rows. The counts of the first n rows are the
+    same with any limit, except for rounding; of a model that the rollout engine does not support, samples are drawn
+    batch by batch.
+    quiet: do not print the verdict and the advice. If interrupted, the call prints the findings so far. Where a model's
+    run is known, a line says which settings differ from it.
     Raises ValueError naming the argument for empty rows, a group_size outside 2..samples, seconds that are no number
     above 0, and the errors of complete.
 
@@ -393,43 +374,68 @@ def readiness(
     if not is_whole(group_size, 2) or group_size > samples:
         raise ValueError(f"group_size={group_size!r} must lie in 2..samples={samples!r}")
     check_temperature(temperature)
-    check_seconds(seconds)
+    if seconds is not None and seconds != math.inf:
+        check_above_zero("seconds", seconds, hint=", such as 300; None asks all rows")
     check_model(model)
     check_tokenizer(tokenizer)
     check_task(task)
     rows = check_rows(task.held_out if rows is None else rows)
+    limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
+    say_difference(model, task, what="readiness", temperature=temperature, tokens=limit)
+    check_before(model, tokenizer, task, rows, max_completion_tokens)
     how = {"max_completion_tokens": max_completion_tokens, "samples": samples, "temperature": temperature}
-    looks: list[Readiness] = []
+    how |= {"batch_size": batch_size, "seed": seed}
+    parts: list[Answers] = []
 
-    def look(made: Answers) -> tuple[str, bool]:
-        looks[:] = [_counted(made, group_size, len(rows))]
-        return looks[0].verdict, seconds is not None and looks[0].sure
+    def ask(first: int, last: int) -> Answers:
+        def tell(made: int, of: int) -> None:
+            line(first + made // samples, len(rows))
 
-    try:
-        made, needs = answer_in_portions(
-            model, tokenizer, task, rows, look, seconds=seconds, batch_size=batch_size, seed=seed, **how
-        )
-    except KeyboardInterrupt:
-        if looks and not quiet:
-            print(f"Stopped. {looks[0]!r}", flush=True)
-        raise
-    found = replace(
-        looks[0],
-        audit=_audited(task, made.rows) if made.measure == "accuracy" else None,
-        constant_reward=constant_reward(made) if made.measure == "reward" else None,
-        needs=needs,
-    )
+        return answer(model, tokenizer, task, rows[first:last], first=first, progress=tell, **how)
+
+    stopped = None
+    with progress_line(f"{task.name}, readiness, questions") as line:
+        try:
+            _ask_in_time(ask, len(rows), seconds, parts)
+        except KeyboardInterrupt as stop:
+            if not parts:
+                raise
+            stopped = stop
+    found = _counted(_joined(parts), group_size, len(rows))
     if not quiet:
-        print(repr(found), flush=True)
+        print(f"{'Stopped. ' if stopped else ''}{found!r}", flush=True)
+    if stopped:
+        raise stopped
     return found
 
 
+def _ask_in_time(
+    ask: Callable[[int, int], Answers], n: int, seconds: float | None, parts: list[Answers]
+) -> None:
+    """Appends ask(first, last) to parts: of all n rows, or of two rows and then of as many as the time allows."""
+    began, done = time.monotonic(), 0
+    count = n if seconds is None else _FIRST
+    while count >= 1 and done < n:
+        parts.append(ask(done, min(n, done + count)))
+        done += len(parts[-1].rows)
+        if done < n:
+            _ = parts[-1].rewards  # judging takes its time too
+            spent = max(time.monotonic() - began, 1e-9)
+            count = int(min(n, (seconds - spent) * done / spent))
+
+
+def _joined(parts: Sequence[Answers]) -> Answers:
+    first = parts[0]
+    names = ["rows", "prompts", "completions", *["episodes"] * isinstance(first, Played)]
+    return replace(first, **{name: [one for part in parts for one in getattr(part, name)] for name in names})
+
+
 def _counted(made: Answers, group_size: int, asked_for: int) -> Readiness:
-    """All counts; the rewards are not called on other texts."""
     task, readings = made.task, made.readings
     accuracy = "strict" in readings
     highest = [one for one in made.rewards if one is not None]
     top = sum(w * (range_of(r) or (0.0, 1.0))[1] for r, w in _weighted(task))
+    judges = getattr(getattr(task, "is_correct", None), "judges", None)
     return Readiness(
         task=task.name,
         samples=made.samples,
@@ -443,11 +449,26 @@ def _counted(made: Answers, group_size: int, asked_for: int) -> Readiness:
         words=count_words(made.texts),
         constant=task.best_constant(made.rows) if task.strategies and accuracy else None,
         settings=made.settings,
+        audit=_audited(task, made.rows) if made.measure == "accuracy" else None,
         measure=made.measure,
-        credit=_counts(made, made.credit),
+        credit=None if judges == [] else _counts(made, made.credit),
         top=max([top, *highest]),
+        constant_reward=constant_reward(made) if made.measure == "reward" else None,
         asked_for=None if asked_for == len(made.rows) else asked_for,
+        floor=_floor(made, judges),
     )
+
+
+def _floor(made: Answers, judges: Sequence[Any] | None) -> float:
+    """The highest credit that pays nothing: 0, but of a range above or below it its low end.
+
+    judges: the rewards whose full pay makes an answer right; None: a rule of the task's own, or an environment. No
+    scale is known there, and the lowest credit pays nothing if it is below 0.
+    """
+    if judges is None:
+        return min([0.0, *(one for one in made.credit if one is not None)])
+    ranges = [range_of(judge) or (0.0, 1.0) for judge in judges]
+    return fmean([low if high <= 0 else max(low, 0.0) for low, high in ranges] or [0.0])
 
 
 def _counts(made: Answers, scores: Scores) -> list[dict[float, int]]:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from grpo_kit.record.kernel import visible
+
 _CELL = "text-align:left;vertical-align:top;padding:3px 16px 3px 0;line-height:1.4;white-space:normal;"
 
 
@@ -29,7 +31,7 @@ class ShownTable(pd.DataFrame):
     _page: str | None = None
 
     def __repr__(self) -> str:
-        return super().__repr__() if self._text is None else self._text
+        return visible(super().__repr__() if self._text is None else self._text)
 
     def _repr_html_(self) -> str | None:
         return super()._repr_html_() if self._page is None else self._page

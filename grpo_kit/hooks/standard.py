@@ -34,7 +34,7 @@ class GRPOTrainer(grpo.GRPOTrainer):
     held_out: measures a few held-out rows while it trains. keep: "best" ends with the best evaluation's weights.
     live, on_flag: see WatchRun. sample, update: None takes the fast ways, or the plain ones where a line says why.
     A sample with a method around(fast) is taken as what that returns, given the fast one: OlderWeights of examples/.
-    hooks: more of them, called after the standard ones.
+    hooks: more of them, called after the standard ones, but before those that obey requests and save.
     Raises ValueError, naming the argument, for what cannot be.
     """
 
@@ -80,7 +80,8 @@ class GRPOTrainer(grpo.GRPOTrainer):
             model, task, config, tokenizer=tokenizer, folder=folder,
             sample=sample or seams.sample, update=update or seams.update,
             hooks=[
-                *seams.hooks, *watchdog, *measuring, *scales, watching, ControlFolder(watching.say), Autosave(), *hooks,
+                *seams.hooks, *watchdog, *measuring, *scales, watching, *hooks,
+                ControlFolder(watching.say), Autosave(quiet=live is None),  # last: a checkpoint's row is whole
             ],
         )  # fmt: skip
         if self.starts_from and live is not None and self.processes.is_main:

@@ -15,4 +15,4 @@ from grpo_kit.lazy import lazy
 if TYPE_CHECKING:
     from grpo_kit.integrations.trl import from_trl, to_trl
 
-__all__ = lazy(__name__, {"trl": ["from_trl", "to_trl"]})
+__all__ = lazy(__name__)

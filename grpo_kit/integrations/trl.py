@@ -32,7 +32,7 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError('from_trl and to_trl need trl; pip install "grpo-kit[trl]"') from error
 
-from grpo_kit.argument_checks import check_model, check_task
+from grpo_kit.argument_checks import check_model, check_task, template_tokens
 from grpo_kit.engine.fast import fast
 from grpo_kit.integrations.trl_config import config_of, fields_of
 from grpo_kit.integrations.trl_fields import IGNORED, PRINTED, check_fields, is_set
@@ -40,7 +40,9 @@ from grpo_kit.integrations.trl_task import TrlTask, warn_of_bare_prompt
 from grpo_kit.loop.grpo import GRPOTrainer
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.run_checks import check_tags
 from grpo_kit.models.loading import load_policy
+from grpo_kit.record.run_path import path_of
 from grpo_kit.rewards.parts import reward_names
 from grpo_kit.rewards.scoring import PendingScores
 from grpo_kit.unsloth import changed_defaults
@@ -106,7 +108,9 @@ def from_trl(
             raise ValueError(f"{name}={value!r:.100} is no argument of from_trl nor of trl.GRPOTrainer")
         if value not in (None, [], (None, None)):
             raise ValueError(f"{name}: from_trl cannot do this; {_ELSEWHERE[name]}")
-    if not isinstance(model, str):
+    if isinstance(model, str):
+        model = path_of(model, "model").as_posix()
+    else:
         check_model(model)
     args = GRPOConfig(f"{_name(model)}-GRPO") if args is None else args
     if not isinstance(args, GRPOConfig):
@@ -162,7 +166,8 @@ def to_trl(
     A batch is divided among the processes that torchrun or accelerate started. Completions end at the same tokens: TRL
     reads them from the tokenizer and the model, as the loop does.
     Prints each field of the config that TRL cannot be told.
-    Raises ValueError for a task of episodes, and a batch that cannot be divided.
+    Raises ValueError for a task of episodes, for tags that are special tokens, which TRL takes out of completions, and
+    for a batch that cannot be divided.
 
     >>> trainer = to_trl(task, Config(steps=100), model, tokenizer, "runs/two-cards")  # doctest: +SKIP
     >>> trainer.train()  # doctest: +SKIP
@@ -172,8 +177,12 @@ def to_trl(
         raise ValueError(
             f"task={task!r:.100} has no data set and rewards of one turn; of episodes give TRL an environment_factory"
         )
-    if not isinstance(model, str):
+    if isinstance(model, str):
+        model = path_of(model, "model").as_posix()
+    else:
         check_model(model)
+    special = template_tokens(tokenizer, ends=tokenizer.added_tokens_decoder)
+    check_tags(task, special.values(), "TRL takes out of completions")
     weights = list(config.reward_weights or task.reward_weights)
     length = config.max_completion_tokens or task.max_completion_tokens
     made, left = fields_of(config, length, weights, int(os.environ.get("WORLD_SIZE", 1)), overrides)
@@ -181,11 +190,11 @@ def to_trl(
     mine = {name: value for name, value in overrides.items() if name in known}
     if left:
         print("Not carried over to TRL:", *left, sep="\n  ")
-    names = reward_names(task.rewards)
+    names, output_dir = reward_names(task.rewards), path_of(output_dir, "output_dir")
     return TRLTrainer(
         model=model,
         reward_funcs=[PendingScores(r, name) for r, name in zip(task.rewards, names, strict=True)],
-        args=GRPOConfig(output_dir=str(output_dir), **{**changed_defaults(GRPOConfig), **made, **mine}),
+        args=GRPOConfig(str(output_dir), **{**changed_defaults(GRPOConfig), **made, **mine}),
         train_dataset=task.dataset(tokenizer),
         processing_class=tokenizer,
         **{name: value for name, value in overrides.items() if name not in known},

@@ -7,9 +7,4 @@ from grpo_kit.lazy import lazy
 if TYPE_CHECKING:
     from grpo_kit.lab.compare_arms import Lab, compare, load
 
-__all__ = lazy(
-    __name__,
-    {
-        "compare_arms": ["Lab", "compare", "load"],
-    },
-)
+__all__ = lazy(__name__)

@@ -22,4 +22,4 @@ if TYPE_CHECKING:
     from grpo_kit.loop.grpo_config import Config
     from grpo_kit.loop.step_batch import Batch
 
-__all__ = lazy(__name__, {"grpo": ["GRPOTrainer"], "grpo_config": ["Config"], "step_batch": ["Batch"]})
+__all__ = lazy(__name__)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from grpo_kit.argument_checks import template_tokens
 from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models.context import check_context, context_length
@@ -78,12 +79,14 @@ def as_batch(
     **more: Any,
 ) -> Batch:
     """The Batch of completions that are known by their tokens. more: other fields of Batch."""
+    hidden = template_tokens(tokenizer, ends)
+    visible_ids = [[token for token in ids if token not in hidden] for ids in completion_ids]
     return Batch(
         rows=[row for row in rows for _ in range(group_size)],
         groups=[group for group in range(len(rows)) for _ in range(group_size)],
         prompt_ids=prompt_ids,
         completion_ids=completion_ids,
-        completions=tokenizer.batch_decode(completion_ids, skip_special_tokens=True),
+        completions=tokenizer.batch_decode(visible_ids, skip_special_tokens=False),
         cut_off=[not ids or ids[-1] not in ends for ids in completion_ids],
         **more,
     )

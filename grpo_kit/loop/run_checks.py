@@ -6,23 +6,23 @@ import math
 import re
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from grpo_kit.argument_checks import check_model, check_tokenizer
+from grpo_kit.argument_checks import check_model, check_tokenizer, template_tokens
 from grpo_kit.argument_checks import check_task as check_is_task
 from grpo_kit.config_checks import check_together
 from grpo_kit.loop.generate import render
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.padded_update import autocast
 from grpo_kit.models.model_facts import base_model, evaluating, has_adapters
-from grpo_kit.models.token_lists import left_pad, logits_of
+from grpo_kit.models.token_lists import end_ids, left_pad, logits_of
 from grpo_kit.optim.choose import OPTIMIZERS
 from grpo_kit.record.digests import checkpoints
-from grpo_kit.rewards.parts import check_calls
+from grpo_kit.rewards.parts import check_calls, with_parts
 
 GIVEN = ("completions", "prompts", "completion_ids", "prefill", "log_extra", "log_metric")  # see score()
 _OPEN_TAG = re.compile(r"<(\w+)>\s*\Z")
@@ -62,8 +62,9 @@ def check_given(
 def check_task(model: Any, tokenizer: Any, task: Any, config: Config) -> None:
     """Refuse what would fail after a rollout, in train and held-out rows alike.
 
-    Raises ValueError for a reward that the call does not fit, and for a prompt that cannot be rendered, has no tokens
-    or leaves no room for a completion. Warns where right answers are longer than a completion may be.
+    Raises ValueError for a reward that the call does not fit, for a tag that ends a completion, and for a prompt that
+    cannot be rendered, has no tokens or leaves no room for a completion. Warns where right answers are longer than a
+    completion may be.
     A task of episodes makes its prompts turn by turn: they are checked there.
     """
     if not hasattr(task, "render"):
@@ -71,6 +72,7 @@ def check_task(model: Any, tokenizer: Any, task: Any, config: Config) -> None:
     rows = [*task.train, *getattr(task, "held_out", ())]
     shared = set.intersection(*(set(row) for row in rows))
     check_calls(task.rewards, {*GIVEN, *shared}, f"task {task.name!r}")
+    check_tags(task, template_tokens(tokenizer, end_ids(model, tokenizer)).values(), "ends a completion")
     prompts = render(model, tokenizer, task, rows, config.max_completion_tokens)
     if config.autocast == "float16":
         _check_products(model, prompts[0], config)
@@ -88,6 +90,27 @@ def check_task(model: Any, tokenizer: Any, task: Any, config: Config) -> None:
             UserWarning,
             stacklevel=4,
         )
+
+
+def check_tags(task: Any, tokens: Iterable[str], role: str) -> None:
+    """Raises ValueError where a tag of the task, or a text around its questions, has a token that rewards do not see.
+
+    tokens: those taken out of completions. role: what becomes of it, for the message.
+    """
+    parts = with_parts(task.rewards)
+    names = [getattr(part, name, None) for part in parts for name in ("tag", "think", "answer")]
+    names = {name for name in [getattr(task, "answer_tag", None), *names] if isinstance(name, str)}
+    tags = [tag for name in sorted(names) for tag in (f"<{name}>", f"</{name}>")]
+    shown = [
+        getattr(task, "system", None) or "",
+        *(text for pair in getattr(task, "examples", ()) for text in pair),
+    ]
+    for text in [*tags, task.prefill, *shown]:
+        if taken := next((token for token in tokens if token in text), None):
+            raise ValueError(
+                f"task {task.name!r}: {text!r:.100} has the special token {taken!r}, which {role}, so that no reward "
+                "would see it; write the task with another answer_tag or text, or add the token with special=False"
+            )
 
 
 def check_loaded(config: Config, model: torch.nn.Module) -> None:

@@ -9,4 +9,4 @@ if TYPE_CHECKING:
     from grpo_kit.models.gguf_reader import PolicyLoadError
     from grpo_kit.models.loading import describe, load_policy
 
-__all__ = lazy(__name__, {"gguf_reader": ["PolicyLoadError"], "loading": ["describe", "load_policy"]})
+__all__ = lazy(__name__)

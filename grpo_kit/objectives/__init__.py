@@ -38,12 +38,7 @@ if TYPE_CHECKING:
     )
     from grpo_kit.objectives.kl import k1, k2, k3
     from grpo_kit.objectives.logprobs import masked_mean, masked_sum, sequence_logprobs, token_logprobs
-    from grpo_kit.objectives.policy_gradient import (
-        ppo_policy,
-        ppo_value,
-        reinforce,
-        rloo,
-    )
+    from grpo_kit.objectives.policy_gradient import ppo_policy, ppo_value, reinforce, rloo
     from grpo_kit.objectives.preference import (
         bradley_terry,
         dpo,
@@ -57,17 +52,4 @@ if TYPE_CHECKING:
     from grpo_kit.objectives.ratios import clip_fraction, sequence_ratio, token_ratio
     from grpo_kit.objectives.soft_losses import luspo, sapo, vespo
 
-__all__ = lazy(
-    __name__,
-    {
-        "advantages": ["gae", "group_advantages", "rloo_advantages", "soft_overlong_punishment", "token_rewards",
-                       "weigh_advantages"],
-        "group_losses": ["bnpo", "cispo", "dapo", "dr_grpo", "grpo", "gspo", "gspo_token", "overlong_filter"],
-        "kl": ["k1", "k2", "k3"],
-        "logprobs": ["masked_mean", "masked_sum", "sequence_logprobs", "token_logprobs"],
-        "policy_gradient": ["ppo_policy", "ppo_value", "reinforce", "rloo"],
-        "preference": ["bradley_terry", "dpo", "implicit_reward", "ipo", "kto", "kto_reference_point", "orpo", "simpo"],
-        "ratios": ["clip_fraction", "sequence_ratio", "token_ratio"],
-        "soft_losses": ["luspo", "sapo", "vespo"],
-    },
-)  # fmt: skip
+__all__ = lazy(__name__)

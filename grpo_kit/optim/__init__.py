@@ -7,4 +7,4 @@ from grpo_kit.lazy import lazy
 if TYPE_CHECKING:
     from grpo_kit.optim.split_adamw import SplitAdamW8bit
 
-__all__ = lazy(__name__, {"split_adamw": ["SplitAdamW8bit"]})
+__all__ = lazy(__name__)

@@ -22,24 +22,4 @@ if TYPE_CHECKING:
     from grpo_kit.rewards.scoring import RewardError, total
     from grpo_kit.rewards.tool_calls import CallAccuracy, CallEfficiency, CallShape, CallValidity, call_reward
 
-__all__ = lazy(
-    __name__,
-    {
-        "answers": ["ExactAnswer", "MathAnswer", "NumericAnswer"],
-        "auditing": ["Audit", "audit"],
-        "bleu_rouge": ["Bleu", "Rouge"],
-        "cancel": ["cancelled_groups"],
-        "cheat_cases": ["Case", "RewardCheckError", "crafted_cases"],
-        "check": ["check_rewards"],
-        "code_rewards": ["CodeFormat", "CodeRuns", "CodeTests", "extract_code"],
-        "code_runner": ["CodeRunner"],
-        "combine": ["Clipped", "Gated", "WeightedSum"],
-        "format": ["SoftFormat"],
-        "language": ["Language"],
-        "length": ["Repetition", "RightSize"],
-        "parts": ["Reward"],
-        "response": ["extract_answer", "last_number", "on_response"],
-        "scoring": ["RewardError", "total"],
-        "tool_calls": ["CallAccuracy", "CallEfficiency", "CallShape", "CallValidity", "call_reward"],
-    },
-)
+__all__ = lazy(__name__)

@@ -29,7 +29,7 @@ def check_rewards(
     cases: a task, whose first `rows` held-out rows are turned into cases (Task.cases_for). Or a list of Case with at
     least one honest one.
     weights: of the total; default the task's weights if their number fits, else equal.
-    found: completions of a run (kit.case_from), tried beside the first row's; each is scored with its own columns.
+    found: completions of a run, each as a Case, tried beside the first row's; each is scored with its own columns.
     A reward with `only_a_part = True` (length, repetition, ...) judges nothing by itself: beside others only the total
     is checked.
     Returns one row for each case of the first task row (or all given cases) and of `found`: case, response,
@@ -69,8 +69,8 @@ def check_rewards(
             missing = [column for column in getattr(reward, "columns", ()) if column not in case.columns]
             if missing:
                 raise ValueError(
-                    f"found: {case.name!r} has no column {missing[0]!r}, which {name} asks for; make it with "
-                    "case_from(..., task=task)"
+                    f"found: {case.name!r} has no column {missing[0]!r}, which {name} asks for; give the "
+                    "columns of its row: Case(name, completion, columns=row)"
                 )
     groups[0] = [*groups[0], *found]
     weights = [1 / len(rewards)] * len(rewards) if weights is None else list(weights)

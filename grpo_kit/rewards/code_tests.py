@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_kit.rewards.code_harness import LONGEST, NOT_PYTHON
 from grpo_kit.rewards.code_values import decode, read_json, same
+from grpo_kit.rewards.response import python_value
 
 if TYPE_CHECKING:
     from grpo_kit.sandbox import SandboxResult
@@ -106,13 +107,26 @@ def read_tests(column: Any) -> tuple[Test, ...]:
     >>> read_tests('[[[3], 6]]')
     (CallTest(args='(3,)', expected=6, tolerance=1e-09, read_as=None),)
     """
-    data = json.loads(column) if isinstance(column, str) and column.strip() else (column or [])
+    if isinstance(column, str):
+        data = json.loads(column) if column.strip() else []
+    else:
+        data = _without_padding(python_value(column) or [])
     if not isinstance(data, list | tuple):
         raise ValueError(f"tests={column!r:.80} is no list of tests")
     tests = tuple(_read(test, place) for place, test in enumerate(data))
     if len({type(test) for test in tests}) > 1:
         raise ValueError("tests has calls and stdin tests; use one kind for a problem")
     return tests
+
+
+def _without_padding(tests: Any) -> Any:
+    """Tests without the keys that a table filled with None. What a call returns may be None."""
+    if isinstance(tests, list | tuple):
+        return [_without_padding(test) if isinstance(test, dict) else test for test in tests]
+    if not isinstance(tests, dict):
+        return tests
+    called = tests.get("args") is not None
+    return {key: value for key, value in tests.items() if value is not None or called and key == "expected"}
 
 
 def function_name(entry_point: str) -> str:

@@ -152,12 +152,14 @@ def score_in_full(
     *,
     name: str | None = None,
     full_pay: FullPay | None = None,
+    left_out: Sequence[Reward] = (),
 ) -> Pay:
     """The reward's scores, obtained by calling `ask`, and whether it pays each completion's answer in full.
 
     Full is the top of the scale: 1.0, or `high` of a reward that states `range = (low, high)`, with 1e-6 of slack. In a
     WeightedSum all parts that judge the answer must pay in full. A Gated reward pays only behind an open gate. None
     where it cannot judge. A reward that judges no answer is taken whole. full_pay: overrides what counts as full.
+    left_out: parts that judge the answer and count neither for the verdict nor for the credit.
     Raises RewardError.
 
     >>> from grpo_kit.rewards import ExactAnswer, SoftFormat
@@ -170,21 +172,23 @@ def score_in_full(
     scores = score(reward, completions, name, **columns)
 
     def full(one: Reward, given: Scores) -> tuple[Verdicts, Scores]:
-        if not isinstance(one, WeightedSum | Gated) or not judges_answer(one):
+        parts = one.parts if isinstance(one, WeightedSum | Gated) else []
+        judging = [part for part in parts if judges_answer(part) and part not in left_out]
+        if not judging:
             high = [(range_of(one) or (0.0, 1.0))[1]] * len(given)
             if full_pay is not None and judges_answer(one):
                 high = full_pay(one, given)
             bars = zip(given, high, strict=True)
             return [None if score is None else score >= most - _ROUNDING for score, most in bars], given
-        parts = {id(part): told[f"reward/{reward._name_of[id(part)]}"] for part in one.parts}
-        inside = [full(part, parts[id(part)]) for part in one.parts if judges_answer(part)]
+        scores_of = {id(part): told[f"reward/{reward._name_of[id(part)]}"] for part in parts}
+        inside = [full(part, scores_of[id(part)]) for part in judging]
         judged = zip(*(verdicts for verdicts, _ in inside), strict=True)
         verdicts: Verdicts = [None if None in row else all(row) for row in judged]
         given = zip(*(credit for _, credit in inside), strict=True)
         credit = [None if None in row else round(math.fsum(row) / len(row), 6) for row in given]
         if isinstance(one, WeightedSum):
             return verdicts, credit
-        open_ = [None if gate is None else gate >= one.least for gate in parts[id(one.parts[1])]]
+        open_ = [None if gate is None else gate >= one.least for gate in scores_of[id(parts[1])]]
         pairs = list(zip(verdicts, open_, strict=True))
         behind = zip(credit, open_, strict=True)
         return [None if None in pair else all(pair) for pair in pairs], [

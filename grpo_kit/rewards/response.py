@@ -7,6 +7,8 @@ import html
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
+from datetime import datetime, time
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -200,20 +202,43 @@ def last_number(text: str) -> str | None:
     return found[-1].replace(",", "") if found else None
 
 
+def python_value(value: Any) -> Any:
+    """A table's value in Python's own types: numbers, times and arrays of numpy and torch, also in lists and dicts.
+
+    A float of fewer than 64 bits becomes the shortest decimal that rounds to it: 0.1, not 0.10000000149011612.
+
+    >>> python_value({"target": np.int64(16), "share": np.float32(0.1), "numbers": np.array([3, 5])})
+    {'target': 16, 'share': 0.1, 'numbers': [3, 5]}
+    """
+    if type(value) is dict:
+        return {key: python_value(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(python_value, value))
+    if not hasattr(value, "dtype") or not hasattr(value, "ndim"):
+        return value
+    if value.ndim:
+        return [python_value(item) for item in value]
+    kind, own = str(value.dtype).removeprefix("torch."), value.item()
+    if kind in ("float16", "float32"):
+        return float(str(getattr(np, kind)(own)))
+    if kind == "bfloat16":  # numpy has none
+        decimals = (float(f"{own:.{digits}g}") for digits in range(1, 5))
+        return next((decimal for decimal in decimals if value.new_tensor(decimal) == value), own)
+    if kind.startswith(("datetime64", "timedelta64")) and isinstance(own, int):  # of nanoseconds
+        return value.astype(f"{value.dtype.kind}8[us]").item()
+    return own
+
+
 def gold_text(value: Any) -> str | None:
     """A right answer as text, stripped; None where there is none (None, NaN, blank text).
 
-    A table turns whole numbers into floats where one is missing, so 2.0 is "2". A float32 is written as the shortest
-    decimal that rounds to it: 0.1.
+    A table changes how a value is written, so 2.0 is "2", Decimal("0.10") is "0.1", and midnight is its date.
     Raises ValueError for a list, a dict and the like, which have no single text.
 
     >>> gold_text(2.0), gold_text(" 82 "), gold_text(float("nan"))
     ('2', '82', None)
     """
-    kind = str(getattr(value, "dtype", "")).rpartition(".")[2]
-    value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
-    if isinstance(value, float) and kind in ("float16", "float32"):
-        value = float(str(getattr(np, kind)(value)))
+    value = python_value(value)
     if isinstance(value, str):
         return value.strip() or None
     if isinstance(value, bytes | Mapping | Set) or hasattr(value, "__len__"):
@@ -221,8 +246,13 @@ def gold_text(value: Any) -> str | None:
             f"{value!r:.200} is a {type(value).__name__}, not one answer; keep it in a column of its own for the "
             "reward, and give a text, a number or None"
         )
-    if value is None or value != value or type(value).__name__ in ("NAType", "NaTType"):
+    nothing = value is None or type(value).__name__ in ("NAType", "NaTType")
+    if nothing or isinstance(value, float | Decimal) and value != value:
         return None
+    if isinstance(value, datetime) and value.timetz() == time.min:
+        return str(value.date())
+    if isinstance(value, Decimal) and value.is_finite():
+        return f"{value.normalize():f}"
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 

@@ -14,11 +14,11 @@ from itertools import groupby
 from traceback import format_exception
 from typing import Any
 
+from grpo_kit.argument_checks import LARGEST_REWARD
 from grpo_kit.rewards.parts import Reward, bare_name, check_column_names, range_of, reward_names
 
 Scores = list[float | None]
 _ROUNDING = 1e-6  # how far a sum of float32 parts may lie outside its range, relative to 1
-_LARGEST = 1e15  # training squares scores in float32, which ends at 3e38
 
 
 class RewardError(ValueError):
@@ -26,9 +26,11 @@ class RewardError(ValueError):
 
     def _render_traceback_(self) -> list[str]:
         """IPython shows the message first, then the reward's own lines, and not the way to them."""
+        from grpo_kit.record.kernel import visible
+
         cause = self.__cause__
         own = format_exception(None, cause, cause.__traceback__.tb_next) if cause else []
-        return [f"{type(self).__name__}: {self}", "", *"".join(own).splitlines()]
+        return [f"{type(self).__name__}: {self}", "", *visible("".join(own)).splitlines()]
 
 
 class PendingScores:
@@ -69,11 +71,14 @@ def score(
         result = _finished(reward(completions=given, **{key: _own(value) for key, value in columns.items()}))
     except RewardError:  # from a part: it names its row already
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         row, completion = _culprit(reward, completions, columns)
+        from grpo_kit.record.kernel import visible
+
         mend = "; completions are texts here, not lists of messages" if "string ind" in str(error) else ""
         raise RewardError(
-            f"reward {name!r} raised {type(error).__name__}: {error}{mend}\nrow {row}, completion {completion!r}"
+            f"reward {name!r} raised {type(error).__name__}: {visible(error)}{mend}\nrow {row}, "
+            f"completion {completion!r}"
         ) from error
     if given != list(completions):
         raise RewardError(
@@ -143,7 +148,7 @@ def _wanted(score: Any, stated: tuple[float, float] | None, finite: bool) -> str
         value = math.nan
     if math.isnan(value):
         return "a finite number" if finite else "a number"
-    if finite and abs(value) > _LARGEST:
+    if finite and abs(value) > LARGEST_REWARD:
         return "a finite number, from -1e15 to 1e15"
     if stated is None:
         return None
@@ -162,7 +167,7 @@ def _culprit(reward: Reward, completions: Sequence[Any], columns: Mapping[str, A
         }
         try:
             _finished(reward(completions=completions[row : row + 1], **one))
-        except Exception:
+        except (Exception, SystemExit):
             return row, completions[row]
     return "unknown (each passes alone)", completions[0] if completions else ""
 
@@ -205,7 +210,10 @@ def total(scores: Sequence[float | None], weights: Sequence[float]) -> float | N
     """
     if any(score is None or score != score for score in scores):  # tables hold None as NaN
         return None
-    return round(math.fsum(w * float(s) for w, s in zip(weights, scores, strict=True)), 9)
+    try:
+        return round(math.fsum(w * float(s) for w, s in zip(weights, scores, strict=True)), 9)
+    except (OverflowError, ValueError):
+        return math.inf
 
 
 def totals(
@@ -229,4 +237,14 @@ def totals(
         for place in range(len(rows)):
             row = [inside[i][place] for i in applies]
             made.append(total(row, [weights[i] for i in applies]) if applies else None)
+            if made[-1] is not None and not abs(made[-1]) <= LARGEST_REWARD:
+                raise _too_large(rows[place], row, weights)
     return made
+
+
+def _too_large(row: int, scores: Scores, weights: Sequence[float]) -> RewardError:
+    return RewardError(
+        f"row {row}: scores {scores!r:.200} with weights {list(weights)!r:.200} add up to more than "
+        f"{LARGEST_REWARD:g} in size, and at most {LARGEST_REWARD:g} is taken, as training squares it in float32: "
+        "lower the weights"
+    )

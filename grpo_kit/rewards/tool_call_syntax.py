@@ -1,4 +1,7 @@
-"""Reads sequences of calls out of text, by ast and without running them, and measures how far two are apart."""
+"""Reads sequences of calls out of text, by ast and without running them, and measures how far two are apart.
+
+Longer than 300 lines because the notations of answers and the forms of golds are read by the same functions.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import date, time
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from grpo_kit.literal_calls import call_from_node, literal_value, parse_quietly
 from grpo_kit.rewards.code_blocks import read_blocks, without_end_tokens
 from grpo_kit.rewards.code_values import keys_once
-from grpo_kit.rewards.response import is_blank
+from grpo_kit.rewards.response import gold_text, is_blank, python_value
 
 _MAX_TEXT = 4000  # characters; no answer needs more, and comparing takes calls x gold calls steps
 _MARK = "[TOOL_CALLS]"  # Mistral's
@@ -25,6 +30,8 @@ _NAMED = re.compile(r"(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?P
 _PARAMETER = re.compile(r"<parameter=([^<>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _BETWEEN = re.compile(r"[\s;]*")
 _BESIDE_A_CALL = {"id", "type", "index"}  # keys of a call in JSON without meaning for it
+_ARGUMENTS = {"arguments", "parameters"}
+_NONE = ("constant", None)
 
 
 class Call(NamedTuple):
@@ -33,6 +40,11 @@ class Call(NamedTuple):
     name: str
     arguments: tuple[Any, ...]
     keywords: tuple[tuple[str, Any], ...] = ()
+
+    def without_none(self) -> Call:
+        """The call without keywords, and keys of dicts, whose value is None."""
+        keywords = ((key, _without_none(value)) for key, value in self.keywords if value != _NONE)
+        return Call(self.name, tuple(map(_without_none, self.arguments)), tuple(keywords))
 
 
 def parse_calls(text: str) -> list[Call] | None:
@@ -65,15 +77,18 @@ def gold_calls(gold: Any) -> list[Call] | None:
     """The calls of a gold: text (see parse_calls), a dict as in JSON, or a list of these; None if it holds none.
 
     Arguments may be a dict or JSON text, as in xLAM and ToolACE. BFCL's {"f": {"a": [1]}} is read if it allows one
-    value for each argument. Use JSON text where a table would fill the missing keys of a call with None.
+    value for each argument. A table fills the missing keys of a dict with None. Beside the arguments these keys are
+    left out. Among them they stay, since the row may have had a None (see Call.without_none).
 
     >>> gold_calls({"name": "f", "arguments": '{"a": 1}'}) == gold_calls([{"f": {"a": [1]}}]) == parse_calls("f(a=1)")
     True
     """
     calls: list[Call] = []
+    gold = python_value(gold)
     for item in [gold] if isinstance(gold, str | Mapping) else gold if isinstance(gold, Iterable) else []:
         try:
-            read = parse_calls(item) if isinstance(item, str) else _bfcl(item) or _json_calls(item)
+            data = item if isinstance(item, str) else _from_table(item)
+            read = parse_calls(data) if isinstance(data, str) else _bfcl(data) or _json_calls(data)
         except (ValueError, RecursionError):
             read = None
         if read is None:
@@ -110,6 +125,32 @@ def call_distance(calls: Sequence[Call], wanted: Sequence[Call]) -> float:
         for place, gold in enumerate(wanted):
             row.append(min(above[place] + _difference(call, gold), above[place + 1] + 1, row[place] + 1))
     return row[-1] / max(len(calls), len(wanted), 1)
+
+
+def _from_table(item: Any) -> Any:
+    """A call of a gold, without the keys beside its arguments that a table filled with None."""
+    item = _json_value(item)
+    if isinstance(item, list):
+        return [_from_table(call) for call in item]
+    if not isinstance(item, dict):
+        return item
+    there = {key: value for key, value in item.items() if value is not None}
+    if isinstance(there.get("function"), dict):  # OpenAI's
+        there["function"] = _from_table(there["function"])
+    if "name" in there and item.keys() & _ARGUMENTS and not there.keys() & _ARGUMENTS:
+        there["arguments"] = {}
+    return there
+
+
+def _json_value(value: Any) -> Any:
+    """A table's value as JSON would have it: a number for a decimal, a text for a date."""
+    if isinstance(value, Mapping):
+        return {key: _json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(item) for item in value]
+    if isinstance(value, Decimal):
+        return float(value)
+    return gold_text(value) if isinstance(value, date | time) else value
 
 
 def _difference(a: Call, b: Call) -> float:
@@ -186,7 +227,7 @@ def _json_calls(data: Any) -> list[Call]:
     said = {key: value for key, value in data.items() if key not in _BESIDE_A_CALL}
     if set(said) == {"function"}:  # OpenAI's
         return _json_calls(said["function"])
-    name, arguments = said.get("name"), [said[key] for key in ("arguments", "parameters") if key in said]
+    name, arguments = said.get("name"), [said[key] for key in _ARGUMENTS if key in said]
     if not isinstance(name, str) or not name.strip() or not len(arguments) == 1 == len(said) - 1:
         raise ValueError("a call is its name and its arguments, nothing else")
     return [_made(name, arguments[0])]
@@ -223,6 +264,8 @@ def _bfcl(data: Any) -> list[Call]:
     if not isinstance(data, Mapping) or len(data) != 1:
         return []
     ((name, given),) = data.items()
+    if isinstance(given, Mapping):
+        given = {key: values for key, values in given.items() if values is not None}
     one_each = isinstance(given, Mapping) and all(isinstance(v, list) and len(v) == 1 for v in given.values())
     if not one_each or any(isinstance(value, Mapping) for (value,) in given.values()):
         return []
@@ -248,6 +291,15 @@ def _dict(pairs: list[tuple[Any, Any]]) -> tuple[str, Any]:
     if len({key for key, _ in pairs}) < len(pairs):
         raise ValueError("a key is given twice")
     return "dict", frozenset(pairs)
+
+
+def _without_none(value: tuple[str, Any]) -> tuple[str, Any]:
+    kind, inside = value
+    if kind == "list":
+        return kind, tuple(map(_without_none, inside))
+    if kind == "dict":
+        return kind, frozenset((key, _without_none(item)) for key, item in inside if item != _NONE)
+    return value
 
 
 def _call(node: ast.expr | None) -> Call:

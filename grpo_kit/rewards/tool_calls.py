@@ -28,10 +28,23 @@ class _CallReward(AnswerReward):
         if wanted is None:
             return None
         calls = None if answer is None else parse_calls(answer)
-        return self._rate(calls, wanted) if calls else 0.0
+        if not calls:
+            return 0.0
+        score = self._rate(calls, wanted)
+        if not _may_be_padded(gold, wanted):
+            return score
+        bare_calls, bare_wanted = ([call.without_none() for call in many] for many in (calls, wanted))
+        return max(score, self._rate(bare_calls, bare_wanted))
 
     def _rate(self, calls: list[Call], wanted: list[Call]) -> float:
         raise NotImplementedError
+
+
+def _may_be_padded(gold: Any, wanted: list[Call]) -> bool:
+    """May a table have filled keys of the gold with None? Then all dicts of arguments have the same keys."""
+    items = [gold] if isinstance(gold, str | Mapping) else gold
+    keys = {tuple(key for key, _ in call.keywords) for call in wanted if call.keywords}
+    return len(keys) == 1 and not any(isinstance(item, str) for item in items)
 
 
 class CallValidity(_CallReward):
@@ -91,6 +104,8 @@ class CallAccuracy(_CallReward):
     distance: call_distance, in [0, 1]. At alpha = 2 calls that have nothing in common still earn 0.135.
     column: the gold calls: text, JSON text, a dict {"name": ..., "arguments": {...}}, or a list of these (see
     tool_call_syntax.gold_calls). None if the value is None, empty, or no sequence of calls.
+    A table fills the keys that a dict lacks with None. So where all calls of a gold of dicts have the same keys, an
+    argument that is None may be given as None or left out. JSON text is taken word by word.
     Raises ValueError if alpha is not positive and finite.
 
     >>> reward, gold = CallAccuracy(), ["add(2, 3)", "mul(x, 4)"]
@@ -129,7 +144,8 @@ class CallAccuracy(_CallReward):
             texts["a call dropped"] = "; ".join(gold[1:])
             texts["last call dropped"] = "; ".join(gold[:-1])
             texts["order turned round"] = "; ".join(gold[::-1])
-        differ = {name: text for name, text in texts.items() if parse_calls(text) != wanted}
+        paid = honest.columns[self.column]
+        differ = {name: text for name, text in texts.items() if self.score(text, paid) != 1.0}
         return answer_cases(honest, differ, tag=self.tag)
 
     def _rate(self, calls: list[Call], wanted: list[Call]) -> float:

@@ -7,4 +7,4 @@ from grpo_kit.lazy import lazy
 if TYPE_CHECKING:
     from grpo_kit.rollout.engine import RolloutEngine, Rollouts
 
-__all__ = lazy(__name__, {"engine": ["RolloutEngine", "Rollouts"]})
+__all__ = lazy(__name__)

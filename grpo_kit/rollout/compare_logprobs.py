@@ -1,24 +1,19 @@
-"""Compares log-probabilities with the plain model's: the rows, the difference, and its limits.
-
-On a card this checks the engine at its first run with a model, evaluations included.
-"""
+"""Compares the engine's log-probabilities with the plain model's: the rows, the difference, and its limits."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 import torch
 
-from grpo_kit.models.model_facts import base_model
 from grpo_kit.models.token_lists import left_pad, logits_of
 
 _PROMPTS, _EACH = 2, 2  # two groups, to check both rows that share a prompt and rows that do not
 
 
-class Limits(NamedTuple):
+class _Limits(NamedTuple):
     """The most that two correct ways may differ by.
 
     logprobs: nats a token, the mean over the worst completion. gradient: norm of the difference over the norm of TRL's.
@@ -29,17 +24,14 @@ class Limits(NamedTuple):
 
 
 SHIFT = 8  # positions that rows are moved by
-# Rotary positions encode differences only: moved rows are equal in exact numbers. In bfloat16 a right engine was at
-# most 1.7 times as far off as moved rows, one with a wrong mask 3.5 times and more.
-_ROUNDING = 2.5
 # SmolLM2-135M on a CPU (python -m benchmarks.check_card --model smollm2-135m-instruct), in nats a token and as a
 # share of the gradient's norm: float32 is 1e-5 and 1.5e-4 off, a wrong mask 0.1 to 0.5 and 0.9, a temperature of 1.25
 # instead of 1 0.5 and 0.2. Narrower dtypes use their own rounding; the floor is for a model whose rows round alike.
-_FLOAT32 = Limits(1e-4, 1e-3)
-_NARROW = Limits(1e-2, 5e-2)
+_FLOAT32 = _Limits(1e-4, 1e-3)
+_NARROW = _Limits(1e-2, 5e-2)
 
 
-def limits(model: torch.nn.Module, *, autocast: bool = False) -> Limits:
+def limits(model: torch.nn.Module, *, autocast: bool = False) -> _Limits:
     """The lowest limits of the model's arithmetic: float32's if all of it is float32, else bfloat16's."""
     exact = all(p.dtype in (torch.float32, torch.float64) for p in model.parameters())
     if hasattr(torch.backends, "fp32_precision"):
@@ -72,54 +64,23 @@ def gap(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
     return max((d if math.isfinite(d) else math.inf for d in apart), default=0.0)
 
 
-# ---- the engine ---------------------------------------------------------------------------------------------------
-
-_agrees: WeakSet[torch.nn.Module] = WeakSet()
-
-
-def due(model: Any) -> bool:
-    """Must the engine still be checked with this model?"""
-    return base_model(model) not in _agrees
-
-
 @torch.no_grad()
-def engine_differs(model: Any, prompts: Sequence[list[int]], made: Any, temperature: float) -> str | None:
-    """None if the engine's log-probabilities equal the plain model's on a few rows, which settles it; else in words.
-
-    temperature: the divisor of the logits; 1 if decoding was greedy.
-    """
-    try:
-        apart, rounding, least = compared(model, prompts, made, temperature)
-    except Exception:  # no evidence about the engine; the next completions are checked
-        return None
-    most = max(least, _ROUNDING * rounding)
-    if math.isfinite(rounding) and not apart <= most:
-        return f"completions computed both ways: logprobs off by {apart:.2g}, at most {most:g}"
-    _agrees.add(base_model(model))
-    return None
-
-
-@torch.no_grad()
-def compared(
-    model: Any, prompts: Sequence[list[int]], made: Any, temperature: float
-) -> tuple[float, float, float]:
+def compared(model: Any, prompts: Sequence[list[int]], rollouts: Any) -> tuple[float, float, float]:
     """Nats a token: how far the engine is from the plain model on a few rows, how far moved rows are, the limit.
 
-    made: the engine's Rollouts.
+    rollouts: the engine's, sampled at temperature 1.
     """
-    rows = few(list(map(tuple, prompts)), list(map(len, made.completion_ids)))
-    pairs = [(prompts[i], made.completion_ids[i]) for i in rows]
-    wanted = [_plain(model, *pair, temperature) for pair in pairs]
-    moved = [_plain(model, *pair, temperature, shift=SHIFT) for pair in pairs]
-    apart = gap([torch.tensor(made.policy_logprobs[i], dtype=torch.float64) for i in rows], wanted)
-    return apart, gap(moved, wanted), limits(model).logprobs
+    completions = rollouts.completion_ids
+    rows = few(list(map(tuple, prompts)), list(map(len, completions)))
+    plain = [_plain(model, prompts[i], completions[i]) for i in rows]
+    moved = [_plain(model, prompts[i], completions[i], SHIFT) for i in rows]
+    engines = [torch.tensor(rollouts.policy_logprobs[i], dtype=torch.float64) for i in rows]
+    narrow = torch.is_autocast_enabled(next(model.parameters()).device.type)
+    return gap(engines, plain), gap(moved, plain), limits(model, autocast=narrow).logprobs
 
 
-def _plain(
-    model: Any, prompt: list[int], completion: list[int], temperature: float, shift: int = 0
-) -> torch.Tensor:
+def _plain(model: Any, prompt: list[int], completion: list[int], shift: int = 0) -> torch.Tensor:
     """(T,) of one completion, by the model's own forward pass. shift: positions that the row is moved by."""
     ids, mask = left_pad([[*prompt, *completion]], 0, next(model.parameters()).device)
-    logits = logits_of(model, ids, mask, len(completion) + 1, shift)[0, :-1]
-    scores = (logits.float() / temperature).log_softmax(-1)  # (T, V)
+    scores = logits_of(model, ids, mask, len(completion) + 1, shift)[0, :-1].float().log_softmax(-1)  # (T, V)
     return scores.gather(-1, ids[0, -len(completion) :, None])[:, 0]

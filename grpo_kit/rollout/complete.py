@@ -18,14 +18,14 @@ import torch
 from transformers import GenerationConfig
 
 from grpo_kit import cuda
-from grpo_kit.argument_checks import check_temperature, check_whole
+from grpo_kit.argument_checks import check_temperature, check_whole, template_tokens
 from grpo_kit.models.context import check_context, context_length
 from grpo_kit.models.model_facts import base_model, evaluating
 from grpo_kit.models.token_lists import end_ids, generate_rows, up_to_end
 from grpo_kit.models.token_rows import close_rows
-from grpo_kit.rollout.compare_logprobs import due, engine_differs
 from grpo_kit.rollout.engine import RolloutEngine
-from grpo_kit.rollout.supported_models import decode_by_modules, engine_failed
+from grpo_kit.rollout.first_use import has_finite_logits
+from grpo_kit.rollout.supported_models import engine_failed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -34,7 +34,7 @@ Progress = Callable[[int, int], None]
 
 
 class Completion(NamedTuple):
-    """text without special tokens; tokens: number of them, the end included; cut_off at the limit?; ids of these."""
+    """text without template_tokens; tokens: number of them, the end included; cut_off at the limit?; ids of these."""
 
     text: str
     tokens: int
@@ -112,10 +112,11 @@ def complete(
             written.update(zip(rows, decode([ids[r] for r in rows], known), strict=True))
             if progress is not None:
                 progress(len(written), len(ids))
-    made = []
+    made, hidden = [], template_tokens(tokenizer, ends)
     for row in range(len(ids)):
         tokens = up_to_end(written[row], ends)
-        text = tokenizer.decode(tokens, skip_special_tokens=True)
+        visible_ids = [token for token in tokens if token not in hidden]
+        text = tokenizer.decode(visible_ids, skip_special_tokens=False)
         made.append(Completion(text, len(tokens), tokens[-1] not in ends, tuple(tokens)))
     return made
 
@@ -131,24 +132,15 @@ def _decoder(
     def decode(prompts: list[list[int]], rows: list[int]) -> list[list[int]]:
         if engine is None or RolloutEngine.unsupported(model, config):
             return generate_rows(model, prompts, config)
-        first = cuda.may_fail(next(model.parameters()).device) and due(model)
         try:
-            made = engine.generate(prompts, config, rows=rows, seed=seed, numbers=first, keep=keep)
-            if first and engine.in_few_kernels:
-                why = engine_differs(model, prompts, made, config.temperature or 1.0)
-                if why is not None:
-                    decode_by_modules(model, why)
-                    made = engine.generate(prompts, config, rows=rows, seed=seed, numbers=first, keep=keep)
+            rollouts = engine.generate(prompts, config, rows=rows, seed=seed, numbers=False, keep=keep)
+            return rollouts.completion_ids
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             if not _is_the_engines(error, model, prompts):
                 raise
             why = f"{type(error).__name__}: {error}"
-        else:
-            why = engine_differs(model, prompts, made, config.temperature or 1.0) if first else None
-            if why is None:
-                return made.completion_ids
         engine_failed(model, why)
         warnings.warn(
             f"The rollout engine failed on this machine ({why}); completions come from transformers' generate from "
@@ -163,13 +155,9 @@ def _decoder(
 
 def _is_the_engines(error: Exception, model: PreTrainedModel, prompts: list[list[int]]) -> bool:
     """Did the engine fail on a card that it was not tested on, rather than a model whose logits are NaN anyway?"""
-    device = next(model.parameters()).device
-    if not cuda.may_fail(device):
+    if not cuda.may_fail(next(model.parameters()).device):
         return False
-    if not isinstance(error, FloatingPointError):
-        return True
-    ids = torch.tensor([min(prompts, key=len)], device=device)
-    return bool(model(input_ids=ids).logits.isfinite().all())
+    return not isinstance(error, FloatingPointError) or has_finite_logits(model, min(prompts, key=len))
 
 
 def _batches(prompts: Sequence[list[int]], batch_size: int) -> list[list[int]]:

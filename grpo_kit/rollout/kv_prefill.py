@@ -24,7 +24,7 @@ from grpo_kit.rollout.weight_version import versions, weight_version
 _WORTH_KEEPING = 96  # tokens whose keys take three times as long to compute as the weights' fingerprint
 
 
-class KVPrefill(NamedTuple):
+class _Prefilled(NamedTuple):
     """The input of decoding for P prompts.
 
     keys, values: a tensor (H, N, D) a layer; places: long (T,) for each prompt, its tokens among the N;
@@ -39,7 +39,7 @@ class KVPrefill(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """Prompts, sorted; the places of their tokens among the N computed keys and values (as in KVPrefill),
+    """Prompts, sorted; the places of their tokens among the N computed keys and values (as in _Prefilled),
     and the weights and settings they were computed with."""
 
     prompts: list[tuple[int, ...]]
@@ -81,7 +81,7 @@ class TreeKVPrefill:
         prompts: Sequence[Sequence[int]],
         *,
         keep: bool = False,
-    ) -> KVPrefill:
+    ) -> _Prefilled:
         """Distinct prompts, each of at least one token. keep: the next batch's prompts continue these."""
         weights, kept = None, self._kept
         known = [kept.known(prompt) for prompt in prompts] if kept else []
@@ -102,7 +102,7 @@ class TreeKVPrefill:
         base: PreTrainedModel,
         layers: PlainLayers,
         prompts: Sequence[Sequence[int]],
-        made: KVPrefill,
+        made: _Prefilled,
         weights: tuple | None,
         *,
         used: bool,
@@ -136,7 +136,7 @@ class TreeKVPrefill:
         prompts: Sequence[Sequence[int]],
         kept: _Kept | None,
         known: Sequence[np.ndarray],
-    ) -> KVPrefill:
+    ) -> _Prefilled:
         """All prompts. known: for each the cached places of its first tokens; [] if none is cached."""
         tree = build_tree([(prompt, ()) for prompt in prompts])
         source = np.full(len(tree), -1)  # where a token's keys are cached
@@ -173,7 +173,7 @@ class TreeKVPrefill:
         hidden = layers.hidden(ids, positions, attend)
         last = torch.from_numpy(np.searchsorted(new, [place[-1] for place in tree.places]))
         places = [torch.from_numpy(place) for place in tree.places]
-        return KVPrefill(keys, values, places, hidden.index_select(0, last), len(new))
+        return _Prefilled(keys, values, places, hidden.index_select(0, last), len(new))
 
 
 class _Asked:

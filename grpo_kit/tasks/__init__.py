@@ -16,18 +16,4 @@ if TYPE_CHECKING:
     from grpo_kit.tasks.science import science
     from grpo_kit.tasks.task import Task, strategy_rewards
 
-__all__ = lazy(
-    __name__,
-    {
-        "code": ["code"],
-        "countdown": ["countdown"],
-        "from_file": ["from_file"],
-        "from_rows": ["from_rows"],
-        "gsm8k": ["gsm8k"],
-        "interval_scheduling": ["interval_scheduling"],
-        "largest": ["largest"],
-        "reasoning_gym": ["from_reasoning_gym", "from_reasoning_gym_tries"],
-        "science": ["science"],
-        "task": ["Task", "strategy_rewards"],
-    },
-)
+__all__ = lazy(__name__)

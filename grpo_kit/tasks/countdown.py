@@ -12,11 +12,13 @@ import random
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 from grpo_kit.argument_checks import check_choice, check_whole, is_whole
 from grpo_kit.rewards import SoftFormat
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
+from grpo_kit.rewards.response import python_value
 from grpo_kit.tasks.answer_tag import with_answer_tag
 from grpo_kit.tasks.number_range import check_range
 from grpo_kit.tasks.task import Strategy, Task, split_distinct
@@ -26,6 +28,7 @@ _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 _TRIES = 4000  # then other operators: with 4 numbers up to 50, 1 product in 7,000 is at most 100
 _BY_SIGN = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 _ALLOWED = re.compile(r"[0-9+\-*/() ]{1,100}")
+_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 _CALL = re.compile(r"[0-9)]\s*\(|\)\s*[0-9]")  # "3 (4)" parses as a call, and Python warns about it
 _EXAMPLES = {
     2: ("Use 3 and 5, each exactly once, with + - * / to make 15.", "3 * 5"),
@@ -176,7 +179,8 @@ class CountdownAnswer(AnswerReward):
     """1.0 if the answer is an expression that uses every number exactly once and makes the target, else 0.0.
 
     partial_credit=True: 0.25 for an expression of whole numbers and + - * /, 0.5 if it also uses each number
-    exactly once, 1.0 if it makes the target too. Never None. Columns: numbers, target.
+    exactly once, 1.0 if it makes the target too. Columns: numbers, target; also as texts ("3, 5, 2"), arrays and
+    tensors. None where they hold no numbers, or not one target.
 
     >>> CountdownAnswer()(["<answer>(3 + 5) * 2</answer>"], numbers=[[3, 5, 2]], target=[16])
     [1.0]
@@ -186,14 +190,17 @@ class CountdownAnswer(AnswerReward):
         super().__init__("countdown_answer", "numbers", "target", tag=tag)
         self.partial_credit = partial_credit
 
-    def score(self, answer: str | None, numbers: Sequence[int], target: int) -> float:
-        """1.0 or 0.0; with partial credit 0.0, 0.25, 0.5 or 1.0."""
+    def score(self, answer: str | None, numbers: Any, target: Any) -> float | None:
+        """1.0 or 0.0; with partial credit 0.0, 0.25, 0.5 or 1.0; None where the row has no numbers or no target."""
         steps = (0.0, 0.25, 0.5, 1.0) if self.partial_credit else (0.0, 0.0, 0.0, 1.0)
-        return steps[_tiers(answer, numbers, target)]
+        given, targets = _numbers_in(numbers), _numbers_in(target)
+        if not given or len(targets) != 1:
+            return None
+        return steps[_tiers(answer, given, targets[0])]
 
     def cheats(self, honest: Case) -> list[Case]:
         """Ways to name the target without making it. Training found the first (notebook 02b shows that run)."""
-        numbers, target = honest.columns["numbers"], honest.columns["target"]
+        numbers, (target, *_) = (_numbers_in(honest.columns[name]) for name in ("numbers", "target"))
         added = " + ".join(map(str, numbers))
         made = {
             "the target itself": f"{target}",
@@ -245,7 +252,18 @@ def _value(node: ast.expr) -> Fraction:
     return _BY_SIGN[_OPERATORS[type(node.op)]](_value(node.left), _value(node.right))
 
 
-def _tiers(answer: str | None, numbers: Sequence[int], target: int) -> int:
+def _numbers_in(column: Any) -> list[Fraction]:
+    """The numbers of a column, a text of them too; [] where a value is no number."""
+    value = python_value(column)
+    if isinstance(value, str):
+        value = _NUMBER.findall(value)
+    try:
+        return [Fraction(number) for number in (value if isinstance(value, list | tuple) else [value])]
+    except (TypeError, ValueError, OverflowError):  # no number; NaN; infinite
+        return []
+
+
+def _tiers(answer: str | None, numbers: Sequence[Fraction], target: Fraction) -> int:
     """0: no expression, 1: an expression, 2: one with each number exactly once, 3: one that also makes the target."""
     tree = _parse(answer) if answer else None
     if tree is None or isinstance(tree, ast.Constant):

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from grpo_kit.prompts import cure_of
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.parts import Reward, bare_name, reaches_rewards, with_parts
-from grpo_kit.rewards.response import gold_text
+from grpo_kit.rewards.response import gold_text, python_value
 from grpo_kit.tasks.task import Strategy, Task, most_frequent_answer
 
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
 _WORKED = re.compile(r"####[ \t]*[^\s#][^\n]*\s*\Z")  # a solution, then "#### 18"
+_NARROW = {pa.float16(): np.float16, pa.float32(): np.float32}
 
 Rows = Iterable[dict] | Mapping[str, Sequence] | pd.DataFrame  # a datasets.Dataset is an iterable of dicts
 
@@ -40,7 +47,9 @@ def from_rows(
 ) -> Task:
     """A task from your rows and a reward (or several).
 
-    train: a list of dicts, a dict of lists, a pandas DataFrame or a datasets.Dataset.
+    train: a list of dicts, a dict of lists, a pandas DataFrame or a datasets.Dataset. All give the same rows: values of
+    numpy and torch become Python's (see rewards.response.python_value), and a data set is read as it is stored,
+    whatever its format.
     held_out: rows never trained on; None moves every fifth row of train there.
     question, answer: names of the columns, which are kept and copied to "question" and "answer". The question is text,
     the answer text or a number (2.0, as a table writes a whole number beside a gap, becomes "2").
@@ -49,9 +58,10 @@ def from_rows(
     reward_weights: default equal.
     correct: (answer text, row) -> right? By default an answer is right if the rewards that judge it (those that need
     a column of the row) pay in full: 1.0, or `high` of a reward with `range = (low, high)`, or, on a larger scale with
-    no stated range, the score of the row's own answer. If no reward judges the answer, it is right if it is the text of
-    the row's answer. If no row has an answer and no reward states its range, nothing is right or wrong: results are the
-    mean reward (tasks.measure).
+    no stated range, the score of the row's own answer. A reward that cannot pay the rows' own answers in full is named
+    in a warning and left out. If no reward judges the answer, it is right if it is the text of the row's answer. If no
+    row has an answer and no reward states its range, nothing is right or wrong: results are the mean reward
+    (tasks.measure).
     strategies: default "always the most frequent answer". Rows without an answer column get "".
     Raises ValueError naming the column, the split and the row that do not fit, such as a missing answer (None, NaN),
     a list of answers, or a question that is no text.
@@ -140,6 +150,7 @@ def _rows(
         where = f"task {name!r}: {split} row {place}"
         if not isinstance(row, Mapping):
             raise ValueError(f"{where} is a {type(row).__name__}; use a dict of its columns")
+        row = {column: _without_nan(python_value(value)) for column, value in row.items()}
         for argument, column in (("question", question), ("answer", answer)):
             if column not in row and column != "answer":
                 raise ValueError(
@@ -190,7 +201,12 @@ def _other(row: Mapping[str, Any]) -> str:
 def _records(name: str, split: str, rows: Rows) -> Iterable[Any]:
     """The rows one by one, from every form that from_rows accepts."""
     if isinstance(rows, pd.DataFrame):
-        return rows.to_dict("records")
+        rows = {column: _cells(values) for column, values in rows.items()}
+    datasets = sys.modules.get(
+        "datasets"
+    )  # where nobody has imported it, which takes a second, rows are none of its
+    if datasets and isinstance(rows, datasets.Dataset | datasets.IterableDataset):
+        return _as_stored(rows)
     if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
         raise ValueError(
             f"task {name!r}: {split}={rows!r:.100} is a {type(rows).__name__}; use a list of dicts, a dict of lists, a "
@@ -198,9 +214,7 @@ def _records(name: str, split: str, rows: Rows) -> Iterable[Any]:
         )
     if not isinstance(rows, Mapping):
         return rows
-    from datasets import Dataset
-
-    if any(isinstance(split_rows, Dataset) for split_rows in rows.values()):
+    if datasets and any(isinstance(split_rows, datasets.Dataset) for split_rows in rows.values()):
         raise ValueError(
             f"task {name!r}: {split} is a DatasetDict; give one of its splits {sorted(rows)}, and another as held_out"
         )
@@ -213,6 +227,50 @@ def _records(name: str, split: str, rows: Rows) -> Iterable[Any]:
             "lists (column -> values), or a list of dicts"
         )
     return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+
+
+def _without_nan(value: Any) -> Any:
+    """The value with None for NaN inside dicts: pandas' way to fill the keys that a dict lacks."""
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    gaps = {key for key, item in value.items() if pd.api.types.is_scalar(item) and pd.isna(item)}
+    return {key: None if key in gaps else _without_nan(item) for key, item in value.items()}
+
+
+def _cells(column: pd.Series) -> list[Any]:
+    """The values of a column; those of pandas' to_dict would be a float32 as a float64: 0.10000000149011612."""
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return list(np.asarray(column))
+    kind = getattr(column.dtype, "pyarrow_dtype", None)
+    return [_as_written(value, kind) for value in column.array]
+
+
+def _as_stored(rows: Dataset | IterableDataset) -> Iterable[dict[str, Any]]:
+    """The rows of a data set, whatever its format: a tensor would hold a float64 as a float32. A transform is run."""
+    kinds = _kinds(rows.features.arrow_schema if rows.features else ())
+    if not (hasattr(rows, "format") and rows.format["type"] == "custom"):
+        rows = rows.with_format(None)
+    for row in rows:
+        yield {column: _as_written(value, kinds.get(column)) for column, value in row.items()}
+
+
+def _as_written(value: Any, kind: pa.DataType | None) -> Any:
+    """An Arrow value of a kind, whose floats of fewer than 64 bits are decimals again."""
+    kind = getattr(kind, "storage_type", kind)
+    if isinstance(value, float) and kind in _NARROW:
+        return python_value(_NARROW[kind](value))
+    if isinstance(value, list) and hasattr(kind, "value_type"):
+        return [_as_written(item, kind.value_type) for item in value]
+    if isinstance(value, dict) and isinstance(kind, pa.StructType):
+        kinds = _kinds(kind)
+        return {key: _as_written(item, kinds.get(key)) for key, item in value.items()}
+    return value
+
+
+def _kinds(fields: Iterable[pa.Field]) -> dict[str, pa.DataType]:
+    return {field.name: field.type for field in fields}
 
 
 def _answer(where: str, row: Mapping[str, Any], column: str) -> str:

@@ -31,13 +31,15 @@ from __future__ import annotations
 import bisect
 import itertools
 import random
+import re
 import string
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from grpo_kit.rewards import SoftFormat
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
+from grpo_kit.rewards.response import python_value
 from grpo_kit.tasks.answer_tag import with_answer_tag
 from grpo_kit.tasks.number_range import check_range
 from grpo_kit.tasks.task import Strategy, Task, split_distinct, strategy_means
@@ -133,7 +135,7 @@ class ScheduleShare(AnswerReward):
 
     0.0 if the answer is no schedule: events that overlap, are not in the list, are named twice or not in the order
     of their start, any other word, no answer or two. None if the row has no events.
-    Column: events, [start, end, priority] each, named A, B, ... as they are listed.
+    Column: events, [start, end, priority] each, named A, B, ... as they are listed; also as text, arrays and tensors.
     Raises ValueError for events that end before they start, a priority below 1, more than 26 events.
 
     >>> row = [[9, 11, 2], [10, 12, 1], [12, 13, 1]]
@@ -146,7 +148,7 @@ class ScheduleShare(AnswerReward):
 
     def cheats(self, honest: Case) -> list[Case]:
         """Answers that are no schedule, or not the best one. `honest` needs the columns of a row."""
-        listed = honest.columns["events"]
+        listed = _events_in(honest.columns["events"])
         if not listed:
             return []
         letters = _LETTERS[: len(listed)]
@@ -180,8 +182,9 @@ class ScheduleShare(AnswerReward):
             texts["settling for the heaviest event"] = letters[heaviest]
         return answer_cases(honest, texts, tag=self.tag)
 
-    def score(self, answer: str | None, listed: Sequence[Event] | None) -> float | None:
+    def score(self, answer: str | None, listed: Any) -> float | None:
         """The share, in [0, 1]; None if there are no events."""
+        listed = _events_in(listed)
         if not listed:
             return None
         try:
@@ -190,6 +193,15 @@ class ScheduleShare(AnswerReward):
             raise ValueError(f"reward {self.__name__!r}, column 'events': {error}") from error
         worth = None if answer is None else schedule_worth(answer, listed)
         return 0.0 if worth is None else worth / best.worth
+
+
+def _events_in(column: Any) -> Any:
+    """The events of a column, a text of them too, three numbers each."""
+    value = python_value(column)
+    if not isinstance(value, str):
+        return value
+    numbers = [int(number) for number in re.findall(r"-?[0-9]+", value)]
+    return [numbers[place : place + 3] for place in range(0, len(numbers), 3)]
 
 
 def best_schedule(listed: Sequence[Event]) -> Best:

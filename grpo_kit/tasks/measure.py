@@ -75,5 +75,5 @@ def reads_tag(task: Any) -> bool:
 
 def _judges(task: Any) -> list[Reward]:
     """The innermost rewards that judge the answer, among those whose full pay makes it right."""
-    parts = with_parts(one for one in task.answer_rewards if judges_answer(one))
+    parts = with_parts(task.is_correct.judges)
     return [part for part in parts if not getattr(part, "made_of_others", False) and judges_answer(part)]

@@ -21,7 +21,6 @@ from grpo_kit.rewards.response import check_tag, own_answer
 from grpo_kit.rewards.scoring import score_all, totals
 from grpo_kit.tasks.right import (
     PaidInFull,
-    answer_rewards,
     are_correct,
     giving,
     same_text,
@@ -47,7 +46,7 @@ class Task:
     no question is in both.
     rewards: reward(completions, **columns) -> list of float in [0, 1] or None. reward_weights: sum to 1.
     is_correct: (answer text a person would write, row) -> right? Default None: an answer is right if the rewards that
-    judge it pay in full (see answer_rewards); the field then holds a function that calls them.
+    judge it pay in full (tasks.right.PaidInFull); the field then holds a function that calls them.
     strategies: answers given without reading the question ("always the first number"): row -> answer text,
     or None where it has none. A trained model must beat the best of them.
     examples: (question, full response) pairs shown in every prompt; never among the rows.
@@ -95,8 +94,6 @@ class Task:
             raise ValueError(
                 f"reward_weights={self.reward_weights!r} must be a list of numbers, one a reward"
             )
-        if self.is_correct is None or isinstance(self.is_correct, PaidInFull):  # another task's: replace()
-            object.__setattr__(self, "is_correct", PaidInFull(self))
         for split in ("train", "held_out"):
             rows = getattr(self, split)
             check_column_names(dict.fromkeys(n for row in rows for n in row), f"task {self.name!r}: {split}")
@@ -121,6 +118,8 @@ class Task:
                 f"task {self.name!r}: reward_weights={self.reward_weights!r} must be >= 0, sum 1"
             )
         check_whole("max_completion_tokens", self.max_completion_tokens)
+        if self.is_correct is None or isinstance(self.is_correct, PaidInFull):  # another task's: replace()
+            object.__setattr__(self, "is_correct", PaidInFull(self, self.is_correct))
 
     def dataset(
         self, tokenizer: PreTrainedTokenizerBase, split: Literal["train", "held_out"] = "train"
@@ -153,7 +152,7 @@ class Task:
     @property
     def answer_rewards(self) -> list[Reward]:
         """The rewards whose full pay makes an answer right (see tasks.right); [] if is_correct is your own."""
-        return answer_rewards(self)
+        return getattr(self.is_correct, "rewards", [])
 
     def is_right(self, row: dict, completion: str) -> bool:
         """Do the answer rewards pay the completion in full? With your own is_correct: is its one answer right?"""

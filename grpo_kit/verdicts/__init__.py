@@ -13,4 +13,4 @@ if TYPE_CHECKING:
     from grpo_kit.verdicts.compare import Rules
     from grpo_kit.verdicts.decide import number, verdict
 
-__all__ = lazy(__name__, {"compare": ["Rules"], "decide": ["number", "verdict"]})
+__all__ = lazy(__name__)

@@ -10,8 +10,9 @@ import pandas as pd
 
 from grpo_kit.display import escape, widget_bundle
 from grpo_kit.record.files import RunFolderError, read_completions
-from grpo_kit.record.kernel import in_notebook
+from grpo_kit.record.kernel import in_notebook, visible
 from grpo_kit.record.run_lock import is_locked
+from grpo_kit.record.run_path import path_of
 from grpo_kit.watch.completions import completions_html, numbered, reward_columns
 from grpo_kit.watch.conversations import (
     conversations_html,
@@ -56,7 +57,7 @@ class CompletionBrowser:
     def __init__(self, folder: str | Path) -> None:
         import ipywidgets as w
 
-        self.folder = Path(folder)
+        self.folder = path_of(folder)
         self.table = pd.DataFrame()
         self._lock = (
             threading.RLock()
@@ -161,10 +162,10 @@ def browse(folder: str | Path) -> CompletionBrowser | pd.DataFrame:
     """Completions of a run: a browser with step slider, sorting, text filter and groups side by side.
 
     The browser reads the folder when made, at each press of Refresh, and repeatedly while a run writes to it ("follow
-    the run"). For a run of episodes the page has episodes, turn under turn. kit.case_from makes a completion of it a
-    case for check_rewards.
+    the run"). For a run of episodes the page has episodes, turn under turn.
     Outside a notebook or without ipywidgets: a table with the columns of its completions, `response`, and
     `number`, the place in the group; for episodes also `turns`, the number of turns, and `conversation`, the text.
+    That table is for reading: what would steer a terminal is written as escapes, which read_completions does not do.
     Raises RunFolderError (a ValueError) if there is no such folder.
     """
     if in_notebook() and importlib.util.find_spec("ipywidgets"):
@@ -172,7 +173,8 @@ def browse(folder: str | Path) -> CompletionBrowser | pd.DataFrame:
     table = _table_of(folder)
     if {"prefill", "completion"} <= set(table):
         table["response"] = table["prefill"].fillna("") + table["completion"].fillna("")
-    return with_conversations(table) if has_episodes(table) else table
+    table = with_conversations(table) if has_episodes(table) else table
+    return table.map(lambda cell: visible(cell) if isinstance(cell, str) else cell)
 
 
 def _answer_while_busy(control: Any) -> None:
@@ -196,7 +198,7 @@ def _read(folder: str | Path) -> pd.DataFrame:
         try:
             return read_completions(folder)
         except RunFolderError:
-            if not Path(folder).is_dir():
+            if not path_of(folder).is_dir():
                 raise
             time.sleep(0.2)
     return read_completions(folder)

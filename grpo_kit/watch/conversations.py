@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from grpo_kit.display import BADGE, COLOURS
+from grpo_kit.record.kernel import visible
 from grpo_kit.watch.completions import (
     PALE,
     card_html,
@@ -77,7 +78,8 @@ def picks_of(table: pd.DataFrame) -> tuple[str, str]:
         texts = [conversation(turns) for turns in _episodes(three.to_dict("records"))]
         return "\n\n".join(texts), conversations_html(three)
     three = pick_three(table)
-    return three[["pick", "reward", "completion"]].to_string(index=False), completions_html(three)
+    plain = three[["pick", "reward", "completion"]].to_string(index=False)
+    return visible(plain), completions_html(three)
 
 
 def conversation(turns: Sequence[Mapping[str, Any]]) -> str:
@@ -90,7 +92,7 @@ def conversation(turns: Sequence[Mapping[str, Any]]) -> str:
         read = question_of(row) if row is turns[0] else text_of(row, "observation")  # with the goal
         lines.append(f"{int(row['turn'])}. {read}")
         lines.append(f">>> {wrote}{f'  ({noted})' * bool(noted)}")
-    return "\n".join([*lines, text_of(turns[-1], "result")])
+    return visible("\n".join([*lines, text_of(turns[-1], "result")]))
 
 
 def with_conversations(table: pd.DataFrame) -> pd.DataFrame:

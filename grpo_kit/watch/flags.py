@@ -3,7 +3,8 @@
 Each takes the steps so far and the run's Setup, and returns a Flag or None. The decorator holds the flag's words, the
 docstring its condition, the last lines its evidence. A flag once raised stays: more steps never take it back.
 The thresholds lie between induced failures and healthy runs (tests/fixtures/flags). `python -m benchmarks.red_flags`
-counts misses and false alarms. Groups without a signal are in collapse.py.
+counts misses and false alarms. Groups without a signal are in collapse.py, updates in update_flags.py; the lists of all
+flags stand below.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_kit.watch.collapse import entropy_collapse, mode_collapse, one_answer, sparse_reward
+from grpo_kit.watch.held_out_words import ACCURACY, REWARD
 from grpo_kit.watch.red_flag import (
     WINDOW,
     Flag,
@@ -25,38 +27,11 @@ from grpo_kit.watch.red_flag import (
     red_flag,
     scale,
     trailing,
-    usual_before,
 )
+from grpo_kit.watch.update_flags import OF_UPDATES
 
 # Steps. None in 10 x 32 completions means a rate below 1 % (95 %): one success in a dozen groups of 8.
 NEVER = 10
-
-
-@red_flag(
-    "KL spike",
-    why="The policy left the reference in a few updates, and seldom comes back.",
-    first="a learning rate 3 to 10 times lower, with warmup; then a higher beta",
-)
-def kl_spike(table: pd.DataFrame, setup: Setup) -> Sign:
-    """A step's KL above 0.5 nats a token and 5 times the usual, the median of up to 8 steps before it."""
-    kl = column(table, "kl")
-    usual = usual_before(kl)
-    return kl > np.maximum(5 * usual, 0.5), lambda at: f"KL {kl[at]:.2g} where {usual[at]:.2g} was usual"
-
-
-@red_flag(
-    "gradient spike",
-    why="Clipping bounds the step but not its direction: one odd batch decides it.",
-    first="warmup and a lower learning rate; look at that step's completions and rewards",
-)
-def gradient_spike(table: pd.DataFrame, setup: Setup) -> Sign:
-    """A step's gradient norm, before clipping, 5 times the usual; steps without a gradient do not count as usual.
-    An infinite norm under fp16 belongs to the search for a loss scale, and is left out.
-    """
-    norm = column(table, "grad_norm")
-    norm = np.where(np.isinf(norm) & setup.skips, np.nan, norm)
-    usual = usual_before(np.where(norm > 0, norm, np.nan))  # groups without a signal have none
-    return norm > 5 * usual, lambda at: f"gradient norm {norm[at]:.3g} where {usual[at]:.3g} was usual"
 
 
 @red_flag(
@@ -65,7 +40,7 @@ def gradient_spike(table: pd.DataFrame, setup: Setup) -> Sign:
     why="What one part rewards another takes back, so such groups teach nothing.",
     first="grpo_kit.rewards.cancelled_groups shows an example; change the weights or drop a part",
 )
-def cancelling_parts(table: pd.DataFrame, setup: Setup) -> Sign:
+def _cancelling_parts(table: pd.DataFrame, setup: Setup) -> Sign:
     """Over 5 steps: in half of the groups parts of the reward differ and their sum does not."""
     share = over_window(table, "frac_cancelled_groups")
     return (
@@ -74,22 +49,7 @@ def cancelling_parts(table: pd.DataFrame, setup: Setup) -> Sign:
     )
 
 
-@red_flag(
-    "updates left out",
-    lasted=WINDOW,
-    why="An update whose gradient is not finite is left out: the weights have not moved.",
-    first="autocast='bfloat16' or 'none' where it is float16; a smaller learning rate; look at that step's loss",
-)
-def left_out(table: pd.DataFrame, setup: Setup) -> Sign:
-    """Every update of 5 steps was left out; the search for fp16's loss scale ends sooner as a rule."""
-    share, norm = over_window(table, "update/left_out"), column(table, "grad_norm")
-    return (
-        share > 0.999,
-        lambda at: f"no update of {WINDOW} steps was made: the gradient's norm is {norm[at]:g}",
-    )
-
-
-def hacking(table: pd.DataFrame, setup: Setup) -> Flag | None:
+def _hacking(table: pd.DataFrame, setup: Setup) -> Flag | None:
     """Held-out measures first, then parts of weight 0, which training does not use."""
     watched = [name for name, weight in setup.weights.items() if weight == 0]
     if "reward" not in table:  # evaluated before the first step
@@ -132,12 +92,40 @@ def _left_behind(table: pd.DataFrame, setup: Setup, name: str) -> Sign:
 
 
 @red_flag(
+    "held-out fall",
+    why="What training still gains is lost on questions that it does not see.",
+    first="keep='best', or the checkpoint before the fall; then a lower learning rate, or a reward without that gap",
+)
+def _held_out_fall(table: pd.DataFrame, setup: Setup) -> Sign:
+    """After an evaluation: a fifth of the range below the best one so far, or a tenth that is half of it.
+
+    Accuracy if it is measured, else the reward. Where intervals are recorded the two must not touch.
+    """
+    name = ACCURACY if np.isfinite(column(table, ACCURACY)).any() else REWARD
+    low, high = scale(table, setup) if name == REWARD else (0.0, 1.0)
+    share = (column(table, name) - low) / (high - low)
+    best = np.fmax.accumulate(share)
+    best_row = np.maximum.accumulate(np.where(share >= best, np.arange(len(table)), 0))
+    least_before = column(table, f"{name}_low")[best_row]
+    apart = ~(column(table, f"{name}_high") >= least_before)  # true where they are not known
+    limit = np.where(share <= best / 2, 0.1, 0.2)
+    what, value = name.removeprefix("eval/"), column(table, name)
+    return (
+        apart & (best - share >= limit),
+        lambda at: (
+            f"held-out {what} {value[at]:.2f} where it was {value[best_row[at]]:.2f} after step "
+            f"{table['step'].iloc[best_row[at]]:.0f}"
+        ),
+    )
+
+
+@red_flag(
     "length explosion",
     lasted=3,
     why="Every token is paid for twice, in sampling and in the update, and what is cut off has no answer.",
     first="see whether the reward pays for length; rewards.RightSize; loss='dr_grpo'; a maximum that fits",
 )
-def length_explosion(table: pd.DataFrame, setup: Setup) -> Sign:
+def _length_explosion(table: pd.DataFrame, setup: Setup) -> Sign:
     """Over 3 steps: 4 times the tokens of the first steps, or twice with 30 points more cut off."""
     raw = column(table, "completion_length")
     length, start = trailing(raw, 3), first_mean(raw)
@@ -158,7 +146,7 @@ def length_explosion(table: pd.DataFrame, setup: Setup) -> Sign:
     why="A completion that is cut off is scored on half an answer, and stopping is not learnt.",
     first="a larger max_completion_tokens, or a prompt and reward that ask for less",
 )
-def cut_off(table: pd.DataFrame, setup: Setup) -> Sign:
+def _cut_off(table: pd.DataFrame, setup: Setup) -> Sign:
     """Over 3 steps: more than half of the completions cut off."""
     share = trailing(column(table, "completion_cut_off"), 3)
     return (
@@ -185,7 +173,7 @@ def _longest_that_ended(table: pd.DataFrame, at: int) -> str:
     why="A policy that leaves its language is often about to collapse, and a reader loses the thread.",
     first="an earlier checkpoint, a lower learning rate; rewards.Language as a part of the reward",
 )
-def language_switch(table: pd.DataFrame, setup: Setup) -> Sign:
+def _language_switch(table: pd.DataFrame, setup: Setup) -> Sign:
     """Over 3 steps: a fifth fewer letters in the first rollout's script, if that had at least 60 %."""
     scripts = [str(name) for name in table if str(name).startswith("script/")]
     if not scripts:
@@ -208,50 +196,12 @@ def language_switch(table: pd.DataFrame, setup: Setup) -> Sign:
 
 
 @red_flag(
-    "sampler gap",
-    lasted=3,
-    why="The gradient is of another policy than the one that wrote the completions.",
-    first="the kit's engine; else look at dtype, dropout, adapters and the sampler's temperature and top-k",
-)
-def sampler_gap(table: pd.DataFrame, setup: Setup) -> Sign:
-    """Over 3 steps: 0.05 nats a token between sampler and trainer on fresh rollouts; bfloat16 rounds by about 0.01."""
-    fresh = ~(column(table, "rollout/age") > 0)  # older weights give other probabilities without any error
-    gap = trailing(np.where(fresh, column(table, "rollout/logprob_gap"), np.nan), 3)
-    return gap > 0.05, lambda at: f"sampler and trainer differ by {gap[at]:.2g} nats a token"
-
-
-@red_flag(
-    "stale rollouts",
-    lasted=WINDOW,
-    why="A clipped token has no gradient, and one that is not weighted has another policy's: little of it is learnt.",
-    first="fewer passes over a rollout (iterations, minibatches, sync_every), or a lower learning rate",
-)
-def stale_rollouts(table: pd.DataFrame, setup: Setup) -> Sign:
-    """Over 5 steps on rollouts that are not fresh: a tenth of the tokens clipped, or 0.1 nats a token from the policy.
-
-    With importance weights that gap is recorded as 0, and clipping shows it; without them nothing is clipped.
-    """
-    age = pd.Series(column(table, "rollout/age")).fillna(setup.age).to_numpy()
-    cut, gap = over_window(table, "clip_ratio"), over_window(table, "rollout/logprob_gap")
-
-    def saw(at: int) -> str:
-        how = (
-            f"{cut[at]:.0%} of their tokens are clipped"
-            if cut[at] > 0.1
-            else f"{gap[at]:.2g} nats a token away"
-        )
-        return f"rollouts up to {age[at]:.0f} steps old, and {how}"
-
-    return (age > 0) & ((cut > 0.1) | (gap > 0.1)), saw
-
-
-@red_flag(
     "part never paid",
     lasted=NEVER,
     why="What is never rewarded is not learnt; the other parts may rise all the same.",
     first="check_rewards on a few rows; then an easier task, partial credit or a warm start",
 )
-def part_never_paid(table: pd.DataFrame, setup: Setup) -> Sign:
+def _part_never_paid(table: pd.DataFrame, setup: Setup) -> Sign:
     """A trained part gave 0, or the low end of its range, to every completion of 10 steps.
 
     Of a sum's parts only those that judge the answer: others may be penalties, where 0 is best.
@@ -268,7 +218,7 @@ def part_never_paid(table: pd.DataFrame, setup: Setup) -> Sign:
     why="It moves nothing: the total is that of the other parts, or there is none at all.",
     first="the columns that it reads: a gold answer that cannot be read gives None; check_rewards says in which rows",
 )
-def part_never_judged(table: pd.DataFrame, setup: Setup) -> Sign:
+def _part_never_judged(table: pd.DataFrame, setup: Setup) -> Sign:
     """A part, of any weight, gave None to every completion of 10 steps."""
     return _dead(table, [*setup.weights, *setup.inside], lambda _, mean: np.isnan(mean), lambda *_: "None")
 
@@ -292,9 +242,10 @@ def _dead(
 
 
 OF_ROLLOUTS = (
-    entropy_collapse, mode_collapse, sparse_reward, cancelling_parts, length_explosion, cut_off, language_switch,
+    entropy_collapse, mode_collapse, sparse_reward, _cancelling_parts, _length_explosion, _cut_off, _language_switch,
 )  # fmt: skip
 """On the rows of steps that sampled; with iterations above 1 the others have no reward."""
-OF_PARTS = (part_never_paid, part_never_judged)
+OF_PARTS = (_part_never_paid, _part_never_judged)
 """On the rows of steps that sampled, those without any total among them."""
-OF_STEPS = (kl_spike, gradient_spike, left_out, hacking, sampler_gap, stale_rollouts, one_answer)
+OF_STEPS = (*OF_UPDATES, _hacking, _held_out_fall, one_answer)
+"""On all rows."""

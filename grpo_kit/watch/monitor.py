@@ -15,7 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from grpo_kit.record.lines import LineFile
+from grpo_kit.record.lines import LineFile, RunFolderError, reading
+from grpo_kit.record.run_path import path_of
 from grpo_kit.rewards.cancel import cancelled_groups
 from grpo_kit.rewards.language import SCRIPTS, Language, script_of
 from grpo_kit.watch.curves import scale_columns
@@ -27,9 +28,10 @@ OnFlag = Literal["warn", "stop"] | Callable[[Flag], Any]
 _GROUPS, _LETTERS = 4, 1000  # of a step, and of each completion: limits of the measuring cost
 _SAME = 1e-6  # of 1: rewards that differ by less are equal; float32 sums of equal parts differ by 1e-7
 COLUMNS = (
-    "step", "kl", "grad_norm", "entropy", "completion_length", "completion_cut_off", "clip_ratio", "reward", "reward/",
-    "frac_reward_zero_std", "frac_cancelled_groups", "completions/max_terminated_length", "rollout/logprob_gap",
-    "rollout/age", "diversity/", "script/", "groups/", "scale/", "eval/",
+    "step", "loss", "learning_rate", "kl", "grad_norm", "entropy", "completion_length", "completion_cut_off",
+    "clip_ratio", "reward", "reward/", "frac_reward_zero_std", "frac_cancelled_groups",
+    "completions/max_terminated_length", "rollout/logprob_gap", "rollout/age", "diversity/", "script/", "groups/",
+    "scale/", "eval/",
 )  # fmt: skip
 """What the flags read of a run's metrics; a name that ends in / stands for all that begin with it."""
 PREFIXES = tuple(name for name in COLUMNS if name.endswith("/"))
@@ -143,15 +145,16 @@ def read_flags(folder: str | Path) -> list[Flag]:
     >>> read_flags("runs/no-such-run")
     []
     """
-    path = Path(folder) / "flags.jsonl"
+    path = path_of(folder) / "flags.jsonl"
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     flags = []
     for number, line in enumerate(lines, 1):
         try:
-            if not line.endswith(b"\n"):
-                raise ValueError("cut short")
-            flags.append(Flag(**json.loads(line)))
-        except (ValueError, TypeError):
+            with reading(path):
+                if not line.endswith(b"\n"):
+                    raise ValueError("cut short")
+                flags.append(Flag(**json.loads(line)))
+        except RunFolderError:
             warnings.warn(
                 f"{path}, line {number} is no whole flag ({line[:40]!r}) and is left out",
                 RuntimeWarning,

@@ -1,4 +1,4 @@
-"""The drawing of a run as SVG text: reward and its parts, six or eight small panels, red flags and changes.
+"""The drawing of a run as SVG text: reward, accuracy, parts, six or eight small panels, red flags and changes.
 
 A pure function of what the runs have shown, without matplotlib, quick enough to be drawn at every step, and at most
 about 25 KB for a run of any length. Lengths are half pixels: whole numbers, hence short, and fine enough for a smooth
@@ -26,6 +26,7 @@ WIDTH, HEIGHT = 1920, 1048  # half pixels: of one run without a name and with on
 _LEFT, _GAP, _RIGHT = 76, 96, 24
 # Heights: of the runs' names, of the row of main panels, of a row of small ones, of a line below.
 _NAMES, _MAIN, _SMALL, _LINE = 40, 500, 240, 34
+_WITH_ACCURACY = 800, 228, 600  # widths of reward, held-out accuracy and parts
 _LETTERS = int((WIDTH - _LEFT - _RIGHT) / LETTER)  # of a line
 _POINTS, _FEW = 600, 60  # in all lines of the main panels together; in a line of a small one
 _MARKS = 20  # most changes of a run that are marked, the last ones
@@ -46,9 +47,9 @@ def draw_svg(runs: Mapping[str, RunState], *, last_step: int = 0, told: bool = T
     """The drawing of runs by their names, 960 pixels wide; a single run may have the name "".
 
     x reaches `last_step`, or further if a run does. Up to 20 steps a line goes through the values. From 21 steps on
-    pale dots are values, the highest and lowest among them, and the line is their moving mean. Black points with bars
-    are held-out accuracy with its 95 % interval. Red flags are numbered lines at their first step, changes dotted
-    lines with a letter.
+    pale dots are values, the highest and lowest among them, and the line is their moving mean. Points with bars are
+    held-out accuracy with its 95 % interval, on an axis of its own. Red flags are numbered lines at their first step,
+    changes dotted lines with a letter.
     told: every flag and change has a line below. Otherwise one line of fixed height has the last changes.
 
     >>> draw_svg({"": RunState({1: {"step": 1, "reward": 0.5}})}, last_step=2).startswith("<svg")
@@ -62,15 +63,26 @@ def draw_svg(runs: Mapping[str, RunState], *, last_step: int = 0, told: bool = T
     top = _NAMES * any(runs)
     drawn = [_run_names(runs)] if top else []
 
-    wide = _width(2)
-    legends = [_legend(keys, wide) for keys in (_held_out_keys(runs, tables), _part_keys(parts, alone))]
+    parts_title = "episodes" if EPISODES.keys() & set(names) else "reward parts"
+    main: list[tuple[list[str], str, list[tuple[str, str]]]] = [
+        (["reward"], _reward_title(tables), []),
+        (parts, parts_title, _part_keys(parts, alone)),
+    ]
+    widths = [_width(2), _width(2)]
+    if any(np.isfinite(table[ACCURACY]).any() for table in tables.values()):
+        worse = _no_better_than_constant(runs)
+        keys = [("", "no better than a constant")] if worse else []
+        main.insert(1, ([ACCURACY], "accuracy" if worse else "held-out accuracy", keys))
+        widths = [*_WITH_ACCURACY]
+    legends = [_legend(keys, width) for (_, _, keys), width in zip(main, widths, strict=True)]
     above = TITLE + ROW * max(rows for _, rows in legends) + 20
     most = max(20, _POINTS // (len(runs) * (4 + 2 * len(parts))))
-    titles = _reward_title(tables), "episodes" if EPISODES.keys() & set(names) else "reward parts"
-    for place, some in enumerate((["reward"], parts)):
-        axes = page.axes(some, _LEFT + place * (wide + _GAP), top, wide, _MAIN, above)
-        frame = axes.frame(titles[place], legends[place][0])
-        drawn.append(f"<g>{frame}{page.lines(axes, some, most, names_marks=place == 0)}</g>")
+    x = _LEFT
+    for (some, title, _), (legend, _), width in zip(main, legends, widths, strict=True):
+        axes = page.axes(some, x, top, width, _MAIN, above)
+        lines = page.lines(axes, some, most, names_marks=some == ["reward"])
+        drawn.append(f"<g>{axes.frame(title, legend)}{lines}</g>")
+        x += width + _GAP
 
     small = _small_panels(tables)
     columns = len(small) // 2
@@ -130,15 +142,18 @@ class _Page:
         alone = len(self.tables) == 1
         drawn = [axes.marks(*marks, named=names_marks) for marks in self.marks if marks[0]]
         for r, table in enumerate(self.tables.values()):
+            if names == [ACCURACY]:
+                drawn.append(axes.accuracy(table, INK if alone else COLOURS[r % len(COLOURS)]))
+                continue
             for n, name in enumerate(names):
                 colour = COLOURS[(n if alone else r) % len(COLOURS)]
                 drawn.append(axes.line(table, name, colour, n, most))
-            if names == ["reward"]:
-                drawn.append(axes.accuracy(table, INK if alone else COLOURS[r % len(COLOURS)]))
         return "".join(drawn)
 
     def _scale(self, names: Sequence[str]) -> tuple[float, float]:
         """Lowest and highest value: of rewards and shares their range, of other measures from 0 to the highest."""
+        if names == [ACCURACY]:
+            return 0.0, 1.0
         if not names or names[0].startswith(("reward", "episodes/")) or names[0] in _SHARES:
             return range_of_rows(names, *self.tables.values())
         values = np.concatenate([[0.0], *(table[name] for table in self.tables.values() for name in names)])
@@ -153,19 +168,12 @@ def _reward_title(tables: Mapping[str, Columns]) -> str:
     return f"reward (band: ± reward_std{f'; lines: means of {window} steps' * (window > 1)})"
 
 
-def _held_out_keys(runs: Mapping[str, RunState], tables: Mapping[str, Columns]) -> list[tuple[str, str]]:
-    """The legend of held-out accuracy, if it was measured: on which scale, and whether a single run's last one is no
-    better than the best constant strategy.
-    """
-    if not any(np.isfinite(table[ACCURACY]).any() for table in tables.values()):
-        return []
-    low, high = range_of_rows(["reward"], *tables.values())
-    word = "held-out accuracy" if (low, high) == (0, 1) else f"accuracy, 0–100 %: {low:g} to {high:g}"
-    if len(runs) == 1:
-        (rows,) = (run.rows for run in runs.values())
-        last = max(step for step, row in rows.items() if value_of(row, ACCURACY) is not None)
-        word = "no better than a constant" if no_better(rows[last]) else word
-    return [(f'<circle cx="18" cy="-7" r="6" fill="{INK}"/>', word)]
+def _no_better_than_constant(runs: Mapping[str, RunState]) -> bool:
+    """Is a single run's last held-out accuracy no better than the best constant strategy's?"""
+    measured = [
+        row for run in runs.values() for row in run.rows.values() if value_of(row, ACCURACY) is not None
+    ]
+    return len(runs) == 1 and no_better(max(measured, key=lambda row: row["step"]))
 
 
 def _part_keys(names: Sequence[str], alone: bool) -> list[tuple[str, str]]:
@@ -184,23 +192,22 @@ def _run_names(runs: Mapping[str, RunState]) -> str:
     """In one line above the panels; of several runs with their colours."""
     ends = [label if len(label) <= 60 else f"…{label[-59:]}" for label in runs]  # a path differs at its end
     keys = [(_key(COLOURS[r % len(COLOURS)]) if len(runs) > 1 else "", label) for r, label in enumerate(ends)]
-    back = 0 if len(runs) > 1 else 46  # no key, no room for it
-    return f'<g transform="translate({_LEFT - back} 14)">{_legend(keys, WIDTH - _LEFT, 60)[0]}</g>'
+    return f'<g transform="translate({_LEFT} 14)">{_legend(keys, WIDTH - _LEFT, 60)[0]}</g>'
 
 
 def _legend(entries: Sequence[tuple[str, str]], width: int, most: int = 30) -> tuple[str, int]:
     """Keys with their names of at most so many letters, in as many rows as needed, at most 3; the number of rows."""
     drawn, x, row = [], 0.0, 1
     for n, (key, name) in enumerate(entries):
-        name = cut(name, most)
-        needs = 46 + LETTER * len(name) + 20
+        name, key_width = cut(name, most), 46 * bool(key)
+        needs = key_width + LETTER * len(name) + 20
         more = 150 * (n < len(entries) - 1)  # room for the number of those left out
         if row == 3 and x and x + needs + more > width:
             drawn.append(_entry("", f"and {len(entries) - n} more", x - 46, row))
             break
         if x and x + needs > width + 20:
             x, row = 0.0, row + 1
-        drawn.append(_entry(key, name, x, row))
+        drawn.append(_entry(key, name, x + key_width - 46, row))
         x += needs
     return "".join(drawn), row if entries else 0
 

@@ -104,9 +104,8 @@ class Axes:
         return "".join(drawn)
 
     def accuracy(self, table: Columns, colour: str) -> str:
-        """Points from end to end of the scale, with their intervals if they have any; a selection of very many."""
-        least, most = self.scale
-        values, low, high = (least + (most - least) * table[name] for name in HELD_OUT)
+        """Points, with their intervals if they have any; a selection of very many."""
+        values, low, high = (table[name] for name in HELD_OUT)
         there = np.flatnonzero(np.isfinite(values))
         there = there[:: max(1, len(there) // 30)]
         if not len(there):

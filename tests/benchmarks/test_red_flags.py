@@ -5,13 +5,13 @@ import re
 import pytest
 
 from benchmarks import foreign_logs
-from benchmarks.red_flags import fixtures, laboratory, markdown
+from benchmarks.red_flags import fixtures, laboratory, markdown, put_in
 from benchmarks.result import RESULTS, ROOT
 
 
 @pytest.fixture(scope="module")
 def tables():
-    return fixtures(), laboratory()
+    return fixtures(), laboratory(), put_in()
 
 
 def test_the_committed_table_is_that_of_the_command(tables):
@@ -23,6 +23,15 @@ def test_fixtures_are_told_apart(tables):
     missed = [r.run for r in runs.itertuples() if not set(r.expected) <= set(r.flags)]
     alarms = [r.run for r in runs[runs["kind"] == "healthy"].itertuples() if r.flags or r.blind]
     assert (missed, alarms) == ([], [])
+
+
+def test_failures_that_no_recorded_run_had_are_named(tables):
+    failures = tables[2]
+    assert len(failures) >= 12
+    assert failures["named"].tolist() == failures["runs"].tolist()
+    before = (RESULTS / "red_flags_before.md").read_text()
+    found = [line.split(" | ") for line in before.splitlines() if " | 23 | " in line]
+    assert len(found) == len(failures) and sum(int(line[-1].strip(" |")) for line in found) == 2
 
 
 def test_arms_that_fall_behind_by_old_rollouts_are_seen(tables):

@@ -63,7 +63,7 @@ def test_readiness_ends_in_1_where_something_has_to_change(here, capsys):
     out = capsys.readouterr().out
     assert "CHANGE SOMETHING FIRST  format first" in out and out.count("So: ") == 1
     assert main(["readiness", str(file), *smoke, "--rows", "6", "--samples", "4", "--seconds", "0.001"]) == 1
-    assert "Not sure after 2 of 6 rows" in capsys.readouterr().out
+    assert "Only 2 of 6 rows were asked" in capsys.readouterr().out
     file.write_text(text)
     assert main(["readiness", str(file), *smoke, "--rows", "4", "--samples", "4"]) == 0
     assert "GO  ready: the mean reward is" in capsys.readouterr().out, "its reward differs, whatever is exact"

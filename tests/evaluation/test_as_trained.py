@@ -33,6 +33,29 @@ def test_a_greedy_evaluation_says_so_once(trainer, capsys):
     assert said.count("evaluate: asked otherwise than trained: greedy (trained: temperature 1).") == 1
 
 
+DIFFERS = "temperature {} (trained: temperature 1); top_p 1 (trained: top_p 0.5)"
+ASKED = {
+    "evaluate, cooler": ("evaluate", {"samples": 2, "k": (1,), "temperature": 0.3}, "evaluate's samples", "0.3"),
+    "evaluate, hotter": ("evaluate", {"samples": 1, "k": (1,), "temperature": 2}, "evaluate's samples", "2"),
+    "evaluate, by a Config": ("evaluate", {"sampling": Config(temperature=0.5)}, "evaluate's samples", "0.5"),
+    "readiness, cooler": ("readiness", {"samples": 2, "group_size": 2, "temperature": 0.3}, "readiness", "0.3"),
+    "readiness, hotter": ("readiness", {"samples": 2, "group_size": 2, "temperature": 1.5}, "readiness", "1.5"),
+    "length_probe": ("length_probe", {"samples": 1, "temperature": 0.7}, "length_probe", "0.7"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_samples_at_another_temperature_say_so(trainer, capsys, name):
+    door, how, what, temperature = ASKED[name]
+    getattr(kit, door)(trainer.model, trainer.tokenizer, task(), rows=task().held_out[:1], **how)
+    said = capsys.readouterr().out
+    assert f"{what}: asked otherwise than trained: {DIFFERS.format(temperature)}." in said, said
+    fresh, tokenizer = kit.load_policy("tiny-random", quiet=True)
+    as_trained._said.clear()
+    getattr(kit, door)(fresh, tokenizer, task(), rows=task().held_out[:1], **how)
+    assert "otherwise" not in capsys.readouterr().out, "of a model without a run nothing is known"
+
+
 def test_prompt_length_and_sampling_are_compared(trainer, capsys):
     other = replace(task(), prefill="<answer>", system="Be brief.", max_completion_tokens=3)
     kit.evaluate(trainer.model, trainer.tokenizer, other, rows=task().held_out[:1], max_completion_tokens=4)

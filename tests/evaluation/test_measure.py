@@ -14,7 +14,7 @@ from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.evaluation.intervals import Estimate, mean_reward
 from grpo_kit.evaluation.readiness import VERDICTS, Readiness, readiness
 from grpo_kit.lab.arm import arm_of
-from grpo_kit.rewards import Bleu, ExactAnswer, NumericAnswer, SoftFormat
+from grpo_kit.rewards import Bleu, ExactAnswer, Gated, NumericAnswer, SoftFormat
 from grpo_kit.rollout.complete import Completion
 from grpo_kit.tasks import code, countdown, from_rows, largest
 from grpo_kit.tasks.measure import has_accuracy, measure_of, reads_tag
@@ -112,11 +112,12 @@ def test_full_pay_is_what_the_gold_earns_on_a_scale_above_one():
 
     task = own(counts, "red", "blue")
     answers(task, ["", "blue"]).verdicts  # noqa: B018
-    assert len(asked) == 3 and asked[1:] == [["<answer>blue</answer>"], ["blue"]], (
+    assert asked[0] == ["<answer>red</answer>", "<answer>blue</answer>"], "when the task was made"
+    assert len(asked) == 4 and asked[2:] == [["<answer>blue</answer>"], ["blue"]], (
         "of the row that earned above 1 alone"
     )
     answers(task, ["", "blue"]).verdicts  # noqa: B018
-    assert len(asked) == 4, "and known from then on"
+    assert len(asked) == 5, "and known from then on"
 
 
 def test_a_gold_that_earns_less_does_not_lower_the_bar():
@@ -125,6 +126,7 @@ def test_a_gold_that_earns_less_does_not_lower_the_bar():
     def formed(completions, answer, **columns):
         return [0.5 * t.startswith("So:") + 0.5 * (a in t) for t, a in zip(completions, answer, strict=True)]
 
+    formed.range = (0, 1)  # else it would be left out: of the rows' own answers none earns this
     made = answers(own(formed, "red", "blue"), ["So: green", "So: blue"])
     assert made.verdicts == [False, True] and made.measure == "reward"
 
@@ -270,12 +272,20 @@ def test_what_a_constant_is_compared_with(result, constant, words):
 def ready(task, texts, samples, tiny, monkeypatch):
     made = [Completion(text, 4, False, (5, 6, 7, 2)) for text in texts]
     monkeypatch.setattr("grpo_kit.evaluation.generate_and_score.complete", lambda *_, **__: made)
-    return readiness(*tiny, task, samples=samples, group_size=2)
+    return readiness(*tiny, task, samples=samples, group_size=2, seconds=None)
 
 
 def test_a_text_reward_that_differs_is_ready_though_no_sample_is_exact(tiny, monkeypatch, tmp_path):
-    task = own(Bleu(tag=None), "the red stone fell", "a blue bird sang")
-    found = ready(task, ["the red", "stone", "a bird", "no bird here"], 2, tiny, monkeypatch)
+    golds = [
+        "the red stone fell",
+        "a blue bird sang",
+        "my old dog ran",
+        "his new car broke",
+        "we all went home",
+    ]
+    task = own(Bleu(tag=None), *golds)
+    halves = [text for gold in golds for text in (" ".join(gold.split()[:2]), gold.split()[3])]
+    found = ready(task, halves, 2, tiny, monkeypatch)
     assert found.verdict == "ready" and found.measure == "reward" and sum(found.right) == 0
     assert (
         "in 100% of groups of 2 rewards would differ. So: train." in found.reason
@@ -284,8 +294,63 @@ def test_a_text_reward_that_differs_is_ready_though_no_sample_is_exact(tiny, mon
     assert found.table().index[0] == "mean reward" and found.audit is None
     found.save(tmp_path / "r.json")
     assert Readiness.load(tmp_path / "r.json") == found
-    alike = ready(task, ["no"] * 4, 2, tiny, monkeypatch)
+    alike = ready(task, ["no"] * 10, 2, tiny, monkeypatch)
     assert alike.verdict == "never succeeds" and "do SFT first" in alike.reason
+
+
+def test_a_text_reward_of_which_one_sentence_earns_more_than_the_samples_is_not_ready(tiny, monkeypatch):
+    task = own(Bleu(tag=None), *["the red stone fell"] * 3, "a blue bird sang")
+    found = ready(task, ["the red", "stone"] * 4, 2, tiny, monkeypatch)
+    assert found.verdict == "shortcut pays" and found.signal_reward().value == 0.75
+    assert "answering 'the red stone fell' every time earns 0.75, so not ready" in found.reason
+
+
+def scores(of, **stated):
+    """A reward of one's own that compares the number of a completion with the answer."""
+
+    def judged(completions, answer, **columns):
+        return [of(text, gold) for text, gold in zip(completions, answer, strict=True)]
+
+    vars(judged).update(stated)
+    return judged
+
+
+def signed(text, gold):
+    return 1.0 if text == gold else 0.0 if text else -1.0
+
+
+def near(text, gold):
+    return -abs(int("".join(filter(str.isdigit, text)) or 0) - int(gold)) / 10
+
+
+def bonus(completions, **columns):
+    return [text.count("!") / 10 for text in completions]
+
+
+TAG = {"prefill": "<answer>"}
+RULE = TAG | {"correct": lambda text, row: text == "7"}
+PAID = {
+    "the answer alone is never right": ([NumericAnswer(), bonus], TAG, ["5", "5!"], "never succeeds"),
+    "a penalty for nothing said": (scores(signed), {}, ["5", ""], "never succeeds"),
+    "the same, with its range": (scores(signed, range=(-1, 1)), {}, ["5", ""], "never succeeds"),
+    "a gate that never opens": (Gated(NumericAnswer(), on=bonus), TAG, ["1", "2!"], "never succeeds"),
+    "right by a rule, and not paid": ([scores(lambda *_: 0.0), bonus], RULE, ["7", "5!"], "never succeeds"),
+    "right by a rule, paid by nearness": (scores(lambda t, g: -len(t) / 10), RULE, ["7", "15"], "ready"),
+    "right by a rule, and paid": (scores(lambda t, g: float("7" in t)), RULE, ["7", "15"], "ready"),
+    "near, with its range": (scores(near, range=(-1, 0)), {}, ["3", "2"], "ready"),
+    "near, of any scale": (scores(near), {}, ["3", "2"], "ready"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:task 'own'")
+@pytest.mark.parametrize("name", PAID)
+def test_it_says_go_only_where_the_answer_was_paid(name, tiny, monkeypatch):
+    reward, options, texts, verdict = PAID[name]
+    task = replace(own(reward, "1", "4", "6", "9", **options), strategies={})
+    texts = [f"{text}</answer>" if task.prefill else text for text in texts]
+    found = ready(task, texts * 4, 2, tiny, monkeypatch)
+    assert found.signal_reward().value > 0.5 or "gate" in name
+    assert found.verdict == verdict, found.reason
 
 
 def test_an_own_reward_without_answers_asks_for_no_format(tiny, monkeypatch):

@@ -55,7 +55,9 @@ def test_mixed_share_refuses(counts, size):
 # ---- table and verdict ------------------------------------------------------------------------------------------
 
 
-def made(right, *, samples=4, formatted=None, lenient=None, group_size=2, rewards=None, constant=0.25):
+def made(
+    right, *, samples=4, formatted=None, lenient=None, group_size=2, rewards=None, constant=0.25, **more
+):
     """A Readiness of these counts by prompt."""
     return Readiness(
         task="largest",
@@ -70,6 +72,7 @@ def made(right, *, samples=4, formatted=None, lenient=None, group_size=2, reward
         words={"wait": 2, "any": 2},
         constant=None if constant is None else ("always number 1", constant),
         settings={"max_completion_tokens": 8},
+        **more,
     )
 
 
@@ -100,7 +103,7 @@ def test_numbers_by_hand():
         ),
         ({"right": [2, 2, 2], "formatted": [2, 2, 2]}, "ready", "50% of samples", "half is enough"),
         ({"right": [0] * 11 + [1]}, "never succeeds", "8% of prompts", "1 of 12 is below a tenth"),
-        ({"right": [0] * 9 + [1]}, "rarely succeeds", "5% of groups of 2", "a tenth is enough, one group in 20 mixed"),
+        ({"right": [0] * 9 + [1], "constant": 0.0}, "rarely succeeds", "5% of groups of 2", "a tenth is enough"),
         ({"right": [4] * 9 + [3]}, "too easy", "98% of samples are right, above 90%", "no room"),
         ({"right": [4, 4, 4, 0]}, "rarely succeeds", "0% of groups", "each prompt always or never"),
         (
@@ -110,8 +113,11 @@ def test_numbers_by_hand():
             "so not ready",
             "one constant answer is far ahead",
         ),
-        ({"right": [2, 2, 1], "constant": 0.83}, "ready", "right for 83% of these prompts", "half as good: only said"),
-        ({"right": [2, 0, 0], "constant": 0.49}, "ready", "right for 49% of these prompts", "none is mostly right"),
+        ({"right": [2, 2, 1], "constant": 0.83}, "shortcut pays", "right for 83% of these prompts", "half as good"),
+        ({"right": [2, 0, 0], "constant": 0.49}, "shortcut pays", "right for 49% of these prompts", "seldom right"),
+        ({"right": [2, 2, 1], "constant": 0.43}, "shortcut pays", "so not ready", "a little better than 42 %"),
+        ({"right": [2, 2, 1], "constant": 0.41}, "ready", "42% of samples", "a little worse"),
+        ({"right": [4] * 9 + [3], "constant": 1.0}, "too easy", "98% of samples", "and nothing to learn"),
         ({"right": [2, 2, 1], "constant": None}, "ready", "42% of samples", "a task without strategies"),
     ],
 )  # fmt: skip
@@ -123,6 +129,44 @@ def test_verdicts(changes, verdict, words, why):
         "where nothing succeeds and no rewards differ"
     )
     assert verdict in r._repr_html_() and "pass@4" in r._repr_html_()
+
+
+CREDIT = {"right": [2, 2, 1], "credit": [{0.0: 4}] * 3}
+REWARD = {"right": None, "lenient": None, "measure": "reward", "rewards": [{0.1: 2, 0.3: 2}] * 3}
+
+
+def with_reward(**changes):
+    """Where the reward is the measure, with groups that differ."""
+    return replace(made([2, 2, 1]), constant=None, **REWARD | changes)
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "words"),
+    [
+        (made(**CREDIT), "never succeeds", "answer pays any of them. So: score a right answer, task.s"),
+        (made(**CREDIT | {"credit": [{-1.0: 2, 0.0: 2}] * 3}), "never succeeds", "pays any of them"),
+        (made(**CREDIT | {"credit": [{0.0: 2, 0.5: 2}] * 3}), "ready", "42% of samples are right"),
+        (made(**CREDIT | {"credit": [{1.0: 4}] * 3, "floor": 1.0}), "never succeeds", "pays any of them"),
+        (made([2, 2, 1], rewards=[{0.5: 4}] * 3), "rarely succeeds", "in 0% of groups rewards would differ, below 20%"),
+        (with_reward(credit=[{0.0: 4}] * 3), "never succeeds", "earns anything for its answer, and in 67%"),
+        (with_reward(credit=[{0.0: 3, 0.1: 1}] * 3), "ready", "the mean reward is 0.20"),
+        (with_reward(credit=[{-3.0: 3, -1.0: 1}] * 3, floor=-3.0), "ready", "the mean reward is 0.20"),
+        (with_reward(credit=None), "ready", "the mean reward is 0.20"),
+        (with_reward(credit=None, rewards=[{-3.0: 2, -1.0: 2}] * 3), "ready", "the mean reward is -2.00"),
+        (with_reward(credit=None, rewards=[{0.0: 4}] * 3), "never succeeds", "no sample earns anything, and in 0%"),
+        (
+            with_reward(credit=[{0.0: 3, 0.1: 1}] * 3, constant_reward=("always 'x'", 0.21)), "shortcut pays",
+            "the mean reward is 0.20, and answering 'x' every time earns 0.21, so not ready",
+        ),
+        (with_reward(credit=[{0.0: 3, 0.1: 1}] * 3, constant_reward=("always 'x'", 0.19)), "ready", "reward is 0.20"),
+        (with_reward(credit=None, constant_reward=("always '!'", 0.9)), "ready", "Answering '!' every time earns 0.90"),
+    ],
+)  # fmt: skip
+def test_where_the_reward_for_the_answer_is_never_paid_or_a_constant_earns_more_it_does_not_say_go(
+    found, verdict, words
+):
+    assert found.verdict == verdict and found.sentence.startswith("GO") == (verdict == "ready")
+    assert words in found.reason
 
 
 def test_a_share_just_beside_its_threshold_does_not_read_as_the_threshold():
@@ -350,7 +394,7 @@ def test_judging_and_rewards_belong_to_their_rows(tiny, monkeypatch):
         ({"samples": 4, "group_size": 5}, r"group_size=5 must lie in 2..samples=4"),
         ({"group_size": 1}, "group_size=1 must"),
         ({"temperature": 0}, "temperature=0 must be a number above 0"),
-        ({"seconds": 0}, "seconds=0 must be a number above 0, such as 300; .* None at all rows"),
+        ({"seconds": 0}, "seconds=0 must be a number above 0, such as 300; None asks all rows"),
         ({"seconds": float("nan")}, "seconds=nan must be a number above 0"),
         ({"seconds": "60"}, "seconds='60' must be a number above 0"),
         ({"seconds": True}, "seconds=True must be a number above 0"),

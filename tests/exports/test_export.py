@@ -11,6 +11,7 @@ import few_words
 import pytest
 import torch
 from loop_runs import make
+from peft import AutoPeftModelForCausalLM
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import (
     AutoModelForCausalLM,
@@ -26,6 +27,8 @@ from grpo_kit.exports import ExportError, export, write
 from grpo_kit.exports.gguf_writer import write_gguf
 from grpo_kit.exports.model_card import license_of
 from grpo_kit.exports.weights import share_moved, whole_model
+from grpo_kit.models.adapters import add_adapters
+from grpo_kit.models.token_lists import end_ids
 
 BASE = str(few_words.folder())
 TASK = tasks.largest(n_train=8, n_held_out=6)
@@ -397,9 +400,65 @@ def test_arguments_that_do_not_fit(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["taken"]
 
 
-def test_reader_needs_nothing_of_the_kit_for_merged_and_gguf():
-    text = Path(exporting.__file__).with_name("reader.py").read_text()
-    assert text.count("from grpo_kit") == 1 and 'request["format"] == "adapter"' in text
+def from_gguf(tmp_path):
+    model, tokenizer = few_words.policy()
+    write_gguf(tmp_path / "m.gguf", model, tokenizer, "f32", name="m")
+    return load_policy(tmp_path / "m.gguf", tuning="lora", quiet=True)
+
+
+def on_a_merged_adapter(tmp_path):
+    adapted(base=str(few_words.folder()))[0].save_pretrained(tmp_path / "first")
+    model, tokenizer = load_policy(tmp_path / "first", quiet=True)
+    return add_adapters(model, "lora", {}, 0), tokenizer
+
+
+BASES = {  # what plain peft opens by its name, and what it does not, which is exported too
+    "a folder": (lambda tmp_path: adapted(base=str(few_words.folder())), False),
+    "the kit's name": (lambda tmp_path: adapted(), True),
+    "resized": (lambda tmp_path: few_words.policy("lora"), True),
+    "a GGUF file": (from_gguf, True),
+    "a merged adapter": (on_a_merged_adapter, True),
+}
+
+
+@pytest.mark.parametrize("what", BASES)
+def test_plain_peft_opens_an_exported_adapter(what, tmp_path):
+    make, beside = BASES[what]
+    model, tokenizer = make(tmp_path)
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(0, 0.2)
+    proved = what in ("a folder", "resized")  # by a process without the kit
+    made = export(
+        model, tokenizer, tmp_path / "out", format="adapter", task=TASK if proved else None, proof=proved
+    )
+    assert (made.folder / "base").is_dir() == beside and (not proved or made.proof.kl < 1e-6)
+    theirs = AutoPeftModelForCausalLM.from_pretrained(made.folder)
+    assert torch.allclose(scores(theirs, tokenizer), scores(model, tokenizer), atol=1e-5)
+
+
+@pytest.mark.parametrize("ends", [[2], [0, 2], [2, 0, 1], [5, 2], [2, 0, 1, 5], [7, 6, 5]])
+def test_a_gguf_file_names_every_end(ends, tmp_path):
+    import gguf
+
+    model, tokenizer = few_words.policy()
+    model.generation_config.eos_token_id = ends
+    wanted = list(dict.fromkeys([tokenizer.eos_token_id, *ends]))
+    if len(wanted) > 3:
+        with pytest.raises(ExportError, match="completions end at 4 tokens .* names 3 at most"):
+            write_gguf(tmp_path / "m.gguf", model, tokenizer, "f32", name="m")
+        return
+    write_gguf(tmp_path / "m.gguf", model, tokenizer, "f32", name="m")
+    fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
+    named = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    assert [field.contents() for field in named if field] == wanted
+    assert end_ids(*load_policy(tmp_path / "m.gguf", quiet=True)) == wanted
+
+
+def test_reader_needs_nothing_of_the_kit():
+    assert "import grpo_kit" not in (text := Path(exporting.__file__).with_name("reader.py").read_text())
+    assert "from grpo_kit" not in text
 
 
 def test_a_base_says_its_licence(tmp_path, thousand):

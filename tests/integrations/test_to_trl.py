@@ -1,5 +1,6 @@
 """to_trl: a task of the kit under trl's own trainer."""
 
+import copy
 import dataclasses
 
 import few_words
@@ -110,6 +111,16 @@ def test_a_model_may_be_given_by_its_name_so_that_it_is_divided_as_it_is_loaded(
     trainer = to_trl(task_of_two(), config, str(tmp_path / "model"), tokenizer, tmp_path / "run", **how)
     trainer.train()
     assert trainer.state.global_step == 1
+
+
+@pytest.mark.parametrize("token", ["<answer>", "</answer>", "answer>", "</"])
+def test_tags_that_are_special_tokens_are_refused(token, tmp_path):
+    """TRL takes every special token out of completions, so that no reward would see the tags."""
+    model, tokenizer = few_words.policy()
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_tokens([token], special_tokens=True)
+    with pytest.raises(ValueError, match=f"special token '{token}', which TRL takes out"):
+        to_trl(task_of_two(), Config(), model, tokenizer, tmp_path / "run")
 
 
 def test_a_task_of_episodes_is_refused(tmp_path):

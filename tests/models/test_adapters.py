@@ -6,6 +6,8 @@ import warnings
 import few_words
 import pytest
 import torch
+from loop_runs import make
+from peft import LoraConfig, get_peft_model
 
 from grpo_kit.models import load_policy
 from grpo_kit.models.adapters import add_adapters
@@ -56,6 +58,70 @@ def test_an_adapter_names_its_base_and_loads_elsewhere(tmp_path, monkeypatch):
         load_policy(tmp_path / "adapter", tuning="lora", lora={"r": 4})
     with pytest.raises(ValueError, match="no effect with tuning='full'"):
         load_policy(tmp_path / "adapter", lora={"r": 4})
+
+
+def with_token(name):
+    """A model that was resized for a token of its own."""
+    model, tokenizer = load_policy(name, quiet=True)
+    tokenizer.add_tokens(["<step>"])
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    return model, tokenizer
+
+
+def trained_since():
+    model, tokenizer = few_words.policy()
+    for weight in model.parameters():
+        weight.data.mul_(1.1)
+    return model, tokenizer
+
+
+def made_in_memory():
+    model, tokenizer = few_words.policy()
+    model.config.name_or_path = model.name_or_path = ""
+    del model._grpo_kit_loaded
+    return model, tokenizer
+
+
+ON_BASES = {  # what adapters are on, how they are made, and whether the base is saved with them
+    "the kit's name": (lambda: load_policy("tiny-random", quiet=True), {}, False),
+    "a folder": (lambda: load_policy(few_words.folder(), quiet=True), {}, False),
+    "cut to few words": (few_words.policy, {}, True),
+    "with a token more": (lambda: with_token("tiny-random"), {}, True),
+    "trained since": (trained_since, {}, True),
+    "made in memory": (made_in_memory, {}, True),
+    "another adapter's name": (few_words.policy, {"adapter_name": "mine"}, True),
+    "a whole head too": (lambda: load_policy(few_words.folder(), quiet=True), {"modules_to_save": ["lm_head"]}, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ON_BASES)
+def test_what_save_model_wrote_is_loaded_with_its_tokenizer_wherever_it_lies(what, tmp_path):
+    make_base, how, beside = ON_BASES[what]
+    base, tokenizer = make_base()
+    name = {"adapter_name": how["adapter_name"]} if "adapter_name" in how else {}
+    lora = {key: value for key, value in how.items() if key not in name}
+    model = get_peft_model(
+        base, LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", **lora), **name
+    )
+    for n, weight in model.named_parameters():
+        if "lora_B" in n:
+            torch.nn.init.normal_(weight, std=0.1)
+    tokenizer.chat_template = "{{ 'Mine: ' }}" + tokenizer.chat_template
+    trainer = make(tmp_path / "run", model=model, tokenizer=tokenizer, tuning=None)
+    saved = trainer.save_model(tmp_path / "saved").rename(tmp_path / "moved")
+    assert (saved / "base").is_dir() == beside
+    for tuning in ("lora", "full") if not lora else ("lora",):  # a head that is tied cannot be merged
+        again, own = load_policy(saved, tuning=tuning, quiet=True)
+        assert own.chat_template == tokenizer.chat_template and len(own) == len(tokenizer)
+        assert torch.allclose(logits(again, own), logits(model, tokenizer)[..., : len(own)], atol=1e-5)
+
+
+def test_a_checkpoint_of_a_resized_base_says_what_saves_it(tmp_path):
+    model, tokenizer = with_token("tiny-random")
+    add_adapters(model, "lora", {}, 0).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(PolicyLoadError, match="49153 tokens and its base 'tiny-random' 49152 embeddings"):
+        load_policy(tmp_path, tuning="lora", quiet=True)
 
 
 @pytest.mark.parametrize("lora", [{"r": 4}, {"r": 4, "use_dora": True}])

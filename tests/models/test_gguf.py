@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import struct
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -166,6 +168,40 @@ def test_a_cache_that_cannot_be_written_is_said_and_does_without(tmp_path, monke
     with pytest.warns(RuntimeWarning, match="set GRPO_KIT_CACHE to a folder that can be"):
         load_policy("smollm2-135m-instruct", quiet=True)
     assert len(converts) == 1, "once a process"
+
+
+def field(name, kind, value):
+    return struct.pack("<Q", len(name)) + name + struct.pack("<I", kind) + value
+
+
+HUGE = struct.pack("<Q", 2**60)
+LIST = field(b"a", 9, struct.pack("<I", 8) + HUGE)  # of so many texts
+
+
+@pytest.mark.parametrize(
+    "fields, count, tensors",
+    [
+        (LIST, 1, 0),
+        (field(b"a", 9, struct.pack("<I", 4) + HUGE), 1, 0),  # of numbers
+        (field(b"a", 9, struct.pack("<I", 9) + HUGE), 1, 0),  # of lists
+        (field(b"a", 8, HUGE), 1, 0),  # a text
+        (HUGE, 1, 0),  # a name
+        (b"", 2**60, 0),  # fields
+        (b"", 0, 2**60),  # tensors
+        (field(b"general.alignment", 4, struct.pack("<I", 0)), 1, 1),
+        (field(b"a", 99, b"1234"), 1, 0),
+    ],
+)
+def test_a_file_that_claims_more_than_it_holds_is_refused_at_once(
+    fields, count, tensors, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "small.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, tensors, count) + fields)
+    before = time.monotonic()
+    with pytest.raises(PolicyLoadError, match="small.gguf"):
+        load_policy(path, quiet=True)
+    assert time.monotonic() - before < 60
 
 
 def test_a_full_disk_is_said_before_dequantising(tmp_path, monkeypatch, converts):

@@ -301,6 +301,10 @@ def test_read_tests():
         CallTest("()", 0.5, 0.1, "sorted"),
     )
     assert read_tests('[{"stdin": "3 4\\n", "stdout": "7\\n"}]') == (StdinTest("3 4\n", "7\n"),)
+    # A table fills the keys that a test lacks.
+    call, text = {"args": [1], "expected": None, "as": None}, {"stdin": "3", "stdout": "7", "tolerance": None}
+    assert read_tests([call | dict.fromkeys(text)]) == read_tests("[[[1], null]]")
+    assert read_tests([text | dict.fromkeys(call)]) == (StdinTest("3", "7"),)
     assert read_tests(None) == read_tests("") == read_tests([]) == read_tests("[]") == ()
 
 

@@ -263,6 +263,7 @@ def test_of_a_task_the_texts_stand_where_the_answer_stood():
     rows = [{"question": f"What is {2 * n}/2?", "answer": str(n)} for n in range(10, 30)]
     rewards = [_recorded(seen), SoftFormat()]
     task = from_rows("halves", rows, reward=rewards, reward_weights=[0.75, 0.25], prefill="<think>\n")
+    seen.clear()  # the rows' own answers, scored when the task was made
     made = audit(task, n=ALL)
     assert made.golds == 4 and made.reward == "recorder"  # the format is not what judges the answer
     assert all(

@@ -1,13 +1,21 @@
 """Calls as people, data sets and models write them: each habit is the same calls, and no habit lets a hedge through."""
 
+import datetime
 import json
+import math
+from decimal import Decimal
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
+from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_kit.rewards import CallAccuracy, CallValidity, check_rewards, crafted_cases
+from grpo_kit.rewards import CallAccuracy, CallValidity, Case, check_rewards, crafted_cases
 from grpo_kit.rewards.tool_call_syntax import call_text, gold_calls, parse_calls
+from grpo_kit.tasks import from_rows
 
 CALL = {"name": "f", "arguments": {"a": 1, "b": "x"}}
 TEXT = json.dumps(CALL)
@@ -215,3 +223,91 @@ def test_no_cheat_pays_whatever_the_gold_is_written_in(gold):
     }
     table = check_rewards(CallAccuracy(), [*honest, *cheats])
     assert table["total"].iloc[0] == 1.0
+
+
+def f(name="f", **arguments):
+    return {"name": name, "arguments": arguments}
+
+
+# Golds of two rows, and the right calls of each.
+DIFFERENT = {
+    "other arguments": ([[f(a=1)], [f("g", b="x")]], ["f(a=1)", "g(b='x')"]),
+    "several calls": ([[f(a=1), f("g", b=2)], [f("h")]], ["f(a=1); g(b=2)", "h()"]),
+    "a dict alone": ([f(a=1), f("g", b="x")], ["f(a=1)", "g(b='x')"]),
+    "nested dicts": ([[f(a={"x": 1})], [f(a={"y": {"z": 2}})]], ["f(a={'x': 1})", "f(a={'y': {'z': 2}})"]),
+    "dicts in lists": ([[f(a=[{"x": 1}, {"y": 2}])], [f(a=[])]], ["f(a=[{'x': 1}, {'y': 2}])", "f(a=[])"]),
+    "parameters": ([[f(a=1)], [{"name": "g", "parameters": {"b": 2}}]], ["f(a=1)", "g(b=2)"]),
+    "OpenAI's": (
+        [[{"type": "function", "function": f(a=1)}], [{"id": "1", "function": f("g", b=2)}]], ["f(a=1)", "g(b=2)"],
+    ),
+    "BFCL's": ([[{"f": {"a": [1]}}], [{"g": {"b": [2], "c": [3]}}]], ["f(a=1)", "g(b=2, c=3)"]),
+    "no arguments": ([[f()], [f("g", b=2)]], ["f()", "g(b=2)"]),
+    "a None beside padding": ([[f(a=1, b=None)], [f("g", c=2)]], ["f(a=1, b=None)", "g(c=2)"]),
+    "an argument that one call has": (
+        [[f(city="x", note=None)], [f(city="y", note="late")]], ["f(city='x', note=None)", "f(city='y', note='late')"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DIFFERENT)
+def test_keys_that_a_table_filled_are_no_arguments(kind, tmp_path):
+    """Right calls earn everything by every door, also where the rewards are given the columns of a data set."""
+    golds, right = DIFFERENT[kind]
+    rows = [
+        {"question": f"{kind} {i}", "answer": text, "calls": gold}
+        for i, (gold, text) in enumerate(zip(golds, right, strict=True))
+    ]
+    data, held_out = Dataset.from_list(rows), [{"question": "?", "answer": "f()", "calls": rows[0]["calls"]}]
+    data.to_parquet(tmp_path / "rows.parquet")
+    doors = {
+        "rows": rows, "JSON": json.loads(json.dumps(rows)), "pandas": pd.DataFrame(rows), "Dataset": data,
+        "Parquet": pd.read_parquet(tmp_path / "rows.parquet"), "torch": data.with_format("torch"),
+        "NaN": [row | {"calls": _with_nan(row["calls"])} for row in data],
+    }  # fmt: skip
+    for door, table in doors.items():
+        task = from_rows("calls", table, held_out, reward=CallAccuracy())
+        for row, text in zip(task.train, right, strict=True):
+            others = ["f(a=2)", "f(b=None, q=1)", "g(b=None, z=5)"]
+            scores = task.score(row, [f"<answer>{answer}</answer>" for answer in (text, *others)])["reward"]
+            assert scores[0] == 1.0 > max(scores[1:]), door
+            assert all(
+                case.honest
+                or "calls" not in case.columns
+                or task.score(row, [case.completion])["reward"][0] < 1
+                for case in CallAccuracy().cheats(
+                    Case("honest", f"<answer>{text}</answer>", True, columns=row)
+                )
+            ), door
+    assert CallAccuracy()([f"<answer>{text}</answer>" for text in right], calls=data["calls"]) == [1.0, 1.0]
+
+
+def _with_nan(value):
+    """None as pandas writes it."""
+    if isinstance(value, dict):
+        return {key: _with_nan(item) for key, item in value.items()}
+    return (
+        [_with_nan(item) for item in value]
+        if isinstance(value, list)
+        else math.nan
+        if value is None
+        else value
+    )
+
+
+@pytest.mark.parametrize("gold", [
+    "f(a=None); g(b=1)", json.dumps([f(a=None), f("g", b=1)]), [f(a=None), f("g", b=1)], ["f(a=None)", "g(b=1)"],
+    [json.dumps(f(a=None)), json.dumps(f("g", b=1))],
+])  # fmt: skip
+def test_a_none_that_no_table_can_have_written_is_an_argument(gold):
+    """Texts say what they have, and calls whose dicts differ in keys come from no table."""
+    answers = ["f(a=None); g(b=1)", "f(); g(b=1)", "f(a=None); g()", "f(a=0); g(b=1)"]
+    scores = CallAccuracy()([f"<answer>{text}</answer>" for text in answers], calls=[gold] * 4)
+    assert scores[0] == 1.0 and max(scores[1:]) < 1
+
+
+@pytest.mark.parametrize("value, text", [
+    (Decimal("0.5"), "0.5"), (datetime.date(2026, 1, 2), "'2026-01-02'"), (np.float32(0.1), "0.1"),
+    (np.int64(3), "3"), (np.array([1, 2]), "[1, 2]"), (torch.tensor([0.1]), "[0.1]"), (True, "True"),
+])  # fmt: skip
+def test_golds_of_a_tables_types_are_the_calls_that_a_model_can_write(value, text):
+    assert CallAccuracy()([f"<answer>f(a={text})</answer>"], calls=[[f(a=value)]]) == [1.0]

@@ -8,13 +8,19 @@ from transformers import GenerationConfig
 
 from benchmarks.architectures import tiny
 from grpo_kit import cuda
-from grpo_kit.rollout import RolloutEngine, compare_logprobs
+from grpo_kit.rollout import RolloutEngine, compare_logprobs, first_use
 from grpo_kit.rollout import complete as decoding
-from grpo_kit.rollout.compare_logprobs import due
 from grpo_kit.rollout.complete import complete, row_batches
 from grpo_kit.rollout.decode import Decoder
 from grpo_kit.rollout.kv_prefill import TreeKVPrefill, common_length
 from grpo_kit.rollout.sampling import Sampler
+
+
+@pytest.fixture
+def untried(monkeypatch, tmp_path):
+    """This machine, as if it were a card that nobody has tried."""
+    monkeypatch.setattr(cuda, "may_fail", lambda device: True)
+    monkeypatch.setattr(first_use, "cache_folder", lambda: tmp_path)
 
 
 class Numbers:
@@ -266,16 +272,15 @@ def no_kernel(self, *args, **kwargs):
     raise RuntimeError("no valid triton configs for this card")
 
 
-def test_where_the_engine_fails_on_a_card_transformers_takes_over(monkeypatch):
+def test_where_the_engine_fails_on_a_card_transformers_takes_over(untried, monkeypatch):
     """Before training nothing else would catch it: readiness and the first evaluation come before the first step."""
-    monkeypatch.setattr(cuda, "may_fail", lambda device: True)
     model, other = tiny_model(), tiny_model()
     expected = [c.text for c in complete(model, Numbers(), PROMPTS, max_completion_tokens=6)]
-    monkeypatch.setattr(Decoder, "run", no_kernel)
-    with pytest.warns(UserWarning, match="no valid triton configs.*transformers' generate.*issue"):
-        made = complete(model, Numbers(), PROMPTS, max_completion_tokens=6, batch_size=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Decoder, "run", no_kernel)
+        with pytest.warns(UserWarning, match="no valid triton configs.*transformers' generate.*issue"):
+            made = complete(model, Numbers(), PROMPTS, max_completion_tokens=6, batch_size=2)
     assert [c.text for c in made] == expected == [by_hand(model, p, 6) for p in PROMPTS]
-    monkeypatch.undo()
     assert "failed here before" in RolloutEngine.unsupported(
         model, GenerationConfig()
     )  # nobody tries it again
@@ -284,26 +289,31 @@ def test_where_the_engine_fails_on_a_card_transformers_takes_over(monkeypatch):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_where_the_engine_is_silently_wrong_on_a_card_transformers_takes_over(temperature, monkeypatch):
+@pytest.mark.parametrize("part", ["right", "wrong", "failing"])
+def test_where_the_engine_is_silently_wrong_on_a_card_transformers_takes_over(
+    temperature, part, untried, monkeypatch
+):
     """The accuracy before training is read off these completions: found out at step 1 would be too late."""
-    monkeypatch.setattr(cuda, "may_fail", lambda device: True)
     model, how = tiny_model(), dict(max_completion_tokens=6, temperature=temperature)
-    right = complete(model, Numbers(), PROMPTS, **how)
-    assert not due(model)
-    model, inner = tiny_model(), Sampler.__call__
+    inner = Sampler.__call__
 
     def flatter(self, logits, *rest, **options):
         return inner(self, logits * 0.8, *rest, **options)
 
-    monkeypatch.setattr(Sampler, "__call__", flatter)
-    with pytest.warns(UserWarning, match="computed both ways: logprobs off by"):
+    if part == "right":
+        complete(model, Numbers(), PROMPTS, **how)
+        assert RolloutEngine.unsupported(model, GenerationConfig()) is None
+        return
+    monkeypatch.setattr(Sampler, "__call__", flatter if part == "wrong" else no_kernel)
+    said = "engine: differs .off by" if part == "wrong" else "engine: failed .RuntimeError: no valid triton"
+    with pytest.warns(UserWarning, match=said + ".*issue"):
         made = complete(model, Numbers(), PROMPTS, **how)
-    assert due(model) and "failed here before" in RolloutEngine.unsupported(model, GenerationConfig())
+    assert "compared with its own forward pass" in RolloutEngine.unsupported(model, GenerationConfig())
     if not temperature:
-        assert made == right
+        assert [c.text for c in made] == [by_hand(model, p, 6) for p in PROMPTS]
 
 
-def test_the_engine_is_looked_at_once_a_model_and_on_a_card_only(monkeypatch):
+def test_the_engine_is_looked_at_once_a_kind_of_model_and_on_a_card_only(monkeypatch, tmp_path):
     looked = []
     inner = compare_logprobs._plain
     monkeypatch.setattr(compare_logprobs, "_plain", lambda *a, **k: looked.append(1) or inner(*a, **k))
@@ -311,28 +321,23 @@ def test_the_engine_is_looked_at_once_a_model_and_on_a_card_only(monkeypatch):
     complete(model, Numbers(), PROMPTS, max_completion_tokens=4)
     assert not looked
     monkeypatch.setattr(cuda, "may_fail", lambda device: True)
-    for _ in range(2):
-        complete(model, Numbers(), PROMPTS, max_completion_tokens=4, samples=2, temperature=1.0)
+    monkeypatch.setattr(first_use, "cache_folder", lambda: tmp_path)
+    for each in (model, model, tiny_model()):
+        complete(each, Numbers(), PROMPTS, max_completion_tokens=4, samples=2, temperature=1.0)
     assert len(looked) == 8  # four completions, and again moved
 
 
-def test_a_plain_model_that_cannot_be_asked_says_nothing_of_the_engine(monkeypatch):
-    monkeypatch.setattr(cuda, "may_fail", lambda device: True)
-    monkeypatch.setattr(compare_logprobs, "_plain", no_kernel)
-    model = tiny_model()
-    complete(model, Numbers(), PROMPTS, max_completion_tokens=2)
-    assert due(model) and RolloutEngine.unsupported(model, GenerationConfig()) is None
-
-
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), KeyboardInterrupt()])
-def test_a_full_memory_and_a_press_are_not_the_engines_fault(error, monkeypatch):
+@pytest.mark.parametrize("compared", [False, True])
+def test_a_full_memory_and_a_press_are_not_the_engines_fault(error, compared, untried, monkeypatch):
     def fails(self, *args, **kwargs):
         raise error
 
-    monkeypatch.setattr(cuda, "may_fail", lambda device: True)
-    monkeypatch.setattr(Decoder, "run", fails)
     model = tiny_model()
-    with pytest.raises(type(error)):
+    if compared:
+        assert RolloutEngine.unsupported(model, GenerationConfig()) is None
+    with monkeypatch.context() as patch, pytest.raises(type(error)):
+        patch.setattr(Decoder, "run", fails)
         complete(model, Numbers(), PROMPTS[:1], max_completion_tokens=2, batch_size=1)
     assert RolloutEngine.unsupported(model, GenerationConfig()) is None
 
@@ -343,8 +348,7 @@ def test_on_a_cpu_a_failing_engine_is_heard(monkeypatch):
         complete(tiny_model(), Numbers(), PROMPTS, max_completion_tokens=2)
 
 
-def test_a_model_that_is_nan_itself_is_said_to_be(monkeypatch):
-    monkeypatch.setattr(cuda, "may_fail", lambda device: True)
+def test_a_model_that_is_nan_itself_is_said_to_be(untried):
     model = tiny_model()
     model.lm_head.weight.data.fill_(torch.nan)
     with pytest.raises(FloatingPointError, match="weights hold a NaN"):

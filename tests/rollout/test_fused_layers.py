@@ -22,7 +22,7 @@ from test_rollout_graphs import engine_of
 from grpo_kit import cuda
 from grpo_kit.engine import check_card
 from grpo_kit.models.model_facts import MODEL_TYPES, base_model
-from grpo_kit.rollout import RolloutEngine
+from grpo_kit.rollout import RolloutEngine, first_use
 from grpo_kit.rollout.complete import complete
 from grpo_kit.rollout.decode import Decoder
 from grpo_kit.rollout.fused_layers import FusedLayers
@@ -186,8 +186,11 @@ def not_a_number(self, ids, *args, **kwargs):
 
 @pytest.mark.parametrize("fault", [broken, not_a_number])
 @pytest.mark.parametrize("graphs", [False, True])
-def test_on_a_card_they_give_way_to_the_modules_with_a_line(fault, graphs, monkeypatch, capsys, recwarn):
+def test_on_a_card_they_give_way_to_the_modules_with_a_line(
+    fault, graphs, monkeypatch, tmp_path, capsys, recwarn
+):
     monkeypatch.setattr(cuda, "may_fail", lambda device: True)
+    monkeypatch.setattr(first_use, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(FusedLayers, "logits", fault)
     model = tiny_model()
     wanted = generate(model, PROMPTS, config())
@@ -208,9 +211,10 @@ def test_on_a_cpu_what_they_raise_is_raised(monkeypatch):
         engine_of(tiny_model(), graphs=False).generate(PROMPTS, config())
 
 
-def test_silently_wrong_ones_give_way_before_the_engine_does(monkeypatch, capsys):
+def test_silently_wrong_ones_give_way_before_the_engine_does(monkeypatch, tmp_path, capsys):
     """In complete() and in the comparison of a card, which keeps it for the next process."""
     monkeypatch.setattr(cuda, "may_fail", lambda device: True)
+    monkeypatch.setattr(first_use, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(
         RolloutEngine, "_new_decoder", lambda self: Decoder(base_model(self.model), bucketed=True)
     )

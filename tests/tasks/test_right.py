@@ -45,8 +45,8 @@ from grpo_kit.tasks.right import giving, leniently_right
 SMALL = {"n_train": 24, "n_held_out": 8}
 
 
-def own(reward, gold="18", *, n=10, **options):
-    rows = [{"question": f"Question {i}?", "answer": gold, "calls": gold} for i in range(n)]
+def own(reward, gold="18", *, n=10, hint="", **options):
+    rows = [{"question": f"Question {i}?", "answer": gold, "calls": gold, "hint": hint} for i in range(n)]
     return from_rows("own", rows, reward=reward, prefill="<answer>", **options)
 
 
@@ -119,10 +119,109 @@ def test_a_reward_says_what_its_full_pay_is():
         return half(*args, **columns)
 
     stated.columns, stated.range = ("answer",), (0.0, 0.5)
-    assert readings(own(half), "18</answer>") == (False, False), "1.0 where nothing is said"
+    with pytest.warns(UserWarning, match="'half' needs a column .*0.5 at most, 1 is full"):
+        unstated = own(half)
+    assert unstated.answer_rewards == [] and readings(unstated, "18</answer>") == (True, True), "by the text"
     assert readings(own(stated), "18</answer>") == (True, True)
     assert readings(own(stated), "17</answer>") == (False, False)
     assert readings(own(WeightedSum([(stated, 0.5), (SoftFormat(), 0.5)])), "18</answer>") == (True, True)
+
+
+def pays(most, column="answer", least=0.0, wrong=0.0, **stated):
+    """A reward of one's own: most for the column's text, least for nothing said, wrong otherwise."""
+
+    def bonus(completions, **columns):
+        pairs = zip(completions, columns[column], strict=True)
+        return [most if gold in text else wrong if text else least for text, gold in pairs]
+
+    bonus.columns = (column,)
+    vars(bonus).update(stated)
+    return bonus
+
+
+def inside(*parts):
+    return WeightedSum([(part, 1 / len(parts)) for part in parts])
+
+
+def named(reward, name):
+    reward.__name__ = name
+    return reward
+
+
+class Fifth(ExactAnswer):
+    """A subclass of the kit's that pays a fifth."""
+
+    def score(self, *given):
+        return super().score(*given) / 5
+
+
+NUMBER, SHAPE = NumericAnswer(), SoftFormat(think=None)
+CANNOT_PAY = {
+    "a bonus beside it": [NUMBER, pays(0.2)],
+    "before it": [pays(0.2), NUMBER],
+    "for another column": [NUMBER, pays(1.0, "hint")],
+    "of a column, whatever is said": [NUMBER, pays(0.2, "hint", wrong=0.2)],
+    "a penalty": [NUMBER, pays(0.0, wrong=-1.0)],
+    "with a range that it does not reach": [NUMBER, pays(0.2, range=(0, 1))],
+    "on a large scale": [NUMBER, pays(2.0, range=(0, 10))],
+    "in a sum": inside(NUMBER, pays(0.2), SHAPE),
+    "in a sum of a sum": inside(NUMBER, named(inside(pays(0.2), SHAPE), "extras")),
+    "behind a gate": Gated(inside(NUMBER, pays(0.2)), on=SHAPE),
+    "clipped": [NUMBER, named(Clipped(pays(0.2), high=2.0), "bonus")],
+    "a subclass of the kit's": [NUMBER, named(Fifth(), "bonus")],
+    "two of them": [NUMBER, pays(0.2), named(pays(0.3), "second")],
+    "alone": [pays(0.5), SHAPE],
+}
+
+
+@pytest.mark.parametrize("name", CANNOT_PAY)
+def test_a_reward_that_cannot_pay_the_rows_own_answers_is_named_and_does_not_say_what_is_right(name):
+    with pytest.warns(UserWarning) as caught:
+        task = own(CANNOT_PAY[name], hint="of the day")
+    said = [str(one.message) for one in caught if "own answers" in str(one.message)]
+    assert len(said) == (2 if name == "two of them" else 1) and "reward 'bonus' needs a column" in said[0]
+    assert all(way in said[0] for way in ("bonus.range = (lowest, ", "correct=", "weight 0"))
+    assert readings(task, "18</answer>") == (True, True) and readings(task, "17</answer>") == (False, False)
+    made = answers(task, "18</answer>", "17</answer>")
+    assert evaluation_of(made).strict.value == 0.5
+    if name != "alone":
+        assert made.measure == "accuracy" and made.credit == [1.0, 0.0], "what the other reward says"
+
+
+CAN_PAY = {
+    "states its range": [NUMBER, pays(0.2, range=(0, 0.2))],
+    "has no weight": ([NUMBER, pays(0.2)], [1.0, 0.0]),
+    "on a scale of its own": pays(10.0),
+    "behind a thought": lambda completions, answer, **columns: [
+        2.0 * text.endswith(f"</think>\n<answer>{gold}</answer>")
+        for text, gold in zip(completions, answer, strict=True)
+    ],
+    "in a box": lambda completions, answer, **columns: [
+        float(f"boxed{{{gold}}}" in text) for text, gold in zip(completions, answer, strict=True)
+    ],
+    "reads prompts": lambda prompts, completions, answer, **columns: [
+        float(gold in text) for text, gold in zip(completions, answer, strict=True)
+    ],
+    "cannot judge them": [NUMBER, lambda completions, answer, **columns: [None] * len(completions)],
+    "fails on them": lambda completions, answer, completion_ids, **columns: [1.0] * len(completions),
+}
+
+
+@pytest.mark.parametrize("name", CAN_PAY)
+def test_a_reward_that_can_pay_them_is_not_named(name, recwarn):
+    reward, weights = CAN_PAY[name] if isinstance(CAN_PAY[name], tuple) else (CAN_PAY[name], None)
+    own(reward, reward_weights=weights)
+    assert not [one for one in recwarn if "own answers" in str(one.message)]
+
+
+def test_a_task_made_of_another_is_scored_anew_where_its_rewards_change(recwarn):
+    reward = pays(0.2)
+    task = own([NUMBER, reward])
+    recwarn.clear()
+    assert replace(task, held_out=task.held_out[:1]).answer_rewards == [NUMBER] and not recwarn.list
+    other = named(pays(0.3), "other")
+    assert replace(task, rewards=[NUMBER, other]).answer_rewards == [NUMBER]
+    assert "reward 'other'" in str(recwarn.pop(UserWarning).message)
 
 
 def test_correct_as_given_comes_first_and_stays_where_rewards_are_exchanged():
@@ -267,6 +366,8 @@ def test_the_rewards_of_an_evaluation_are_asked_once(inside):
     reward = Counts()
     task = own(WeightedSum({reward: 0.75, SoftFormat(think=None): 0.25}) if inside else reward, strategies={})
     made = answers(task, "18.0</answer>", "20</answer>")
+    assert len(reward.asked) == 1, "of the rows' own answers"
+    reward.asked.clear()
     evaluation_of(made)
     assert reward.asked == [["18.0</answer>", "20</answer>"], ["20</answer>"]], (
         "the second time for what seems meant"

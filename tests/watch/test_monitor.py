@@ -159,10 +159,15 @@ CASES = {  # name: what it takes, the step the flag names, the step after which 
     ),
     "cut off": (dict(completion_cut_off=turned(0.05, 0.9, 5)), 4, 6),
     "language switch": ({"script/latin": turned(1, 0.3, 6), "script/han": turned(np.nan, 0.7, 6)}, 4, 6),
-    "updates left out": ({"update/left_out": turned(0, 1, 4), "grad_norm": turned(2, np.nan, 4)}, 4, 8),
     "sampler gap": ({"rollout/logprob_gap": turned(1e-5, 0.2, 6)}, 4, 6),
     "stale rollouts": ({"rollout/age": turned(3, 3, 1), "clip_ratio": turned(0, 0.5, 6)}, 3, 7),
     "one answer": ({"eval/one_answer": turned(0.5, 1, 6), "eval/one_gold": turned(0.4, 0.4, 1)}, 6, 6),
+    "not finite": (dict(loss=turned(0.1, np.nan, 8)), 8, 8),
+    "no update": (dict(learning_rate=turned(1e-5, 0, 4)), 4, 8),
+    "KL drift": (dict(kl=np.linspace(0.1, 1.2, 12)), 6, 10),
+    "loss spike": (dict(loss=turned(0.1, 0.1, 1) + 2 * np.eye(12)[7]), 8, 8),
+    "entropy explosion": (dict(entropy=turned(0.5, 3, 6)), 6, 10),
+    "held-out fall": ({"eval/accuracy": turned(0.7, 0.1, 6)}, 6, 6),
 }  # fmt: skip
 
 
@@ -174,6 +179,90 @@ def test_each_flag_and_no_other(name):
     assert [(flag.name, flag.step) for flag in flags] == [(name, since)]
     assert raised(table(**columns)) == {name: after}
     assert any(letter.isdigit() for letter in flags[0].saw) and flags[0].why and flags[0].first
+
+
+RATE, UP = {"learning_rate": np.full(12, 1e-5)}, np.linspace(0.4, 6, 12)
+LOSS = 0.1 * np.sin(np.arange(12.0))
+EVALS = np.arange(12) % 3 == 2
+MEMBERS = {
+    "not finite": [
+        {"loss": turned(0.1, np.nan, 2)}, {"loss": LOSS, "grad_norm": turned(2, np.nan, 8), **RATE},
+        {"loss": LOSS + turned(0, np.inf, 12), **RATE}, {"grad_norm": turned(2, -np.inf, 9)},
+        {"loss": np.full(12, np.nan), "grad_norm": np.full(12, np.nan), **RATE},
+        {"loss": np.zeros(12), "grad_norm": np.full(12, np.nan), **RATE},  # as transformers logs a NaN loss
+        {"loss": LOSS + turned(0, -np.inf, 12)},
+    ],
+    "no update": [
+        {"grad_norm": np.zeros(12)}, {"grad_norm": turned(2, 0, 8)}, {"learning_rate": np.zeros(12)},
+        {"grad_norm": np.full(12, 1e-12)}, {"learning_rate": turned(1e-5, 0, 8)},
+        {"grad_norm": np.zeros(12), "groups/equal_rewards": np.arange(12) % 2.0},
+    ],
+    "KL drift": [
+        {"kl": np.linspace(0, end, 12)} for end in (1, 1.5, 3)
+    ] + [{"kl": np.full(12, 0.7)}, {"kl": 0.1 * 1.3 ** np.arange(12)}],
+    "loss spike": [
+        {"loss": LOSS + size * np.eye(12)[at]} for size, at in ((1, 5), (-3, 8), (50, 11), (1e6, 7))
+    ] + [{"loss": 2 + LOSS + 9 * np.eye(12)[6]}],
+    "entropy explosion": [
+        {"entropy": UP}, {"entropy": np.full(12, 6.0)}, {"entropy": turned(0.05, 1.8, 5)},
+        {"entropy": turned(1.2, 3.0, 8)}, {"entropy": np.linspace(1, 6, 12)},
+    ],
+    "held-out fall": [
+        {"eval/accuracy": np.where(EVALS, np.linspace(0.7, 0.1, 12), np.nan)}, {"eval/reward": turned(0.8, 0.3, 9)},
+        {"eval/accuracy": turned(0.2, 0.02, 9)}, {"eval/accuracy": turned(0.9, 0.6, 12)},
+        {"eval/accuracy": turned(0.7, 0.1, 9), "eval/accuracy_low": turned(0.6, 0.05, 9),
+         "eval/accuracy_high": turned(0.8, 0.2, 9)},
+    ],
+    "stale rollouts": [
+        {"clip_ratio": turned(0, share, 8)} for share in (0.4, 0.6, 0.9)
+    ] + [{"clip_ratio": np.full(12, 0.6), "rollout/age": np.zeros(12)}, {"clip_ratio": np.full(12, 0.35)}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_no_member_of_a_kind_stays_silent(name):
+    assert len(MEMBERS[name]) >= 5
+    for columns in MEMBERS[name]:
+        found = {flag.name: flag for flag in red_flags(table(**columns))}
+        assert name in found, columns
+        assert any(letter.isdigit() for letter in found[name].saw) or "nan" in found[name].saw
+
+
+LOOKS_ALIKE = {
+    "a column that was not recorded": {"loss": np.full(12, np.nan), **RATE},
+    "rows of evaluations": {
+        name: np.where(EVALS, np.nan, 0.1) for name in ("loss", "grad_norm", "learning_rate", "reward")
+    },
+    "a warmup from 0": {"learning_rate": np.linspace(0, 1e-5, 12)},
+    "a rate that ends at 0": {"learning_rate": np.linspace(1e-5, 0, 12)},
+    "solved: all groups equal, no gradient": {
+        "grad_norm": turned(2, 0, 6), "groups/equal_rewards": turned(0.3, 1, 6), "reward": turned(0.9, 1, 6),
+    },
+    "one step's KL": {"kl": turned(0.3, 0.3, 1) + 0.3 * np.eye(12)[6]},
+    "a loss of either sign": {"loss": 0.3 * np.cos(np.arange(12.0) ** 2)},
+    "an entropy that begins high": {"entropy": np.linspace(3.5, 0.3, 12)},
+    "a base model's entropy": {"entropy": np.full(12, 2.4)},
+    "accuracy within its intervals": {
+        "eval/accuracy": turned(0.6, 0.4, 6), "eval/accuracy_low": turned(0.45, 0.25, 6),
+        "eval/accuracy_high": turned(0.75, 0.55, 6),
+    },
+    "a sequence ratio's clipping": {"clip_ratio": np.full(12, 0.15)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", LOOKS_ALIKE)
+def test_what_looks_alike_raises_nothing(what):
+    assert red_flags(table(**LOOKS_ALIKE[what])) == []
+
+
+def test_fp16_skips_a_step_without_a_word_and_never_all():
+    once, always = turned(2, 2, 1), np.full(12, np.inf)
+    once[6] = np.inf
+    half = {"config": {"autocast": "float16"}}
+    for norm, in_float32, in_half in ((once, True, False), (always, True, True)):
+        for config, flagged in (({}, in_float32), (half, in_half)):
+            names = {flag.name for flag in red_flags(table(grad_norm=norm, **RATE), config=config)}
+            assert ("not finite" in names) == flagged
 
 
 def test_rollouts_by_older_weights_are_no_sampler_gap():
@@ -321,8 +410,8 @@ def test_the_length_that_would_do_is_measured():
 
 
 def test_age_of_rollouts_comes_from_the_config_too():
-    clipped = table(clip_ratio=np.full(12, 0.5))
-    assert red_flags(clipped) == []  # on-policy: the ratio is 1 and nothing can be clipped
+    clipped = table(clip_ratio=np.full(12, 0.25))
+    assert red_flags(clipped) == []  # of a log that does not say how old its rollouts are
     args = {"steps_per_generation": 2, "num_iterations": 3, "gradient_accumulation_steps": 1}
     assert Setup.of({"args": args}).age == 5
     assert red_flags(clipped, config={"args": args})[0].saw.startswith("rollouts up to 5 steps old")

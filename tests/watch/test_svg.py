@@ -203,19 +203,17 @@ def test_held_out_accuracy_is_points_with_whiskers(interval):
     bars, dots = [
         p for p in page.iter(NS + "path") if p.get("stroke") == INK and p.get("stroke-opacity") is None
     ]
-    at = points(line(page)[0])[:, 0]
     middles = points(dots)
-    assert middles[:, 0].tolist() == [at[4], at[9]] and "held-out accuracy" in words(page)
+    assert "held-out accuracy" in words(page) and np.diff(middles[:, 0])[0] > 0
     spans = re.findall(r"M\d+ (\d+)V(\d+)", bars.get("d"))
     assert len(spans) == 2 * interval
     for middle, (low, high) in zip(middles, spans, strict=False):
         assert int(high) < middle[1] < int(low)
-    heights = {row["step"]: row["reward"] for row in table}
-    y = points(line(page)[0])[:, 1]
-    slope, start = np.polyfit(list(heights.values()), y, 1)
-    assert middles[:, 1] == pytest.approx(slope * np.array([0.4, 0.7]) + start, abs=2), (
-        "on the reward's scale"
-    )
+    frame = panels(page)["held-out accuracy"].findall(NS + "path")[1].get("d")
+    top, bottom = map(int, re.match(r"M\d+ (\d+)V(\d+)", frame).groups())
+    room = 0.03 / 1.06 * (bottom - top)
+    of_axis = (bottom - room - middles[:, 1]) / (bottom - top - 2 * room)
+    assert of_axis == pytest.approx([0.4, 0.7], abs=0.01), "on an axis of its own, from 0 to 1"
     assert "held-out accuracy" not in words(tree(rows(10)))
 
 
@@ -234,9 +232,29 @@ def test_a_reward_of_another_scale_fills_the_panel_as_one_in_0_and_1_does(scale,
         for page in (before, after)
     ]
     assert len(drawn[0]) > 12 and drawn[0] == drawn[1]
-    low, high = scale["plus"], scale["plus"] + scale["times"]
-    assert f"accuracy, 0–100 %: {low:g} to {high:g}" in words(after)
+    high = scale["plus"] + scale["times"]
+    assert "held-out accuracy" in words(after)
     assert {"20" if high > 20 else f"{high - 1:g}"} <= set(words(after))
+
+
+@pytest.mark.parametrize(
+    "scale", [dict(times=2, plus=-1), dict(times=64, plus=0), dict(times=4, plus=-4), dict(times=0.1, plus=0)]
+)
+@pytest.mark.parametrize("several", [False, True])
+def test_accuracy_is_on_no_axis_of_a_reward(scale, several):
+    """Whatever rewards lie between, and whoever is beside it: its panel reads 0 to 1, the reward's has no points."""
+    made = rescaled(rows(12, accuracy_every=3), **scale)
+    runs = {"a": state(made), "b": state(rows(12, accuracy_every=4))} if several else {"": state(made)}
+    found = panels(ET.fromstring(draw_svg(runs)))
+    accuracy = found["held-out accuracy"]
+    ticks = [text.text for text in accuracy.findall(NS + "g")[0].iter(NS + "text")]
+    assert ticks[0] == "0" and ticks[-2:] == ["1", "step"]
+    dots = [p for p in accuracy.iter(NS + "path") if p.get("stroke-width") == "12"]
+    assert len(dots) == len(runs)
+    others = [
+        p for title, panel in found.items() if title != "held-out accuracy" for p in panel.iter(NS + "path")
+    ]
+    assert not [p for p in others if p.get("stroke-width") == "12"]
 
 
 def test_rewards_below_zero_and_above_one_are_in_the_picture():
