@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-import grpo_kit.integrations.trl as integration
+from grpo_kit.hooks import standard
 from grpo_kit.loop import GRPOTrainer
 from grpo_kit.loop.generate import as_batch, render
 from grpo_kit.models.token_lists import end_ids
@@ -70,7 +70,7 @@ def run(name, folder, change=lambda text: text):
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_script_runs_in_the_loop(tmp_path, monkeypatch, name, capsys):
     write, parts, weights = WRITTEN[name]
-    fast = integration.fast
+    fast_for = standard.fast_for
 
     def writing(model, tokenizer, task, rows, config, numbers):
         prompts = [
@@ -82,7 +82,7 @@ def test_a_script_runs_in_the_loop(tmp_path, monkeypatch, name, capsys):
         ids = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts]
         return as_batch(tokenizer, rows, 4, prompts, ids, end_ids(model, tokenizer))
 
-    monkeypatch.setattr(integration, "fast", lambda *given: fast(*given)._replace(sample=writing))
+    monkeypatch.setattr(standard, "fast_for", lambda *given: fast_for(*given)._replace(sample=writing))
     trainer = run(name, tmp_path / "run", changed)["trainer"]
     assert isinstance(trainer, GRPOTrainer) and trainer.step == 2
     assert "Slower" not in capsys.readouterr().out
