@@ -175,9 +175,10 @@ REFUSED = {
 }  # fmt: skip
 
 _SIZES = (
-    "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "num_generations",
-    "num_iterations", "max_completion_length",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "num_iterations",
+    "max_completion_length",
 )  # fmt: skip
+_AT_LEAST_0 = ("adam_", "warmup_", "learning_rate")
 _DEFAULTS = {
     each.name: each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
     for each in dataclasses.fields(GRPOConfig)
@@ -197,9 +198,10 @@ def check_fields(args: GRPOConfig) -> None:
         value = getattr(args, name)
         is_real = isinstance(value, Real) and not isinstance(value, bool)
         if is_real or isinstance(_DEFAULTS[name], float) and value is not None:
-            check_number(name, value, 0 if name.startswith(("adam_", "warmup_")) else -math.inf)
+            check_number(name, value, 0 if name.startswith(_AT_LEAST_0) else -math.inf)
     for name in _SIZES:
         check_whole(name, getattr(args, name))
+    check_whole("num_generations", args.num_generations, 2)
     if args.max_steps <= 0:
         check_above_zero("num_train_epochs", args.num_train_epochs)
     else:
