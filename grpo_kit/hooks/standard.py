@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.argument_checks import check_choice
+from grpo_kit.argument_checks import check_choice, check_known, nearest
 from grpo_kit.engine.episode_sample import fast_for
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.hooks.autosave import Autosave
@@ -18,7 +19,7 @@ from grpo_kit.hooks.still_step_hook import StillStep
 from grpo_kit.hooks.watch_run import WatchRun
 from grpo_kit.hooks.watchdog import Watchdog
 from grpo_kit.loop import grpo
-from grpo_kit.loop.grpo_config import Config
+from grpo_kit.loop.grpo_config import FIELDS, Config
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.run_checks import check_given
 from grpo_kit.models.token_rows import close_rows
@@ -41,10 +42,10 @@ class GRPOTrainer(grpo.GRPOTrainer):
     def __init__(
         self,
         model: Any,
-        task: Any,
+        task: Any = None,
         config: Config | None = None,
         *,
-        tokenizer: Any,
+        tokenizer: Any = None,
         folder: str | Path | None = None,
         held_out: HeldOut | None = None,
         keep: str = "last",
@@ -53,7 +54,15 @@ class GRPOTrainer(grpo.GRPOTrainer):
         sample: Any = None,
         update: Any = None,
         hooks: Sequence[Hook] = (),
+        **unknown: Any,
     ) -> None:
+        *known, _ = inspect.signature(GRPOTrainer).parameters
+        for name in unknown:
+            if name in FIELDS:
+                raise ValueError(
+                    f"{name} is a field of the config: config=kit.Config({name}={unknown[name]!r:.100})"
+                )
+        check_known("GRPOTrainer has no such argument", unknown, known)
         check_given(model, task, config, tokenizer, sample, update, hooks)
         config = Config() if config is None else config
         folder = next_run_folder("runs", task.name) if folder is None else folder
@@ -90,3 +99,9 @@ class GRPOTrainer(grpo.GRPOTrainer):
                 "load it again.",
                 flush=True,
             )
+
+    def __getattr__(self, name: str) -> Any:
+        """What a trainer of another library has under this name is called otherwise here."""
+        raise AttributeError(
+            f"GRPOTrainer has no {name!r}{nearest(name, dir(type(self)))}", name=name, obj=self
+        )

@@ -35,6 +35,7 @@ from typing import Any
 
 import torch
 
+from grpo_kit.argument_checks import check_known
 from grpo_kit.config_checks import checked
 from grpo_kit.loop import checkpoint
 from grpo_kit.loop.config_changes import Changes, check_values, check_weights
@@ -158,7 +159,7 @@ class GRPOTrainer:
 
     # ---- the loop -------------------------------------------------------------------------------------------------
 
-    def train(self, *, resume: bool = False) -> None:
+    def train(self, *, resume: bool = False, **unknown: Any) -> None:
         """Train until config.steps steps are done. After a stop it goes on where it stopped.
 
         Of a run whose last rows, checkpoint or evaluation are missing (a full disk, a stop at the end) it does those.
@@ -168,6 +169,7 @@ class GRPOTrainer:
         The stop button (Ctrl-C) drops the step that is being made, saves a checkpoint and raises Stopped.
         Raises RunFolderError where the folder holds another run, or another process trains into it.
         """
+        check_known("train() has no such argument", unknown, ["resume"])
         if not isinstance(resume, bool):
             raise ValueError(
                 f"resume={str(resume)!r:.200}: give True, which goes on from the last whole checkpoint of this "
@@ -402,9 +404,13 @@ class GRPOTrainer:
         """The model, or its adapters, and the tokenizer, as load_policy opens them; whole or not at all.
 
         Adapters on a base that its name does not give (made in memory, resized, trained before) are saved with it.
-        Returns the folder. Raises ValueError for one that holds anything: nothing is overwritten.
+        Returns the folder; of the run's own, which holds the record, that is the next free `model` in it.
+        Raises ValueError for one that holds anything: nothing is overwritten.
         """
         path = path_of(folder)
+        if run_path(folder) == self.folder:
+            path = next_run_folder(self.folder, "model")
+            print(f"The model is saved in {path}: {folder} has the record of the run.", flush=True)
         if path.exists() and any(path.iterdir()):
             free = next_run_folder(path.parent, path.name)
             raise ValueError(f"folder={str(folder)!r} is not empty; {str(free)!r} is free")
