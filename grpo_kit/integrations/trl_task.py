@@ -29,6 +29,9 @@ class TrlTask:
     Raises ValueError, naming the argument and what would do, for data or rewards that the loop cannot use.
     """
 
+    system = None  # what there is of one stands in the messages
+    examples = ()
+
     def __init__(
         self,
         data: Dataset | Sequence[Mapping[str, Any]],
@@ -48,11 +51,8 @@ class TrlTask:
         self.conversational = is_conversational({"prompt": rows[0]["prompt"]})
         self.train = [_row(row, columns) for row in rows]
         self.held_out = [_row(row, columns) for row in held_out_rows]
-        self.is_correct, self.answer_rewards, self.strategies = (
-            None,
-            [],
-            {},
-        )  # rewards of any scale: see tasks.measure
+        # Rewards of any scale: see tasks.measure.
+        self.is_correct, self.answer_rewards, self.strategies = None, [], {}
         openings = {_opening(row["prompt"]) for row in [*rows, *held_out_rows]}
         self.prefill = openings.pop() if len(openings) == 1 else ""
         given = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]

@@ -67,6 +67,8 @@ def reads_tag(task: Any) -> bool:
 
     False if the task's rewards read the whole completion and neither prompt nor reward names the tag.
     """
+    if getattr(task, "is_correct", "own") is None:  # nothing is right or wrong: rows of a TRL script
+        return False
     if not isinstance(getattr(task, "is_correct", None), PaidInFull) or task.read_answer is not None:
         return True
     if has_accuracy(task) and not task.answer_rewards:
