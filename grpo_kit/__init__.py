@@ -69,7 +69,8 @@ if TYPE_CHECKING:
     from grpo_kit.watch.diagnose import diagnose  # the red flags on anybody's log
     from grpo_kit.watch.browse import browse  # its completions
     from grpo_kit.watch.monitor import read_flags  # its red flags
-    from grpo_kit.record.control import control, read_changes  # steer a run from elsewhere; what was changed
+    from grpo_kit.hooks.control_folder import control  # steer a run from elsewhere
+    from grpo_kit.record.control import read_changes  # what was changed in a run
     from grpo_kit.record.files import next_run_folder, read_completions, read_metrics
     from grpo_kit.watch.terminal import unfinished_run
 

@@ -8,13 +8,49 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
 _PROBE = "KITPROBE"  # a word that no template holds
 COLDEST, HOTTEST, FASTEST = 0.01, 10, 1  # beyond: samples alike, noise, weights gone after a step
 SLOWEST = 1e-9  # AdamW moves a weight by about the rate; below, float32 rounds that away at most weights
+LARGEST_REWARD = 1e15  # and weight of one: training squares rewards in float32, which ends at 3e38
+# What other libraries call a field of Config, an argument or what a trainer has, and what stands in its place here.
+ELSEWHERE = {
+    "max_completion_tokens": "max_tokens max_new_tokens max_completion_length max_length",
+    "group_size": "num_generations n num_return_sequences", "learning_rate": "lr", "loss": "loss_type",
+    "repetition_penalty": "frequency_penalty presence_penalty", "iterations": "num_iterations mu",
+    "steps": "max_steps", "beta": "kl_coef kl_beta", "optimizer": "optim", "eval_batch": "per_device_eval_batch_size",
+    "steps, which counts steps, not passes: a pass takes rows / prompts_per_step": "num_train_epochs epochs num_epochs",
+    "prompts_per_step, which counts prompts, not completions: divide it by group_size":
+        "per_device_train_batch_size train_batch_size generation_batch_size",
+    "prompts_per_step": "batch_size", "micro_batch": "mini_batch_size per_device_batch_size",
+    "prompts_per_step, all in one update; minibatches makes several": "gradient_accumulation_steps",
+    "scale": "scale_rewards", "autocast or dtype": "bf16 fp16 tf32", "warmup": "warmup_steps warmup_ratio",
+    "learning_rate, with a schedule such as kit.cosine(1e-5, 0)": "lr_scheduler_type lr_scheduler",
+    "level": "importance_sampling_level", "mask_cut_off": "mask_truncated_completions",
+    "model": "model_name model_name_or_path model_id", "tuning='qlora'": "load_in_4bit quantization_config",
+    "tuning='lora', and lora={'r': 8} of kit.load_policy, which takes peft.LoraConfig's arguments":
+        "lora_r lora_alpha lora_rank lora_dropout lora_target_modules target_modules r peft_config use_peft",
+    "folder= of the trainer": "output_dir run_name", "hooks= of the trainer": "callbacks add_callback",
+    "hooks=[trackers.by_name('wandb')] of the trainer": "report_to",
+    "sample= of the trainer, VllmSample()": "use_vllm vllm_mode",
+    "task= of the trainer": "train_dataset dataset", "tokenizer= of the trainer": "processing_class",
+    "held_out= of tasks.from_rows, and held_out=kit.HeldOut(task) of the trainer":
+        "eval_dataset eval_strategy eval_steps",
+    "reward= of tasks.from_rows": "rewards reward_funcs reward_func reward_fn reward_function",
+    "system= of tasks.from_rows": "system_prompt system_message",
+    "trainer.config, given as config=kit.Config(...)": "args training_args",
+    "trainer.step, and kit.read_metrics(trainer.folder)": "state log_history",
+    "kit.evaluate(trainer.model, trainer.tokenizer, trainer.task)": "evaluate predict",
+    "trainer.save()": "save_state", "trainer.model.push_to_hub(...)": "push_to_hub",
+    "train(resume=True)": "resume_from_checkpoint",
+    "nothing: every step is written down": "logging_steps logging_strategy log_completions",
+    "nothing: completions end at the end tokens of tokenizer and model, and the task has the answer's tag":
+        "stop stop_strings stop_token_ids eos_token_id",
+    "nothing: the engine has no graph for torch.compile to make": "torch_compile",
+}  # fmt: skip
 
 
 def is_number(value: Any) -> bool:
@@ -81,14 +117,32 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
 
 
 def nearest(value: Any, known: Iterable[Any]) -> str:
-    """The end of a message that suggests one of the known names for a misspelt one; "" where none is near.
+    """The end of a message: what another library's name is here, or the known name that was misspelt; "" for neither.
 
+    >>> nearest("max_new_tokens", [])
+    '; here it is max_completion_tokens'
     >>> nearest("Larges", ["largest", "code", None])
     "; did you mean 'largest'?"
     """
+    if here := [here for here, theirs in ELSEWHERE.items() if value in theirs.split()]:
+        return f"; here it is {here[0]}"
     names = {one.lower(): one for one in known if isinstance(one, str)}
     near = difflib.get_close_matches(str(value).lower(), names, 1) if isinstance(value, str) else []
     return f"; did you mean {names[near[0]]!r}?" if near else ""
+
+
+def check_known(what: str, values: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raises ValueError for a name that is not known, with what it is called here, or all that are known.
+
+    >>> check_known("Config has no such field", {"lr": 1e-5}, ["learning_rate"])
+    Traceback (most recent call last):
+    ValueError: lr=1e-05: Config has no such field; here it is learning_rate
+    """
+    names = list(known)
+    for name, value in values.items():
+        if name not in names:
+            mend = nearest(name, names) or f"; it has {', '.join(names)}"
+            raise ValueError(f"{name}={value!r:.100}: {what}{mend}")
 
 
 def check_text(name: str, value: Any, *, hint: str = "", blank: bool = False) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
@@ -13,6 +13,7 @@ from grpo_kit.argument_checks import (
     COLDEST,
     FASTEST,
     HOTTEST,
+    LARGEST_REWARD,
     SLOWEST,
     check_above_zero,
     check_choice,
@@ -62,34 +63,10 @@ _CHOICES = {
     "autocast": ("none", "bfloat16", "float16"),
     "optimizer": (None, *OPTIMIZERS),
 }
-# What other libraries call a field, or what stands in a field's place.
-ELSEWHERE = {
-    "max_completion_tokens": "max_tokens max_new_tokens max_completion_length max_length",
-    "group_size": "num_generations n num_return_sequences", "learning_rate": "lr", "loss": "loss_type",
-    "repetition_penalty": "frequency_penalty presence_penalty", "iterations": "num_iterations mu",
-    "steps": "max_steps num_train_epochs epochs", "beta": "kl_coef kl_beta", "optimizer": "optim",
-    "prompts_per_step": "per_device_train_batch_size batch_size gradient_accumulation_steps train_batch_size",
-    "scale": "scale_rewards", "autocast or dtype": "bf16 fp16 tf32", "warmup": "warmup_steps warmup_ratio",
-    "learning_rate, with a schedule such as kit.cosine(1e-5, 0)": "lr_scheduler_type",
-    "level": "importance_sampling_level", "mask_cut_off": "mask_truncated_completions",
-    "folder= of the trainer": "output_dir run_name", "hooks= of the trainer": "callbacks report_to",
-    "sample= of the trainer, VllmSample()": "use_vllm vllm_mode",
-    "nothing: every step is written down": "logging_steps logging_strategy log_completions",
-    "nothing: completions end at the end tokens of tokenizer and model, and the task has the answer's tag":
-        "stop stop_strings stop_token_ids eos_token_id",
-    "nothing: the engine has no graph for torch.compile to make": "torch_compile",
-}  # fmt: skip
 _FROM_LOOP = (  # arguments of a loss that are the loop's to give
     "level", "beta", "ref_logprobs", "epsilon", "epsilon_high", "max_ratio", "max_completion_tokens", "num_rows",
     "num_tokens",
 )  # fmt: skip
-
-
-def unknown_field(name: str, value: Any, known: Sequence[str]) -> str:
-    """The message for a name that is no field: what it is called here, or the nearest field."""
-    ours = next((ours for ours, theirs in ELSEWHERE.items() if name in theirs.split()), None)
-    mend = f"; here it is {ours}" if ours else nearest(name, known) or f"; it has {', '.join(known)}"
-    return f"{name}={value!r:.100}: Config has no such field{mend}"
 
 
 def checked(name: str, value: Any, label: str = "") -> Any:
@@ -133,6 +110,10 @@ def checked(name: str, value: Any, label: str = "") -> Any:
             raise ValueError(f"reward_weights={value!r} must be a list of numbers, one a reward, or None")
         if not any(check_number("reward_weights", weight) for weight in value):
             raise ValueError(f"reward_weights={value!r} are all 0, so that no weight of the model would move")
+        if max(map(abs, value)) > LARGEST_REWARD:
+            raise ValueError(
+                f"reward_weights={value!r} must be at most {LARGEST_REWARD:g} in size, as rewards must"
+            )
         return [float(weight) for weight in value]
     elif name in ("task_options", "loss_options") and not isinstance(value, dict):
         raise ValueError(f"{name}={value!r} must be a dict of the {name.partition('_')[0]}'s arguments")

@@ -55,7 +55,7 @@ def _load(module: str) -> ModuleType:
 
     Collecting garbage while torch and transformers load finds none and takes a quarter of the time: it waits.
     """
-    waits = gc.isenabled()
+    waits, frozen = gc.isenabled(), gc.get_freeze_count()
     gc.disable()
     try:
         return importlib.import_module(module)
@@ -66,6 +66,7 @@ def _load(module: str) -> ModuleType:
         raise
     finally:
         if waits:
-            gc.freeze()  # with the next line: what was loaded counts as old, and is not looked through at once
-            gc.unfreeze()
+            gc.freeze()  # with the next lines: what was loaded counts as old, and is not looked through at once
+            if not frozen:  # else somebody has set objects apart before, and they stay so
+                gc.unfreeze()
             gc.enable()

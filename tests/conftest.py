@@ -16,10 +16,18 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a process a core; threads of each wou
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import few_words  # noqa: E402
+import hypothesis  # noqa: E402
 
 from grpo_kit.models import load_policy  # noqa: E402
 
+hypothesis.settings.register_profile("test", max_examples=50, deadline=None)
+hypothesis.settings.register_profile("campaign", max_examples=400, deadline=None)
 LONGEST = ("test_pretend_card.py", "test_notebooks.py", "test_wheel.py", "test_three_doors.py")
+
+
+def pytest_configure(config):
+    """Before any test is imported: fifty draws a test, and as many as it takes where campaigns are asked for."""
+    hypothesis.settings.load_profile("test" if "not campaign" in config.option.markexpr else "campaign")
 
 
 @pytest.hookimpl(trylast=True)

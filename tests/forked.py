@@ -26,6 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = """torch.distributed transformers.models.auto.modeling_auto transformers.models.auto.tokenization_auto
 transformers.models.llama.modeling_llama transformers.generation.utils peft pandas""".split()
+WITHOUT_THE_KIT = [*LIBRARIES, "datasets", "matplotlib.backends.backend_agg"]
 KIT = """hooks.standard engine.fast models.loading evaluation.accuracy watch.monitor tasks.largest""".split()
 
 
@@ -138,6 +139,12 @@ def _interpreter(words, cwd, place, environment):
 @functools.cache
 def _server():
     return Server([*LIBRARIES, *(f"grpo_kit.{name}" for name in KIT)])
+
+
+@functools.cache
+def bare():
+    """A server that has imported the libraries and nothing of the kit: for what the kit's own import does."""
+    return Server(WITHOUT_THE_KIT)
 
 
 def start(*words, **how):

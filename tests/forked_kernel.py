@@ -6,9 +6,7 @@ import os
 import forked
 from jupyter_client import AsyncKernelManager
 
-LOADED = [
-    *forked.LIBRARIES, "datasets", "matplotlib.backends.backend_agg", "ipykernel.kernelapp", "IPython.core.pylabtools",
-]  # fmt: skip
+LOADED = [*forked.WITHOUT_THE_KIT, "ipykernel.kernelapp", "IPython.core.pylabtools"]
 
 
 @functools.cache
@@ -22,7 +20,7 @@ class ForkedKernel(AsyncKernelManager):
 
     async def _async_launch_kernel(self, kernel_cmd, **kw):
         words, there, environment = kernel_cmd[1:], kw["cwd"], kw["env"]
-        process = _server(environment["PYTHONPATH"]).start(*words, cwd=there, environment=environment)
+        process = _server(environment.get("PYTHONPATH", "")).start(*words, cwd=there, environment=environment)
         self.provisioner.process, self.provisioner.pid, self.provisioner.pgid = (
             process,
             process.pid,

@@ -1,14 +1,14 @@
 """A loss of trl's and one of ours on the same weights: value and gradient of every parameter, in float32."""
 
+import few_words
 import torch
 
-from grpo_kit.models import load_policy
 from grpo_kit.objectives import token_logprobs
 
 
 def sharp_model(seed, spread=10.0):
-    """The tiny random model with logits far enough apart that policies differ; a seed stirs its weights."""
-    model = load_policy("tiny-random", quiet=True)[0]
+    """A tiny model with logits far enough apart that policies differ; a seed stirs its weights."""
+    model = few_words.policy()[0]
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

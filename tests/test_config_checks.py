@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from grpo_kit import objectives
-from grpo_kit.config_checks import ELSEWHERE, LOSSES
+from grpo_kit.argument_checks import ELSEWHERE
+from grpo_kit.config_checks import LOSSES
 from grpo_kit.lab.arm import arm_of
 from grpo_kit.loop.grpo_config import FIELDS, Config
 from grpo_kit.presets import preset
@@ -30,6 +31,8 @@ from grpo_kit.schedules import constant, cosine, linear, stepwise
     ({"learning_rate": constant(0)}, "moves no weight"),
     ({"positive_weight": 0, "negative_weight": 0}, "move no weight"),
     ({"reward_weights": [0, 0]}, "no weight of the model would move"),
+    ({"reward_weights": [1e308, 1]}, "at most 1e+15 in size"),
+    ({"reward_weights": [1, -1e16]}, "at most 1e+15 in size"),
     ({"epsilon": 20}, "at most 1"),
     ({"minibatches": 9}, "use at most 8"),
     ({"warmup": 101}, "steps=100"),
@@ -237,7 +240,7 @@ def test_every_argument_of_a_loss_that_is_not_the_loops_is_an_option(loss):
 def test_words_of_other_libraries_are_no_fields():
     words = [word for words in ELSEWHERE.values() for word in words.split()]
     assert not {*words} & {*FIELDS} and len(words) == len({*words})
-    ours = [one.partition(",")[0] for one in ELSEWHERE if "=" not in one and ":" not in one]
+    ours = [one.partition(",")[0] for one in ELSEWHERE if not {*"=:."} & {*one}]
     assert {name for one in ours for name in one.split(" or ")} <= {*FIELDS}
 
 
@@ -316,3 +319,36 @@ def test_another_loss_does_not_take_the_options_of_the_one_before():
 
 def test_a_copy_of_a_presets_config_keeps_its_name():
     assert replace(preset("smoke"), steps=3).preset == "smoke"
+
+
+@pytest.mark.parametrize(
+    "name, here",
+    [
+        ("per_device_train_batch_size", "prompts_per_step, which counts prompts, not completions"),
+        ("num_train_epochs", "steps, which counts steps, not passes"),
+        ("gradient_accumulation_steps", "prompts_per_step, all in one update"),
+        ("lora_r", "tuning='lora', and lora={'r': 8} of kit.load_policy"),
+        ("target_modules", "tuning='lora', and lora={'r': 8} of kit.load_policy"),
+        ("load_in_4bit", "tuning='qlora'"),
+        ("reward_funcs", "reward= of tasks.from_rows"),
+        ("processing_class", "tokenizer= of the trainer"),
+        ("num_generations", "group_size"),
+    ],
+)
+def test_hints_lead_to_what_is_meant(name, here):
+    """One table, whoever is asked: a Config, a preset, a trainer without a task, a task of rows."""
+    from grpo_kit import GRPOTrainer, preset
+    from grpo_kit.tasks import from_rows
+
+    calls = (
+        Config,
+        lambda **given: preset("smoke", **given),
+        lambda **given: GRPOTrainer("a/model", **given),
+    )
+    for call in (*calls, lambda **given: from_rows("mine", [], **given)):
+        with pytest.raises(
+            ValueError, match=re.escape(f"{name}=8: ") + ".*" + re.escape(f"; here it is {here}")
+        ):
+            call(**{name: 8})
+    with pytest.raises(ValueError, match=re.escape("field of the config: config=kit.Config(steps=8)")):
+        GRPOTrainer("a/model", steps=8)

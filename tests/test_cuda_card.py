@@ -1,9 +1,9 @@
 """What is asked of a card before anything lies on it; torch.cuda is asked in place of a card."""
 
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 
@@ -30,7 +30,7 @@ def asked(monkeypatch, *, reserved=0, platform="linux", **environment):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     code = FAKE.format(reserved=reserved, platform=platform)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = forked.bare().run("-c", code)
     assert not done.returncode, done.stderr
     return done.stdout.splitlines()
 

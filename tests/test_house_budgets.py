@@ -3,11 +3,10 @@
 import ast
 import functools
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
+import forked
 import pytest
 
 import grpo_kit
@@ -112,9 +111,9 @@ def shown_words(repository):
 
 
 def loaded_by(module, root):
-    """How many of the kit's modules `import module` loads in a fresh interpreter."""
+    """How many of the kit's modules `import module` loads in a process that has none of them."""
     code = f"import sys, {module}; print(sum(name.split('.')[0] == 'grpo_kit' for name in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=root.parent, capture_output=True, text=True)
+    done = forked.bare().run("-c", code, cwd=root.parent)
     assert not done.returncode, done.stderr
     return int(done.stdout)
 

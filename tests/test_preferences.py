@@ -1,7 +1,6 @@
 """Sets from scored samples: selection by enumeration, files under a real kill, tokens as TRL's trainers see them."""
 
 import copy
-import functools
 import itertools
 import json
 import math
@@ -12,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import few_words
 import forked
 import pandas as pd
 import pytest
@@ -23,7 +23,6 @@ from torch import nn
 from grpo_kit import sample
 from grpo_kit.evaluation import sample_cache
 from grpo_kit.evaluation.sample_cache import trained_as_sampled, weights_digest
-from grpo_kit.models import load_policy
 from grpo_kit.preferences import Samples
 from grpo_kit.record.files import RunFolderError
 from grpo_kit.rewards import ExactAnswer, RightSize, SoftFormat
@@ -219,8 +218,8 @@ ODD = {"<|im_end|>": 2, "a": 1, "b": 1, "<|im_start|>": 0.5, "<|endoftext|>": 0.
 
 
 def speller(words):
-    """A tiny model that writes these tokens with these frequencies, whatever it reads; SmolLM2's tokenizer."""
-    model, tokenizer = load_policy("tiny-random", quiet=True)
+    """A tiny model that writes these tokens with these frequencies, whatever it reads."""
+    model, tokenizer = few_words.policy()
     head = nn.Linear(model.config.hidden_size, model.config.vocab_size)
     nn.init.zeros_(head.weight)
     nn.init.constant_(head.bias, -1e4)
@@ -483,9 +482,7 @@ def test_other_settings_are_refused_by_name_and_nothing_is_overwritten(spelling,
 
 
 def test_adapters_switched_off_are_another_model(tmp_path):
-    model, tokenizer = load_policy(
-        "tiny-random", tuning="lora", lora={"init_lora_weights": False}, quiet=True
-    )
+    model, tokenizer = few_words.policy("lora", init_lora_weights=False)
     task = nines_task()
     sample(model, tokenizer, task, samples=2, folder=tmp_path)
     with (
@@ -595,12 +592,11 @@ def test_killed_and_called_again(spelling, tmp_path, drawn):
 
 # ---- the tokens that TRL's trainers train on ------------------------------------------------------------------------
 
-_tiny = functools.cache(lambda: load_policy("tiny-random", quiet=True)[0])
 NAMES = ["dpo", "kto", "sft", "orpo", "cpo"]
 
 
 def trainer_of(name, data, tokenizer, folder, **changes):
-    """TRL's trainer on a fresh tiny model."""
+    """TRL's trainer on a fresh tiny model, whose vocabulary is that of most tests here."""
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     import trl
     from trl.experimental import cpo, orpo
@@ -617,7 +613,7 @@ def trainer_of(name, data, tokenizer, folder, **changes):
         output_dir=str(folder), max_steps=1, per_device_train_batch_size=4, learning_rate=1e-2, report_to=[]
     )
     args |= dict(use_cpu=True, bf16=False, save_strategy="no", disable_tqdm=True, **own, **changes)  # fmt: skip
-    models = [copy.deepcopy(_tiny()) for _ in range(2)]
+    models = [few_words.policy()[0] for _ in range(2)]
     reference = {"ref_model": models[1]} if name in ("dpo", "kto") else {}
     return trainer(
         model=models[0], args=config(**args), train_dataset=data, processing_class=tokenizer, **reference
@@ -758,6 +754,7 @@ def test_kto_estimates_its_kl_from_other_prompts(odd, batch, tmp_path):
 def test_a_tokenizer_that_writes_its_own_bos(tmp_path):
     """Llama's way: the tokenizer puts the BOS in front, the template's own is dropped."""
     model, tokenizer = speller(WORDS)
+    tokenizer = copy.deepcopy(tokenizer)
     bos = "<|endoftext|>"
     tokenizer.bos_token = bos
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(

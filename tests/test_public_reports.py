@@ -15,7 +15,7 @@ from pathlib import Path
 import few_words
 import pytest
 import torch
-from loop_runs import SMALL, letters, make, press_after, task
+from loop_runs import SMALL, letters, make, press_stop, task
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
@@ -61,7 +61,7 @@ def folder(tmp_path):
 
 
 def policy(**how):
-    return kit.load_policy("tiny-random", quiet=True, **how)
+    return kit.load_policy(few_words.folder(), quiet=True, **how)
 
 
 def paid_by(reward, **more):
@@ -251,7 +251,7 @@ class Twice:
 
 @report("verl#6719")
 def test_a_later_turn_is_behind_the_very_tokens_of_the_earlier_ones(folder):
-    model, tokenizer = policy()
+    model, tokenizer = kit.load_policy("tiny-random", quiet=True)
     own = EpisodeTask(
         "twice", [{"question": "a"}, {"question": "b"}], [{"question": "c"}], Twice, View(chat=True), max_turns=2,
         max_completion_tokens=6,
@@ -269,42 +269,46 @@ def test_a_later_turn_is_behind_the_very_tokens_of_the_earlier_ones(folder):
         assert batch.prompt_ids[second][: len(sent)] == sent
 
 
+def far_apart():
+    """A model whose logits are far apart: each of the settings changes what transformers itself would write."""
+    model, tokenizer = few_words.policy()
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(6)
+    return model, tokenizer
+
+
+def all_ways(model, tokenizer, place):
+    """What it writes: directly, by generate, by the engine, greedily."""
+    config = Config(**SMALL | {"group_size": 8, "max_completion_tokens": 8})
+    torch.manual_seed(0)
+    written = plain.complete_prompts(model, tokenizer, [[1, 5, 6]] * 8, config, config.at(0))
+
+    def trained(seams):
+        trainer = make(place / seams, seams=seams, steps=1, model=copy.deepcopy(model))
+        trainer.train()
+        return [line["completion"] for line in lines_of(place / seams / "completions.jsonl")]
+
+    greedy = kit.evaluate(model, tokenizer, task(), rows=task().held_out[:4]).rows["completion"].tolist()
+    return written, trained("plain"), trained("fast"), greedy
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """What a checkpoint without settings writes."""
+    return all_ways(*far_apart(), tmp_path_factory.mktemp("bare"))
+
+
 @report("trl#5783")
 @pytest.mark.parametrize("own", [
     {"top_k": 1}, {"repetition_penalty": 5.0}, {"temperature": 0.2}, {"top_p": 0.3}, {"min_p": 0.9},
     {"no_repeat_ngram_size": 1}, {"suppress_tokens": [*range(3, 2_000)]}, {"bad_words_ids": [[5], [6]]},
     {"max_new_tokens": 2}, {"num_beams": 2}, {"do_sample": False},
 ], ids=lambda own: next(iter(own)))  # fmt: skip
-def test_what_the_checkpoint_would_sample_with_is_left_out(own, folder, tmp_path):
-    """Token for token what a checkpoint without that setting writes, by generate and by the engine, greedily too.
-
-    Logits far apart, and a prompt of few tokens: each of the settings changes what transformers itself would write.
-    """
-    model, tokenizer = few_words.policy()
-    with torch.no_grad():
-        model.get_input_embeddings().weight.mul_(6)
-    config = Config(**SMALL | {"group_size": 8, "max_completion_tokens": 8})
-    prompts = [[1, 5, 6]] * 8
-
-    def written():
-        torch.manual_seed(0)
-        return plain.complete_prompts(model, tokenizer, prompts, config, config.at(0))
-
-    def trained(place, seams):
-        trainer = make(place, seams=seams, steps=1, model=copy.deepcopy(model))
-        trainer.train()
-        return [line["completion"] for line in lines_of(place / "completions.jsonl")]
-
-    def greedy():
-        made = kit.evaluate(model, tokenizer, task(), rows=task().held_out[:4]).rows
-        return made["completion"].tolist()
-
-    def all_ways(place):
-        return written(), *(trained(place / seams, seams) for seams in ("plain", "fast")), greedy()
-
-    bare = all_ways(tmp_path / "bare")
+def test_what_the_checkpoint_would_sample_with_is_left_out(own, bare, tmp_path):
+    """Token for token what a checkpoint without that setting writes, by generate and by the engine, greedily too."""
+    model, tokenizer = far_apart()
     model.generation_config.update(**own)
-    direct, by_generate, by_engine, most_likely = all_ways(tmp_path / "own")
+    direct, by_generate, by_engine, most_likely = all_ways(model, tokenizer, tmp_path)
     assert (direct, by_generate, most_likely) == (bare[0], bare[1], bare[3])
     assert by_engine in (bare[2], bare[1]), "of some settings the engine leaves the sampling to generate"
     assert {name: getattr(model.generation_config, name) for name in own} == own, "the checkpoint's own stay"
@@ -419,7 +423,7 @@ def test_equal_groups_are_counted(folder):
 
 @report("unsloth#2451")
 def test_an_adapter_goes_on_where_it_was(folder):
-    named, _ = kit.load_policy("tiny-random", tuning="lora", quiet=True)  # as the checkpoint names its base
+    named, _ = policy(tuning="lora")  # as the checkpoint names its base
     first = make(folder / "a", model=named, steps=2, save_steps=2)
     first.train()
     model, tokenizer = kit.load_policy(folder / "a/checkpoint-2", tuning="lora", quiet=True)
@@ -527,11 +531,12 @@ def test_eight_bit_moments_are_eight_bit_or_refused(folder):
 
 @report("miles#3245")
 def test_a_new_run_from_an_adapter_has_a_fresh_optimizer(folder):
-    make(folder / "a", tuning="lora", steps=2, save_steps=2).train()
+    named, _ = policy(tuning="lora")
+    make(folder / "a", model=named, steps=2, save_steps=2).train()
     model, tokenizer = kit.load_policy(folder / "a/checkpoint-2", tuning="lora", quiet=True)
     second = make(folder / "b", tuning="lora", model=model, tokenizer=tokenizer)
     assert not second.optimizer.state_dict()["state"]
-    first = make(folder / "a", tuning="lora", steps=3)
+    first = make(folder / "a", model=policy(tuning="lora")[0], steps=3)
     first.train(resume=True)
     assert first.step == 3
     assert {int(state["step"]) for state in first.optimizer.state.values()} == {3}
@@ -539,12 +544,15 @@ def test_a_new_run_from_an_adapter_has_a_fresh_optimizer(folder):
 
 @report("unsloth#8150")
 def test_a_stopped_run_goes_on_at_once(folder):
-    def slow(completions, **_):
-        time.sleep(0.3)
+    calls = []
+
+    def stopping(completions, **_):
+        calls.append(1)
+        if len(calls) == 2:
+            press_stop()
         return [float(i) for i in range(len(completions))]
 
-    trainer = make(folder, task=paid_by(slow))
-    press_after(0.8)
+    trainer = make(folder, task=paid_by(stopping))
     with pytest.raises(kit.Stopped, match=r"train\(\) continues from here"):
         trainer.train()
     trainer.train()

@@ -144,7 +144,7 @@ def test_files_that_are_named_exist():
 
 
 def test_make_targets_exist():
-    targets = re.findall(r"^(\w+):.*## ", (ROOT / "Makefile").read_text(), re.M)
+    targets = re.findall(r"^([\w-]+):.*## ", (ROOT / "Makefile").read_text(), re.M)
     named = {target for _, target in found(r"(?:\n|`|=\w+ )make ([a-z]+)")}
     assert {"train", "lab", "test"} <= named <= set(targets)
 

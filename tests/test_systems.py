@@ -4,10 +4,9 @@ No macOS and no Windows: torch, transformers and Python's own modules keep what 
 line of the kit.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 from grpo_kit.record import run_lock
@@ -63,9 +62,7 @@ sandbox.platform.system = real
 def said(tmp_path_factory):
     """What one process prints that imports every module and then trains; the run first, so that it loads its own."""
     words = [WITHOUT + A_RUN + EVERY_MODULE, str(tmp_path_factory.mktemp("systems"))]
-    done = subprocess.run(
-        [sys.executable, "-c", *words], cwd=ROOT, capture_output=True, text=True, timeout=600
-    )
+    done = forked.bare().run("-c", *words, cwd=ROOT, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     return done.stdout
 

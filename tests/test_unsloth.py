@@ -12,6 +12,7 @@ import types
 import warnings
 from pathlib import Path
 
+import forked
 import pytest
 import trl
 from loop_runs import make, same, task, weights
@@ -35,30 +36,14 @@ ORDERS = {
     "import grpo_kit, unsloth; grpo_kit.load_policy('tiny-random', quiet=True)": False,
     "from grpo_kit import load_policy; import unsloth; load_policy('tiny-random', quiet=True)": True,
 }
-EACH = """
-import os, sys
-import peft, torch  # what takes long to load is there; nothing of the kit is
-from transformers import AutoTokenizer, LlamaForCausalLM
-for number, code in enumerate(sys.argv[2:]):
-    if not os.fork():
-        os.dup2(os.open(f"{sys.argv[1]}/{number}.txt", os.O_CREAT | os.O_WRONLY), 2)
-        exec(code)
-        os._exit(0)
-    assert os.wait()[1] == 0, open(f"{sys.argv[1]}/{number}.txt").read()
-"""
 
 
 def test_it_is_said_where_unsloth_comes_after_what_the_kit_loads(tmp_path):
     (tmp_path / "unsloth.py").write_text("")
-    path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    done = subprocess.run(
-        [sys.executable, "-c", EACH, str(tmp_path), *ORDERS], env={**os.environ, "PYTHONPATH": path},
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert not done.returncode, done.stderr
-    for number, (code, said) in enumerate(ORDERS.items()):
-        errors = (tmp_path / f"{number}.txt").read_text()
-        assert ("unsloth was imported after grpo_kit" in errors) is said, code + errors
+    for code, said in ORDERS.items():
+        done = forked.bare().run("-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {code}")
+        assert not done.returncode, done.stderr
+        assert ("unsloth was imported after grpo_kit" in done.stderr) is said, code + done.stderr
 
 
 def test_data_and_models_say_it_too(monkeypatch, smol_tokenizer):

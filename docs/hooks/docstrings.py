@@ -54,17 +54,19 @@ def to_markdown(text: str, names: Sequence[str] = ()) -> str:
 
 def markdown_of(lines: list[str], names: Sequence[str]) -> list[str]:
     """What stands between two empty lines: words, and from some line on an example, a table or columns."""
+    if not lines:
+        return []
     for n, line in enumerate(lines):
-        before = markdown_of(lines[:n], names) if n else []
         if line.startswith("|"):
             rows = list(itertools.takewhile(lambda one: one.startswith("|"), lines[n:]))
             rest = lines[n + len(rows) :]
-            return [*before, "\n".join(map(prose, rows)), *(markdown_of(rest, names) if rest else [])]
+            table = "\n".join(map(prose, rows))
+            return [*markdown_of(lines[:n], names), table, *markdown_of(rest, names)]
         columns = [bool(COLUMNS.search(one)) for one in lines[n : n + 2]]
         if line.lstrip().startswith(">>>") or columns == [True, True] or line.startswith("    "):
             language = "pycon" if line.lstrip().startswith(">>>") else "text"
             return [
-                *before,
+                *markdown_of(lines[:n], names),
                 "\n".join([f"````{language}", inspect.cleandoc("\n".join(["", *lines[n:]])), "````"]),
             ]
     text = lines[0].strip()

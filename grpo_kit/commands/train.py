@@ -83,7 +83,7 @@ def _whole(job: Any, run: Path, shown: str, held: ExitStack, *, resumed: bool) -
     from grpo_kit.trackers import by_name
 
     task, config, options, done = job.task, job.config, job.options, steps_done(run)
-    hooks = [by_name(name) for name in options["report_to"]]  # before anything loads
+    hooks = [*map(by_name, options["report_to"])]  # before anything loads
     trained = done >= config.steps and (run / MODEL).is_dir()
     if MAIN:
         print(
@@ -111,9 +111,12 @@ def _whole(job: Any, run: Path, shown: str, held: ExitStack, *, resumed: bool) -
             (run / REDONE).mkdir(exist_ok=True)
             os.replace(path, kit.next_run_folder(run / REDONE, path.name))
 
+    class SaveModel(kit.Hook):
+        def end(self, trainer: Any, error: BaseException | None) -> None:
+            if error is None:
+                trainer.save_model(run / MODEL)
+
     def after_training() -> None:
-        if not trained:
-            trainer.save_model(run / MODEL)
         comparison = kit.compare(Evaluation.load(run / BEFORE), measured(AFTER))
         kit.model_card(run, comparison)
         comparison.save(run)
@@ -127,7 +130,7 @@ def _whole(job: Any, run: Path, shown: str, held: ExitStack, *, resumed: bool) -
         return
     rows, every = min(64, len(task.held_out)), options["held_out_every"]
     trainer = kit.GRPOTrainer(
-        model, task, config, tokenizer=tokenizer, folder=run, live=True if MAIN else None, hooks=hooks,
+        model, task, config, tokenizer=tokenizer, folder=run, live=True if MAIN else None, hooks=[*hooks, SaveModel()],
         held_out=kit.HeldOut(task, rows=rows, every=every) if every else None,
         keep=options["keep"], on_flag=options["on_flag"],
     )  # fmt: skip

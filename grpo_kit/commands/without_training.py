@@ -10,6 +10,7 @@ from typer import Argument, Exit, Option
 import grpo_kit as kit
 from grpo_kit.commands import NEW_TASK, PRESET, RUN, RUNS_TASK, SETTINGS, CommandEnds, Preset
 from grpo_kit.commands.train import AFTER, BEFORE
+from grpo_kit.record.run_path import path_of
 
 
 def watch(
@@ -178,6 +179,7 @@ def _trained(run: Path, task: str | None) -> tuple[Any, Path]:
     """A run's job, and the place of its model, after a line that says which model it is."""
     from grpo_kit.lab.job import Job, model_in
 
+    run = path_of(run, "run")
     folder = run.absolute()  # which a reward's chdir does not move; words have it as it was given
     job, (place, what) = Job.of_run(run, task), model_in(run)
     print(f"{run} is {what}: {place}, trained from {job.config.model} on {job.task.name}.", flush=True)

@@ -11,6 +11,7 @@ from typer import Exit, Option
 
 from grpo_kit.doctor import self_check, surroundings
 from grpo_kit.doctor.report import as_data, as_text, line_of, scrubbed
+from grpo_kit.record.run_path import path_of
 
 
 def doctor(
@@ -24,6 +25,7 @@ def doctor(
     Nothing is left on the disk but --json's file. Each part that is checked is ok, failed or skipped; one that fails
     hides no other. The exit code is 1 where one failed, else 0.
     """
+    as_json = as_json and path_of(as_json, "--json")
     if as_json and not as_json.absolute().parent.is_dir():
         raise ValueError(f"--json {as_json}: there is no such folder; name a file in one that is there")
     with tempfile.TemporaryDirectory(prefix="grpo_kit-doctor-", ignore_cleanup_errors=True) as name:

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from grpo_kit.episodes.environment import Environment, row_key
+from grpo_kit.record.run_path import path_of
 
 _UNKNOWN = "Nothing happens."
 
@@ -24,7 +25,7 @@ def recorded(make: Callable[[], Environment], path: str | Path) -> Callable[[], 
 
     >>> task = replace(task, environment=recorded(Phone, "phone.jsonl"))  # doctest: +SKIP
     """
-    path, lock = Path(path), threading.Lock()
+    path, lock = path_of(path), threading.Lock()
     _drop_half_a_line(path)
 
     def note(**line: Any) -> None:
@@ -92,7 +93,7 @@ class RecordedEnv:
     def __init__(self, path: str | Path, *, unknown: str = _UNKNOWN, latency: float | str = 0.0) -> None:
         if latency != "recorded" and not (isinstance(latency, (int, float)) and latency >= 0):
             raise ValueError(f"latency={latency!r} must be seconds of at least 0, or 'recorded'")
-        self.path, self.unknown, self.latency = Path(path), unknown, latency
+        self.path, self.unknown, self.latency = path_of(path), unknown, latency
         self.known: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
         text = self.path.read_text(encoding="utf-8")
         for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):  # skip a half line

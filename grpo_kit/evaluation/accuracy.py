@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward,
 from grpo_kit.evaluation.shown import ShownTable, percent, shown
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.record.kept_results import write_where_asked
+from grpo_kit.record.lines import read_json, reading
 from grpo_kit.tasks.measure import Measure, has_accuracy
 
 if TYPE_CHECKING:
@@ -176,12 +176,15 @@ class Evaluation:
     @classmethod
     def load(cls, path: str | os.PathLike) -> Evaluation:
         """Read a file of save()."""
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-        data |= {name: Estimate(**data[name]) if data.get(name) else None for name in (*_RATES, "as_trained")}
-        data["pass_at"] = {int(k): Estimate(**estimate) for k, estimate in data["pass_at"].items()}
-        for name in ("constant", "constant_reward", "own_constant"):
-            data[name] = tuple(data[name]) if data.get(name) else None
-        return cls(**{**data, "rows": pd.DataFrame(data["rows"])})
+        data = read_json(path)
+        with reading(path):
+            data |= {
+                name: Estimate(**data[name]) if data.get(name) else None for name in (*_RATES, "as_trained")
+            }
+            data["pass_at"] = {int(k): Estimate(**estimate) for k, estimate in data["pass_at"].items()}
+            for name in ("constant", "constant_reward", "own_constant"):
+                data[name] = tuple(data[name]) if data.get(name) else None
+            return cls(**{**data, "rows": pd.DataFrame(data["rows"])})
 
 
 def is_reward(column: str) -> bool:

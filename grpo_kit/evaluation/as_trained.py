@@ -12,6 +12,7 @@ from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.run_checks import trained_in
 from grpo_kit.models.model_facts import model_name
 from grpo_kit.record.files import has_metrics, read_metrics, run_settings
+from grpo_kit.record.run_path import path_of
 
 _ALSO = ("max_completion_tokens", "autocast")
 _OFF = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -22,7 +23,7 @@ _said: set[str] = set()  # a line comes once a process
 def run_of(model: Any) -> Path | None:
     """The run folder that a model was trained into, or that its folder lies in (save_model); None for another model."""
     found = trained_in(model)[0]
-    path = Path(found or model_name(model)).expanduser()
+    path = path_of(found or model_name(model))
     folders = (path, path.parent) if path.is_dir() else ()
     return next((folder for folder in folders if has_metrics(folder)), None)
 

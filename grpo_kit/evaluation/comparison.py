@@ -20,6 +20,8 @@ from grpo_kit.evaluation.constant import Constant, compared
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mcnemar_p, wilson_interval
 from grpo_kit.evaluation.shown import ShownTable, p_value, percent, shown, with_page
 from grpo_kit.record.files import KEPT, RunFolderError, read_metrics, run_settings, write_whole
+from grpo_kit.record.lines import read_json
+from grpo_kit.record.run_path import path_of
 from grpo_kit.watch.completions import side_by_side
 
 if TYPE_CHECKING:
@@ -115,7 +117,7 @@ class Comparison:
             raise RunFolderError(
                 f"folder={str(folder)!r} holds no run that has trained; give a run's, like 'runs/full'"
             )
-        measure, kept = "accuracy" if self.leads == "strict" else "reward", Path(folder) / KEPT
+        measure, kept = "accuracy" if self.leads == "strict" else "reward", path_of(folder) / KEPT
         found = {
             "model": settings["model"],
             "task": settings["data"]["task"],
@@ -128,14 +130,14 @@ class Comparison:
             "preset": settings["config"].get("preset"),
             "peak_gib": peak_gib(),
         }
-        found["weights_of_step"] = json.loads(kept.read_text())["step"] if kept.is_file() else found["steps"]
+        found["weights_of_step"] = read_json(kept)["step"] if kept.is_file() else found["steps"]
         for name, one in (("before", self.base), ("after", self.tuned)):
             e = _of(one, self.leads)
             accuracy = {} if one.strict is None else {"accuracy": one.strict.value}
             found[name] = accuracy | {measure: e.value, "low": e.low, "high": e.high}
         if self.constant is not None:
             found["best_constant"] = dict(zip(("name", measure), self.constant, strict=True))
-        write_whole(path := Path(folder) / "results.json", json.dumps(found, indent=2).encode())
+        write_whole(path := path_of(folder) / "results.json", json.dumps(found, indent=2).encode())
         return path
 
     def table(self) -> ShownTable:

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from transformers import GenerationConfig
 
-from grpo_kit.argument_checks import check_task, check_whole, is_number
+from grpo_kit.argument_checks import check_task, check_whole, is_number, template_tokens
 from grpo_kit.display import progress_line
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.episodes.observation import Renderer
 from grpo_kit.episodes.rollout_episodes import Episode, rollout_episodes
 from grpo_kit.evaluation.sample_cache import sample_chunks
+from grpo_kit.loop.run_checks import check_tags
 from grpo_kit.memory.decoding import UNKNOWN_ROWS, rows_at_once
 from grpo_kit.memory.free import free_bytes
 from grpo_kit.models.context import context_length
@@ -277,6 +278,7 @@ def answer(
             )
         return _in_turns(model, tokenizer, task, rows, how, batch_size, first * samples, progress)
     _check_columns(task, rows)
+    check_tags(task, template_tokens(tokenizer, end_ids(model, tokenizer)).values(), "ends a completion")
     prompts = task.render(tokenizer, rows)
     if batch_size is None:
         longest = max(map(len, tokenizer(prompts)["input_ids"]))

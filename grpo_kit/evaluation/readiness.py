@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +39,7 @@ from grpo_kit.evaluation.lengths import Lengths
 from grpo_kit.evaluation.reflection_words import count_words, word_table
 from grpo_kit.evaluation.verdict import ALWAYS, EVER, FORMATTED, SIGNAL, VERDICTS, verdict_of
 from grpo_kit.record.kept_results import write_where_asked
+from grpo_kit.record.lines import read_json, reading
 from grpo_kit.rewards.auditing import audit
 from grpo_kit.rewards.parts import range_of
 from grpo_kit.rewards.scoring import Scores
@@ -320,7 +320,8 @@ class Readiness:
     @classmethod
     def load(cls, path: str | os.PathLike) -> Readiness:
         """Read a file of save()."""
-        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        with reading(path):
+            return cls.from_dict(read_json(path))
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Readiness:

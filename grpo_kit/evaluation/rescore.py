@@ -20,6 +20,7 @@ from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.score import advantages
 from grpo_kit.loop.seeds import rows_of_step
 from grpo_kit.record.files import RunFolderError, read_completions, run_settings
+from grpo_kit.record.run_path import path_of
 from grpo_kit.rewards.parts import check_columns, columns_of, reward_names
 from grpo_kit.rewards.response import Reward
 from grpo_kit.rewards.scoring import score_all, totals
@@ -115,7 +116,7 @@ def rescore(
     weights = reward_weights or getattr(reward, "reward_weights", None) or [1 / len(rewards)] * len(rewards)
     if len(weights) != len(rewards):
         raise ValueError(f"reward_weights={weights!r} has {len(weights)} numbers for {len(rewards)} rewards")
-    run, table = Path(folder), read_completions(folder)
+    run, table = path_of(folder), read_completions(folder)
     if table.empty or "completion" not in table:
         raise RunFolderError(
             f"folder={str(folder)!r} holds no completions to score again; give a run's folder"

@@ -20,6 +20,8 @@ from grpo_kit.argument_checks import check_whole
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.record.files import RunFolderError, write_whole
+from grpo_kit.record.lines import read_json
+from grpo_kit.record.run_path import path_of
 from grpo_kit.rollout.complete import Completion, Progress, check_room, complete
 from grpo_kit.tasks.same_task import content_digest
 
@@ -53,7 +55,7 @@ def sample_chunks(
             check_whole(name, value)
     ids = tokenizer(list(prompts))["input_ids"]
     check_room(model, ids, how["max_completion_tokens"])  # of all prompts, before the first is sampled
-    folder = Path(folder)
+    folder = path_of(folder)
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"folder={str(folder)!r} is a file; name a folder")
     settings = _settings(model, tokenizer, prompts, ids) | how | {"chunk": chunk, "seed": seed}
@@ -90,7 +92,7 @@ def sample_chunks(
                 ]
                 write_whole(path, json.dumps(rows).encode())
             # Fresh samples are read back too, so that both kinds have the same types.
-            for row in json.loads(path.read_text(encoding="utf-8")):
+            for row in read_json(path, list):
                 ids = tuple(row["ids"])
                 kept.append(Completion(row["completion"], len(ids), row["cut_off"], ids))
             if of_chunk is not None:
@@ -139,7 +141,7 @@ def _claim(folder: Path, settings: dict[str, Any]) -> None:
             f"folder={str(folder)!r} holds {_PARTS} but no {_SETTINGS}, so nobody knows of which settings its samples "
             "are; name another folder"
         )
-    was = json.loads(path.read_text(encoding="utf-8"))
+    was = read_json(path)
     differ = [key for key in settings | was if was.get(key) != settings.get(key)]
     if differ:
         told = "; ".join(f"{key}: {was.get(key)!r} there, {settings.get(key)!r} now" for key in differ)

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from grpo_kit.argument_checks import check_model, check_task, check_temperature, check_tokenizer, check_whole
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.evaluation.as_trained import run_of, say_difference
-from grpo_kit.exports.export_folder import CARD, REPORT, digests, finish, part_folder
+from grpo_kit.exports.export_folder import CARD, REPORT, finish, part_folder
 from grpo_kit.exports.gguf_writer import why_unread
 from grpo_kit.exports.model_card import base_of_run, curve, export_card, license_of, push_to_hub
 from grpo_kit.exports.template import (
@@ -38,7 +38,9 @@ from grpo_kit.exports.weights import check_weights, is_adapted
 from grpo_kit.exports.write import bytes_needed, write_files
 from grpo_kit.loop.grpo import GRPOTrainer
 from grpo_kit.models.model_facts import model_name
+from grpo_kit.models.saved_adapters import BASE
 from grpo_kit.models.token_rows import close_rows
+from grpo_kit.record.digests import file_digest
 from grpo_kit.record.files import has_metrics, next_run_folder, run_settings
 from grpo_kit.record.run_path import run_path
 from grpo_kit.version import __version__
@@ -52,6 +54,11 @@ __all__ = ["ExportError", "Exported", "Proof", "export", "push_to_hub"]
 
 Format = Literal["merged", "adapter", "gguf"]
 QUANTS = {"merged": ("f32", "f16", "bf16"), "gguf": ("f32", "f16", "bf16", "q8_0"), "adapter": ("f32",)}
+_OPEN = {
+    CARD,
+    "Modelfile",
+    "generation_config.json",
+}  # people edit these, and the proof does not depend on them
 _QUESTIONS = ("What is 2 + 2?", "Name a colour.", "Is this a question?")  # if there is no task
 
 
@@ -101,8 +108,9 @@ def export(
     chat template, so that a question alone gets the training's prompt (several turns: the first turn's message); None:
     the tokenizer's template unchanged. If a trainer's own prompts differ from the task's, the task is refused.
     format: "merged", a folder for transformers, vLLM and the like, with LoRA merged in float32; "adapter", the adapter
-    alone; "gguf", one file for llama.cpp and Ollama, with a Modelfile (the page on models lists the families; where
-    transformers itself reads no such file, only with proof=False).
+    alone, with its base where that has no name by which peft finds it; "gguf", one file for llama.cpp and Ollama, with
+    a Modelfile (the page on models lists the families; where transformers itself reads no such file, only with
+    proof=False).
     quant: storage of weights: "f32", "f16" (default), "bf16" and, for a GGUF, "q8_0". bfloat16 has 8 bits: it rounds
     away most of a short run's change, and the note reports how much is left. An adapter is float32.
     temperature: for serving; None: the trainer's last, or 1 for a model. max_completion_tokens: None means the
@@ -168,7 +176,7 @@ def export(
     base = (run and base_of_run(run)) or model_name(model)
     part = part_folder(target, bytes_needed(model, format, stored))
     try:
-        file, notes = write_files(part, model, served, prompting, format, stored, target.name, sampling, base)
+        file, notes = write_files(part, model, served, prompting, format, stored, target, sampling, base)
         found, objections = None, []
         if proof:
             judged = task if task is not None and not isinstance(task, EpisodeTask) else None
@@ -185,8 +193,8 @@ def export(
         made = Exported(target, format, stored, size, found, tuple(notes), file)
         drawn = run is not None and curve(run, part)
         card = export_card(
-            made, base=base, question=questions[0], run=run, comparison=comparison, drawn=drawn,
-            license=license or license_of(base),
+            made, base=base, beside=(part / BASE).is_dir(), question=questions[0], run=run, comparison=comparison,
+            drawn=drawn, license=license or license_of(base),
         )  # fmt: skip
         (part / CARD).write_text(card, encoding="utf-8")
         _report(part, made, base, prompting, sampling, objections)
@@ -270,6 +278,7 @@ def _report(
     sampling: dict[str, Any],
     objections: list[str],
 ) -> None:
+    paths = sorted(path for path in part.rglob("*") if path.is_file())
     data = {
         "base": base,
         "format": made.format,
@@ -284,6 +293,8 @@ def _report(
         "sampling": sampling,
         "proof": made.proof and made.proof.to_dict(),
         "objections": objections,
-        "files": digests(part),
+        "files": {
+            path.relative_to(part).as_posix(): file_digest(path) for path in paths if path.name not in _OPEN
+        },
     }
     (part / REPORT).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

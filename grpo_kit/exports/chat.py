@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoTokenizer
-
 from grpo_kit.argument_checks import (
     check_model,
     check_task,
@@ -24,14 +22,15 @@ from grpo_kit.argument_checks import (
 from grpo_kit.display import escape
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.evaluation.as_trained import say_difference
-from grpo_kit.exports.export_folder import check_unchanged, is_unfinished, read_report
+from grpo_kit.exports.export_folder import is_unfinished, read_report
 from grpo_kit.exports.template import ExportError, Prompting, render
 from grpo_kit.exports.weights import is_adapted
-from grpo_kit.models.adapters import is_adapter
 from grpo_kit.models.loading import load_policy
 from grpo_kit.models.model_facts import base_model
+from grpo_kit.models.saved_adapters import is_adapter
 from grpo_kit.record.files import has_metrics
 from grpo_kit.record.kernel import in_notebook, visible
+from grpo_kit.record.run_path import path_of
 from grpo_kit.rollout.complete import complete
 from grpo_kit.watch.completions import side_by_side
 
@@ -236,14 +235,12 @@ def _side(model: Any, tokenizer: Any, task: Task | None) -> tuple[str, Side, dic
         except ValueError as error:
             raise ExportError(str(error)) from None
         return "", Side(model, tokenizer, prompting, prefill), {}
-    folder = Path(model).expanduser()
+    folder = path_of(model, "model")
     report, source = _report_of(folder), model
     brought = report.get("sampling", {})
     if report.get("file"):
         source = folder / report["file"]
     loaded, own = load_policy(source, tuning="lora" if is_adapter(os.fspath(source)) else "full", quiet=True)
-    if report.get("format") == "adapter":
-        own = AutoTokenizer.from_pretrained(folder)  # the base's lacks the prompt
     if prompting is None:
         prefill = report.get("prefill", "")
     elif report.get("prompt_inside"):
@@ -266,7 +263,6 @@ def _report_of(folder: Path) -> dict[str, Any]:
     report = read_report(folder)
     if report is None:
         return {}
-    check_unchanged(folder, report)
     if report["objections"]:
         warnings.warn(f"{folder} was refused: {'; '.join(report['objections'])}", UserWarning, stacklevel=4)
     return report

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import platform
 import shutil
@@ -13,13 +11,12 @@ from typing import Any
 import psutil
 
 from grpo_kit.exports.template import ExportError
-from grpo_kit.record.files import sync
+from grpo_kit.record.digests import REPORT, what_is_wrong
+from grpo_kit.record.files import RunFolderError, sync
+from grpo_kit.record.lines import read_json
 
-REPORT = "export.json"  # the export's own report
 CARD = "README.md"
 _MARK = "-exporting-"
-# People edit these in their folder, and the proof does not depend on them.
-_OPEN = {CARD, REPORT, "Modelfile", "generation_config.json"}
 
 
 def part_folder(target: Path, needed: int) -> Path:
@@ -61,43 +58,22 @@ def is_unfinished(folder: Path) -> bool:
     return folder.name.startswith(".") and _MARK in folder.name
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """sha256 of each file except those that people edit: the card, the Modelfile and the sampling."""
-    found = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        name = path.relative_to(folder).as_posix()
-        if name not in _OPEN:
-            with path.open("rb") as file:
-                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
-
-
 def read_report(folder: Path) -> dict[str, Any] | None:
-    """export.json; None in a folder without one. Raises ExportError if it cannot be read."""
+    """export.json; None in a folder without one.
+
+    Raises ExportError if it cannot be read, and if a file is missing or differs from the proved one.
+    """
     path = folder / REPORT
     if not path.is_file():
         return None
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-        assert isinstance(report["files"], dict)
-    except (ValueError, KeyError, TypeError, AssertionError) as error:
-        raise ExportError(f"{path} cannot be read ({error!r}); export the model again") from error
-    return report
-
-
-def check_unchanged(folder: Path, report: dict[str, Any]) -> None:
-    """Raises ExportError if a file is missing or differs from the proved one."""
-    found = digests(folder)
-    wrong = [
-        f"{name} is {'another' if name in found else 'gone'}"
-        for name, digest in report["files"].items()
-        if found.get(name) != digest
-    ]
+        report = read_json(path, names={"files": dict, "objections": list, "sampling": dict})
+        wrong = what_is_wrong(folder)
+    except RunFolderError as error:
+        raise ExportError(f"{error} Or export the model again") from error
     if wrong:
-        raise ExportError(
-            f"{folder} is not what was exported: {', '.join(wrong)}; copy it again, or export again. (kit.load_policy "
-            "loads what lies there, and does not look)"
-        )
+        raise ExportError(f"{folder} is not what was exported: {wrong}; copy it again, or export again")
+    return report
 
 
 def _is_worked_on(left: Path) -> bool:

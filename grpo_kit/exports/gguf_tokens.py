@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -22,6 +23,7 @@ _CASES = (  # capital letters and then others, each with its ending
 _TEKKEN = _CASES.replace("END", "")
 _GPT4O = _CASES.replace("END", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?").replace(r"\p{N}|", r"\p{N}{1,3}|", 1)
 _BY_REGEX = {_QWEN2: "qwen2", _LLAMA3: "dbrx", _TEKKEN: "tekken", _GPT4O: "gpt-4o"}  # llama.cpp's names
+_ENDS = ("eos", "eot", "eom")  # a file's names for tokens at which generation stops
 _PIECES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}  # spaces in Gemma's sentencepiece
 
 
@@ -58,8 +60,11 @@ def splitting_of(tokenizer: PreTrainedTokenizerBase) -> str:
     )
 
 
-def write_tokens(writer: Any, tokenizer: Any, splitting: str, size: int) -> None:
-    """Write size tokens, their kinds, how they are merged, and the chat template. splitting: of splitting_of."""
+def write_tokens(writer: Any, tokenizer: Any, splitting: str, size: int, ends: Sequence[int]) -> None:
+    """Write size tokens, their kinds, how they are merged, and the chat template. splitting: of splitting_of.
+
+    ends: tokens that end a completion. Raises ExportError for more than a file has names for.
+    """
     import gguf
 
     made = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
@@ -82,8 +87,16 @@ def write_tokens(writer: Any, tokenizer: Any, splitting: str, size: int) -> None
         writer.add_token_scores([scores.get(text, -1e6) for text in tokens])
     else:
         writer.add_token_merges(merges)
-    for name in ("bos", "eos", "pad", "unk"):
-        if (number := getattr(tokenizer, f"{name}_token_id")) is not None:
+    if len(ends) > len(_ENDS):
+        texts_of_ends = ", ".join(map(tokenizer.convert_ids_to_tokens, ends))
+        raise ExportError(
+            f"completions end at {len(ends)} tokens ({texts_of_ends}) and a GGUF file names {len(_ENDS)} at most; drop "
+            "some of model.generation_config.eos_token_id, or use format='merged'"
+        )
+    named = {name: getattr(tokenizer, f"{name}_token_id") for name in ("bos", "pad", "unk")}
+    named |= dict(zip(_ENDS, ends, strict=False))
+    for name, number in named.items():
+        if number is not None:
             getattr(writer, f"add_{name}_token_id")(number)
     writer.add_add_bos_token(tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id)
     writer.add_add_space_prefix(False)

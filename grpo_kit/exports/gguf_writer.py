@@ -17,6 +17,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from grpo_kit.exports.gguf_tokens import splitting_of, write_tokens
 from grpo_kit.exports.template import ExportError
+from grpo_kit.models.token_lists import end_ids
 
 FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
 # transformers' name of a family: llama.cpp's name of what computes it.
@@ -81,7 +82,7 @@ def write_gguf(
         writer.add_sampling_top_k(0)
         writer.add_sampling_top_p(1.0)
         writer.add_sampling_min_p(0.0)
-    write_tokens(writer, tokenizer, splitting, config.vocab_size)
+    write_tokens(writer, tokenizer, splitting, config.vocab_size, end_ids(model, tokenizer))
     number = {text: key for key, text in gguf.MODEL_ARCH_NAMES.items()}[arch]
     names, kind = gguf.get_tensor_name_map(number, config.num_hidden_layers), gguf.GGMLQuantizationType
     types = {"f32": kind.F32, "f16": kind.F16, "bf16": kind.BF16, "q8_0": kind.Q8_0}

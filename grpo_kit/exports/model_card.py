@@ -7,10 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.exports.export_folder import check_unchanged, read_report
+from grpo_kit.exports.export_folder import read_report
 from grpo_kit.exports.template import ExportError
 from grpo_kit.models.gguf_reader import EMBEDDED
+from grpo_kit.models.saved_adapters import BASE
 from grpo_kit.record.files import RunFolderError, read_metrics, run_settings
+from grpo_kit.record.run_path import path_of
 from grpo_kit.watch.chart import plot_run
 from grpo_kit.watch.run_card import card_text
 
@@ -38,10 +40,14 @@ ollama create {folder} -f Modelfile && ollama run {folder}
 llama-cli -m {file} --jinja -p {question!r}
 ```""",
     "adapter": """```python
-import grpo_kit as kit
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-model, tokenizer = kit.load_policy("{folder}", tuning="lora")  # onto {base!r}, to go on training or to be asked
-```""",
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base!r}), "{folder}")
+tokenizer = AutoTokenizer.from_pretrained("{folder}")
+```
+
+To go on training: `kit.load_policy("{folder}", tuning="lora")`.""",
 }
 
 
@@ -49,6 +55,7 @@ def export_card(
     made: Any,
     *,
     base: str,
+    beside: bool,
     question: str,
     run: Path | None = None,
     comparison: object | None = None,
@@ -57,7 +64,7 @@ def export_card(
 ) -> str:
     """The card: the training, from the run folder if there is one; the files, the proof's result, and how to use them.
 
-    made: an Exported. drawn: CURVE is in the folder.
+    made: an Exported. beside: an adapter's base lies in the folder. drawn: CURVE does.
     """
     if run is not None and run_settings(run) is not None:
         text = card_text(run, comparison, license=license, library=_LIBRARY[made.format])
@@ -68,7 +75,8 @@ def export_card(
         text = "\n".join(
             [*head, "", f"# {made.folder.name}", *([f"\n```\n{comparison}\n```"] if comparison else [])]
         )
-    use = _USE[made.format].format(folder=made.folder.name, question=question, file=made.file, base=base)
+    opened = f"{made.folder.name}/{BASE}" if beside else base
+    use = _USE[made.format].format(folder=made.folder.name, question=question, file=made.file, base=opened)
     notes = [f"- {note}" for note in made.notes]
     if not license:
         notes.append(
@@ -117,7 +125,7 @@ def license_of(base: str) -> str | None:
     """The license in the base's own files, or one that the kit knows; None if unknown."""
     if base in LICENSES:
         return LICENSES[base]
-    path = Path(base).expanduser()
+    path = path_of(base, "base")
     if path.suffix == ".gguf" and path.is_file():
         return _license_in(path)
     if (path / "README.md").is_file():
@@ -144,7 +152,7 @@ def push_to_hub(folder: str | os.PathLike, repo: str, *, private: bool = True, d
 
     >>> push_to_hub("exports/largest", "me/largest", dry_run=True)  # doctest: +SKIP
     """
-    path = Path(folder).expanduser()
+    path = path_of(folder)
     report = read_report(path)
     if report is None:
         raise ExportError(f"folder={str(folder)!r} is no export; give a folder that kit.export wrote")
@@ -154,7 +162,6 @@ def push_to_hub(folder: str | os.PathLike, repo: str, *, private: bool = True, d
         raise ExportError(f"{path} was not proved; export it with proof=True before others rely on it")
     if repo.count("/") != 1 or not all(repo.split("/")):
         raise ExportError(f"repo={repo!r} must be owner/name")
-    check_unchanged(path, report)
     files = sorted(one for one in path.rglob("*") if one.is_file())
     lines = [f"{one.stat().st_size:>13,} {one.relative_to(path)}" for one in files]
     said = "\n".join([f"{repo}{', private' if private else ', PUBLIC'}:", *lines])

@@ -1,7 +1,7 @@
 """Reads an export like an outside user, in its own process: `python reader.py REQUEST.json`.
 
-Merged models and GGUF files are read by transformers alone, without grpo_kit, so the results are what anybody gets.
-grpo_kit loads an adapter onto the base that it names. Computation is in float32.
+Models and GGUF files are read by transformers alone, adapters by peft, without grpo_kit, so the results are what
+anybody gets. Computation is in float32.
 """
 
 import inspect
@@ -25,9 +25,11 @@ def read(request):
 
     folder, how = Path(request["folder"]), {"dtype": torch.float32}
     if request["format"] == "adapter":
-        from grpo_kit.models.loading import load_policy
+        from peft import PeftConfig, PeftModel
 
-        model, _ = load_policy(folder, tuning="lora", dtype="float32", quiet=True)
+        base = folder / "base"  # the one that it names, once the folder has its own name
+        base = base if base.is_dir() else PeftConfig.from_pretrained(folder).base_model_name_or_path
+        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, **how), folder)
         tokenizer = AutoTokenizer.from_pretrained(folder)
     else:
         file = {"gguf_file": request["file"]} if request["file"] else {}
@@ -42,11 +44,12 @@ def read(request):
     model.to(request["device"]).eval()
     with torch.no_grad():
         prompts = [_prompt(tokenizer, question) for question in request["questions"]]
-        ends = model.generation_config.eos_token_id
-        ends = ends if isinstance(ends, list) else [ends]
+        ends = _ends(model, folder, request["file"])
         answers = [_greedy(model, ids, request["tokens"], ends) for ids in prompts]
         scores = [
-            model(torch.tensor([[*prompt, *made]], device=model.device)).logits[0, len(prompt) - 1 : -1]
+            model(torch.tensor([[*prompt, *made]], device=model.device)).logits[
+                0, len(prompt) - 1 : -1, : request["rows"]
+            ]
             for prompt, made in request["scored"]
         ]
         torch.save([one.float().log_softmax(-1).cpu() for one in scores], request["out"])
@@ -57,6 +60,19 @@ def read(request):
         "ended": [bool(ids) and ids[-1] in ends for ids in answers],
         "dtypes": sorted({str(p.dtype) for p in model.parameters()}),
     }
+
+
+def _ends(model, folder, file):
+    """The tokens that end a completion: those of the GGUF file, which transformers reads one of; else the model's."""
+    if file:
+        import gguf
+
+        fields = gguf.GGUFReader(str(folder / file)).fields
+        ends = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+        return [int(end.contents()) for end in ends if end]
+    path = folder / "generation_config.json"  # of an adapter it lies beside the adapter, not in its base
+    ends = json.loads(path.read_text(encoding="utf-8"))["eos_token_id"]
+    return ends if isinstance(ends, list) else [ends]
 
 
 def _prompt(tokenizer, question):

@@ -7,10 +7,7 @@ never equals them. Merging in bfloat16 would round most of a short run's change 
 from __future__ import annotations
 
 import copy
-import json
-import re
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,11 +15,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from grpo_kit.exports.template import ExportError
 from grpo_kit.models.adapters import on_both_ends
-from grpo_kit.models.model_facts import base_model, model_name
+from grpo_kit.models.model_facts import base_model
+from grpo_kit.models.saved_adapters import weights_of_base
 
 STORED = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _LARGEST_F16 = 65504.0
-_NOT_THE_BASES = ("lora_", ".modules_to_save.", ".quant_state.")
 
 
 def is_adapted(model: Any) -> bool:
@@ -56,7 +53,7 @@ def whole_model(model: Any) -> PreTrainedModel:
     base, names = base_model(model), list(model.active_adapters)
     configs = {name: copy.deepcopy(model.peft_config[name]) for name in names}
     _check_mergeable(model, base, configs)
-    bare, adapted = _plain(base, _without_adapters(base), dtype=torch.float32), None
+    bare, adapted = _plain(base, weights_of_base(model), dtype=torch.float32), None
     for name, config in configs.items():
         config.inference_mode = True
         with warnings.catch_warnings():
@@ -75,32 +72,6 @@ def whole_model(model: Any) -> PreTrainedModel:
         raise ExportError(
             f"model has adapters that cannot be merged ({error}); use format='adapter'"
         ) from error
-
-
-def save_adapter(model: Any, folder: Path) -> str:
-    """Write the active adapter; returns the name of its base, or its full path, for loading it again.
-
-    Raises ExportError for several adapters, since each is for the sum of those before it.
-    """
-    names = list(model.active_adapters)
-    if len(names) != 1:
-        raise ExportError(
-            f"model has the active adapters {names} and format='adapter' writes one; use format='merged', which adds "
-            "them up"
-        )
-    (name,) = names
-    model.save_pretrained(folder, selected_adapters=names)
-    if name != "default":  # peft saves that into its own folder
-        for path in (folder / name).iterdir():
-            path.replace(folder / path.name)
-        (folder / name).rmdir()
-    config = folder / "adapter_config.json"
-    said = json.loads(config.read_text(encoding="utf-8"))
-    base = said["base_model_name_or_path"] or model_name(model)
-    if Path(base).exists():
-        base = str(Path(base).absolute())
-    config.write_text(json.dumps(said | {"base_model_name_or_path": base}, indent=2), encoding="utf-8")
-    return base
 
 
 def _check_mergeable(model: Any, base: PreTrainedModel, configs: dict[str, Any]) -> None:
@@ -124,7 +95,7 @@ def share_moved(model: Any, merged: PreTrainedModel, dtype: torch.dtype) -> floa
     """The share of adapted weights whose number in dtype differs from the base's; None without adapters."""
     if not is_adapted(model):
         return None
-    base, moved, numbers = _without_adapters(base_model(model)), 0, 0
+    base, moved, numbers = weights_of_base(model), 0, 0
     after = merged.state_dict()
     for name in _adapted(base_model(model)):
         one, other = base[name].float().cpu().to(dtype), after[name].to(dtype)
@@ -160,25 +131,6 @@ def _plain(model: PreTrainedModel, state: dict[str, torch.Tensor], dtype: torch.
     made.generation_config = copy.deepcopy(model.generation_config)
     made.tie_weights()
     return made.eval()
-
-
-def _without_adapters(base: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The base's own state, as if it had no adapter; 4-bit weights as the numbers they represent."""
-    state = {}
-    for name, tensor in base.state_dict().items():
-        if any(part in name for part in _NOT_THE_BASES) or name.endswith((".absmax", ".quant_map")):
-            continue
-        state[re.sub(r"(\.base_layer)+\.", ".", name).replace(".original_module.", ".")] = tensor.detach()
-    for name, module in base.named_modules():
-        weight = getattr(module, "weight", None)
-        if getattr(weight, "quant_state", None) is not None:
-            from bitsandbytes.functional import dequantize_4bit
-
-            if weight.quant_state.absmax.dim() == 2:  # bitsandbytes' state_dict(), after an answer on a CPU
-                weight.quant_state.absmax = weight.quant_state.absmax.T.float().flatten()
-            numbers = dequantize_4bit(weight.data, weight.quant_state)
-            state[f"{name.removesuffix('.base_layer')}.weight"] = numbers.detach()
-    return state
 
 
 def _adapted(base: PreTrainedModel) -> dict[str, torch.nn.Module]:

@@ -11,7 +11,8 @@ from grpo_kit.exports.gguf_writer import write_gguf
 from grpo_kit.exports.model_card import license_of
 from grpo_kit.exports.ollama import modelfile
 from grpo_kit.exports.template import ExportError, Prompting
-from grpo_kit.exports.weights import STORED, save_adapter, share_moved, stored_as, whole_model
+from grpo_kit.exports.weights import STORED, share_moved, stored_as, whole_model
+from grpo_kit.models.saved_adapters import BASE, has_named_base, save_adapter
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.models.token_rows import token_rows
 
@@ -21,15 +22,16 @@ _BESIDE = 50 * 10**6  # bytes of tokenizer and config
 
 def bytes_needed(model: Any, format: str, stored: str) -> int:
     """Bytes of disk, at most."""
-    numbers = sum(p.numel() for p in model.parameters() if format != "adapter" or p.requires_grad)
+    adapter_alone = format == "adapter" and has_named_base(model, plain=True)
+    numbers = sum(p.numel() for p in model.parameters() if p.requires_grad or not adapter_alone)
     return int(numbers * _BYTES[stored]) + _BESIDE
 
 
 def write_files(
-    part: Path, model: Any, served: Any, prompting: Prompting, format: str, stored: str, name: str,
+    part: Path, model: Any, served: Any, prompting: Prompting, format: str, stored: str, target: Path,
     sampling: dict[str, Any], base: str,
 ) -> tuple[str | None, list[str]]:  # fmt: skip
-    """Returns the name of the GGUF file, if any, and the notes to print."""
+    """Write into `part`, to be renamed to `target`. Returns the name of the GGUF file, if any, and notes to print."""
     ends, notes = end_ids(model, served), []
     temperature, tokens = sampling["temperature"], sampling["max_completion_tokens"]
     settings = GenerationConfig(
@@ -38,7 +40,12 @@ def write_files(
         bos_token_id=served.bos_token_id,
     )  # fmt: skip
     if format == "adapter":
-        notes.append(f"the adapter is for {save_adapter(model, part)!r}, from where its base is loaded again")
+        try:
+            named = save_adapter(model, served, part, target, plain=True)
+        except ValueError as error:
+            raise ExportError(f"{error}; or use format='merged'") from error
+        beside = " with it, in base/" * (part / BASE).is_dir()
+        notes.append(f"the adapter is for {named!r}, from where its base is loaded again{beside}")
     else:
         whole = whole_model(model)
         if stored == "bf16" and (moved := share_moved(model, whole, STORED["bf16"])) is not None:
@@ -48,13 +55,13 @@ def write_files(
         if (rows := token_rows(model)) < token_rows(whole):  # whoever serves it must not sample the others
             whole.resize_token_embeddings(rows)
         if format == "gguf":
-            file = f"{name}-{stored}.gguf"
+            file = f"{target.name}-{stored}.gguf"
             write_gguf(
                 part / file,
                 whole,
                 served,
                 stored,
-                name=name,
+                name=target.name,
                 temperature=temperature,
                 license=license_of(base),
             )

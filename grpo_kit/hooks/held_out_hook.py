@@ -18,8 +18,9 @@ from grpo_kit.watch.held_out_words import HOW_TO_KEEP, better_before
 class HeldOutHook(Hook):
     """Measures before the first step, every held_out.every steps and after the last; the step's row gets eval/....
 
-    keep: "last", or "best" to end with the weights of the best evaluation, whose checkpoint stays; the last step's
-    checkpoint is saved too, and a later train() goes on from that one. kept.json says which step's weights were kept.
+    keep: "last", or "best" to end with the weights of the best evaluation, of equal ones the latest. The best step's
+    checkpoint stays; the last step's is saved too, and a later train() goes on from that one. kept.json says which
+    step's weights were kept.
     Decoding is greedy and draws no random number, so an evaluation moves no later step.
     """
 
@@ -43,6 +44,8 @@ class HeldOutHook(Hook):
             self._keep_or_forget_best(trainer)
         if self._due(trainer) and trainer.step not in {step for step, _ in measured}:  # or it was cut short
             self._measure(trainer, {})
+            if f"checkpoint-{trainer.step}" in trainer.kept_checkpoints:
+                trainer.save()
 
     def _keep_or_forget_best(self, trainer: Any) -> None:
         """The best step's checkpoint is there and whole, or is saved now, or a line says that there is none."""
@@ -67,6 +70,8 @@ class HeldOutHook(Hook):
         """All steps are done: the best weights, or a sentence where an evaluation before was better."""
         if error is not None or trainer.step < trainer.config.steps:
             return
+        if self.keep == "best" and self._best is not None:
+            self._keep_or_forget_best(trainer)  # the disk may have been full
         kept = trainer.folder / KEPT
         if self.keep == "best" and self._best is not None:
             value, step = self._best
@@ -96,13 +101,12 @@ class HeldOutHook(Hook):
         found = {f"eval/{name}": value for name, value in found.items()}
         trainer.log.write(trainer.step, found)
         row |= found
-        self._note(trainer, found[f"eval/{self.held_out.judged_by}"], trainer.step, save=True)
+        self._note(trainer, found[f"eval/{self.held_out.judged_by}"], trainer.step)
 
-    def _note(self, trainer: Any, value: float, step: int, *, save: bool = False) -> None:
-        if self._best is not None and value <= self._best[0]:
+    def _note(self, trainer: Any, value: float, step: int) -> None:
+        """Of equal evaluations the latest is the best: it was trained longest."""
+        if self._best is not None and not value >= self._best[0]:
             return
         self._best = value, step
-        if self.keep == "best":
+        if self.keep == "best":  # the loop saves it when the step's row is whole
             trainer.kept_checkpoints = {f"checkpoint-{step}"}
-            if save:
-                trainer.save()

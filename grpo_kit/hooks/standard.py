@@ -1,11 +1,12 @@
 """GRPOTrainer as most runs want it: the loop, the fast ways through a step, and the standard hooks.
 
-The small ones stand here: checkpoints by time, so that a crash loses minutes and not the run; a line, once, about a
+The small ones stand here: checkpoints by time, and in the end a line on what the folder lacks; a line, once, about a
 reward outside [0, 1], a step without a gradient (the red flags wait for several), a config that was made again.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time
 import warnings
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from grpo_kit.argument_checks import check_choice
+from grpo_kit.argument_checks import check_choice, check_known, nearest
 from grpo_kit.engine.episode_sample import fast_for
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.hooks.control_folder import ControlFolder
@@ -25,11 +26,12 @@ from grpo_kit.hooks.watchdog import Watchdog
 from grpo_kit.loop import grpo
 from grpo_kit.loop.checkpoint import CheckpointNotSaved
 from grpo_kit.loop.config_changes import differences
-from grpo_kit.loop.grpo_config import Config
+from grpo_kit.loop.grpo_config import FIELDS, Config
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.run_checks import check_given
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models.token_rows import close_rows
+from grpo_kit.record.digests import newest_whole
 from grpo_kit.record.files import next_run_folder
 from grpo_kit.record.kernel import in_notebook
 from grpo_kit.rewards.parts import with_parts
@@ -42,9 +44,13 @@ class Autosave(Hook):
     """With save_steps=0: saves after each 5 minutes of training, and spends at most 2 % of the time on it.
 
     The newest one is kept (save_total_limit). A shorter run has none. The steps are the same with and without it.
+    quiet: prints no line where a run ends.
     """
 
     EVERY, SHARE = 300.0, 0.02  # seconds of training; of the time
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
 
     def begin(self, trainer: Any) -> None:
         """From here on time counts."""
@@ -60,6 +66,26 @@ class Autosave(Hook):
         except CheckpointNotSaved as error:
             warnings.warn(f"{error}. Training goes on, and tries again.", RuntimeWarning, stacklevel=2)
         self._due = trainer.seconds + max(self.EVERY, (time.monotonic() - began) / self.SHARE)
+
+    def end(self, trainer: Any, error: BaseException | None) -> None:
+        """All steps are done: where the run is, and which of it is in memory alone."""
+        if error is not None or self._quiet or not trainer.step:
+            return
+        folder, newest = trainer.folder, newest_whole(trainer.folder, digests=False)
+        if folder.is_relative_to(Path.cwd()):
+            folder = folder.relative_to(Path.cwd())
+        saved = 0 if newest is None else int(newest.name[11:])
+        lost = f"steps {saved + 1} to {trainer.step}" if saved + 1 < trainer.step else f"step {trainer.step}"
+        what, cure = "", f" trainer.save_model({str(folder / 'model')!r}) saves the model."
+        if (trainer.folder / "model").is_dir():
+            what, cure = f", its model in {folder / 'model'}", ""
+        elif newest is None:
+            what = ". Not saved in it: any weights"
+        elif saved < trainer.step:
+            what = f". Not saved in it: the weights of {lost}; the newest is {newest.name}"
+        else:
+            what = f", the weights of its last step in {newest.name}"
+        print(f"The run is in {folder}{what}.{cure}", flush=True)
 
 
 class OffScale(Hook):
@@ -180,17 +206,17 @@ class GRPOTrainer(grpo.GRPOTrainer):
     held_out: measures a few held-out rows while it trains. keep: "best" ends with the best evaluation's weights.
     live, on_flag: see WatchRun. sample, update: None takes the fast ways, or the plain ones where a line says why.
     A sample with a method around(fast) is taken as what that returns, given the fast one: OlderWeights of examples/.
-    hooks: more of them, called after the standard ones.
+    hooks: more of them, called after the standard ones, but before those that obey requests and save.
     Raises ValueError, naming the argument, for what cannot be.
     """
 
     def __init__(
         self,
         model: Any,
-        task: Any,
+        task: Any = None,
         config: Config | None = None,
         *,
-        tokenizer: Any,
+        tokenizer: Any = None,
         folder: str | Path | None = None,
         held_out: HeldOut | None = None,
         keep: str = "last",
@@ -199,7 +225,15 @@ class GRPOTrainer(grpo.GRPOTrainer):
         sample: Any = None,
         update: Any = None,
         hooks: Sequence[Hook] = (),
+        **unknown: Any,
     ) -> None:
+        *known, _ = inspect.signature(GRPOTrainer).parameters
+        for name in unknown:
+            if name in FIELDS:
+                raise ValueError(
+                    f"{name} is a field of the config: config=kit.Config({name}={unknown[name]!r:.100})"
+                )
+        check_known("GRPOTrainer has no such argument", unknown, known)
         check_given(model, task, config, tokenizer, sample, update, hooks)
         config = Config() if config is None else config
         folder = next_run_folder("runs", task.name) if folder is None else folder
@@ -226,7 +260,8 @@ class GRPOTrainer(grpo.GRPOTrainer):
             model, task, config, tokenizer=tokenizer, folder=folder,
             sample=sample or seams.sample, update=update or seams.update,
             hooks=[
-                *seams.hooks, *watchdog, *measuring, *scales, watching, ControlFolder(watching.say), Autosave(), *hooks,
+                *seams.hooks, *watchdog, *measuring, *scales, watching, *hooks,
+                ControlFolder(watching.say), Autosave(quiet=live is None),  # last: a checkpoint's row is whole
             ],
         )  # fmt: skip
         if self.starts_from and live is not None and self.processes.is_main:
@@ -235,3 +270,9 @@ class GRPOTrainer(grpo.GRPOTrainer):
                 "load it again.",
                 flush=True,
             )
+
+    def __getattr__(self, name: str) -> Any:
+        """What a trainer of another library has under this name is called otherwise here."""
+        raise AttributeError(
+            f"GRPOTrainer has no {name!r}{nearest(name, dir(type(self)))}", name=name, obj=self
+        )

@@ -13,7 +13,9 @@ Where the loop differs from TRL's trainer on the same fields:
   divides by the mean of the rollout.
 - The order of the rows and every sampled token are others: they follow from (seed, step).
 - Prompts of messages that end in the assistant's words are continued. TRL opens a second message behind them.
-- A run's folder must be new. trainer.save() writes a checkpoint; there is no evaluate and no state.
+- A run's folder must be new. trainer.save() writes a checkpoint; save_model(args.output_dir) writes its `model`.
+- Held-out rows, eval_dataset, are answered once, greedily, as eval_strategy says; a tracker of report_to sends nothing
+  unless it is asked to.
 """
 
 from __future__ import annotations
@@ -32,22 +34,23 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError('from_trl and to_trl need trl; pip install "grpo-kit[trl]"') from error
 
-from grpo_kit.argument_checks import check_model, check_task, template_tokens
-from grpo_kit.engine.fast import fast
-from grpo_kit.integrations.trl_config import config_of, fields_of
+from grpo_kit.argument_checks import check_known, check_model, check_task, template_tokens
+from grpo_kit.evaluation.held_out import HeldOut
+from grpo_kit.hooks.standard import Autosave, GRPOTrainer
+from grpo_kit.integrations.trl_config import config_of, fields_of, steps_between
 from grpo_kit.integrations.trl_fields import IGNORED, PRINTED, check_fields, is_set
 from grpo_kit.integrations.trl_task import TrlTask, warn_of_bare_prompt
-from grpo_kit.loop.grpo import GRPOTrainer
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.run_checks import check_tags
 from grpo_kit.models.loading import load_policy
+from grpo_kit.record.run_path import path_of
 from grpo_kit.rewards.parts import reward_names
 from grpo_kit.rewards.scoring import PendingScores
+from grpo_kit.trackers import Trackio, by_name
 from grpo_kit.unsloth import changed_defaults
 
 _ELSEWHERE = {
-    "eval_dataset": "leave it out, and measure held-out rows by a hook (hooks=)",
     "callbacks": "write them as hooks of grpo_kit.loop.hooks and give them as hooks=",
     "optimizers": "leave it out, and name one by args.optim",
     "reward_processing_classes": "write a function that calls the reward model, and give that",
@@ -82,6 +85,7 @@ def from_trl(
     reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]],
     args: GRPOConfig | None = None,
     train_dataset: Any = None,
+    eval_dataset: Any = None,
     *,
     processing_class: PreTrainedTokenizerBase | None = None,
     peft_config: Any = None,
@@ -94,47 +98,51 @@ def from_trl(
     model: a model, or a name that is loaded in float32 unless args.model_init_kwargs says otherwise.
     reward_funcs: functions, called as TRL calls them; any finite numbers. args: trl_fields.py says what becomes of each
     field. train_dataset: a column "prompt" of texts or messages, and the columns that rewards need.
+    eval_dataset: held-out rows, measured as args.eval_strategy says.
     peft_config: adapters to train in place of all weights. folder: of the run; default args.output_dir.
     hooks: of the loop, see Hook.
-    Prints what it ignores and does otherwise, a line each.
+    Prints what it ignores and does otherwise, a line each. Everything but the model is checked before it is loaded.
     Raises ValueError, naming the field or argument and what would do, for what the loop cannot do.
 
     >>> trainer = from_trl(model, [accuracy], GRPOConfig("runs/demo"), rows)  # doctest: +SKIP
     >>> trainer.train()  # doctest: +SKIP
     """
+    check_known("from_trl and trl.GRPOTrainer have no such argument", others, _ELSEWHERE)
     for name, value in others.items():
-        if name not in _ELSEWHERE:
-            raise ValueError(f"{name}={value!r:.100} is no argument of from_trl nor of trl.GRPOTrainer")
         if value not in (None, [], (None, None)):
             raise ValueError(f"{name}: from_trl cannot do this; {_ELSEWHERE[name]}")
-    if not isinstance(model, str):
+    if isinstance(model, str):
+        model = path_of(model, "model").as_posix()
+    else:
         check_model(model)
     args = GRPOConfig(f"{_name(model)}-GRPO") if args is None else args
     if not isinstance(args, GRPOConfig):
         raise ValueError(f"args={args!r:.100} must be a trl.GRPOConfig(...)")
     check_fields(args)
-    model, tokenizer = _loaded(model, processing_class, args)
-    model = _prepared(model, peft_config, args)
     task = TrlTask(
         [] if train_dataset is None else train_dataset,
         reward_funcs,
+        held_out=eval_dataset,
         reward_weights=args.reward_weights,
         max_completion_tokens=args.max_completion_length,
         template=args.chat_template_kwargs,
         columns=not args.remove_unused_columns,
     )
+    config = config_of(args, len(task.train))
+    held_out = _held_out(task, config, args)
+    trackers = [_tracker(name, args) for name in args.report_to]
+    model, tokenizer = _loaded(model, processing_class, args)
+    model = _prepared(model, peft_config, args)
     warn_of_bare_prompt(tokenizer, task.train[0]["question"])
     narrow = any(p.requires_grad and p.dtype == torch.bfloat16 for p in model.parameters())
-    config = config_of(args, len(task.train), narrow=narrow)
+    if narrow and config.optimizer == "adamw-8bit":
+        config.optimizer = "adamw-8bit-split"
     a_step = config.iterations * config.minibatches
     for name in PRINTED:
         if is_set(args, name):
             print(f"Ignored: {name}={getattr(args, name)!r}; {IGNORED[name]}.")
     if args.max_steps > 0 and args.max_steps % a_step:
         print(f"max_steps={args.max_steps} ends inside a rollout of {a_step} updates; it is finished.")
-    seams = fast(model, config)
-    if seams.why_not:
-        print(f"Slower than it could be: {seams.why_not}.")
     save_last = getattr(args.save_strategy, "value", args.save_strategy) == "steps"
     trainer = GRPOTrainer(
         model,
@@ -142,10 +150,12 @@ def from_trl(
         config,
         tokenizer=tokenizer,
         folder=folder or args.output_dir or "trainer_output",
-        sample=seams.sample,
-        update=seams.update,
-        hooks=[*seams.hooks, _FollowTRL(task, a_step, save_last=save_last), *hooks],
+        held_out=held_out,
+        hooks=[_FollowTRL(task, a_step, save_last=save_last), *hooks, *trackers],
     )
+    trainer.hooks = [
+        hook for hook in trainer.hooks if not isinstance(hook, Autosave)
+    ]  # save_strategy decides
     for group in trainer.optimizer.param_groups:
         group["betas"], group["eps"] = (args.adam_beta1, args.adam_beta2), args.adam_epsilon
     return trainer
@@ -174,7 +184,9 @@ def to_trl(
         raise ValueError(
             f"task={task!r:.100} has no data set and rewards of one turn; of episodes give TRL an environment_factory"
         )
-    if not isinstance(model, str):
+    if isinstance(model, str):
+        model = path_of(model, "model").as_posix()
+    else:
         check_model(model)
     special = template_tokens(tokenizer, ends=tokenizer.added_tokens_decoder)
     check_tags(task, special.values(), "TRL takes out of completions")
@@ -185,15 +197,33 @@ def to_trl(
     mine = {name: value for name, value in overrides.items() if name in known}
     if left:
         print("Not carried over to TRL:", *left, sep="\n  ")
-    names = reward_names(task.rewards)
+    names, output_dir = reward_names(task.rewards), path_of(output_dir, "output_dir")
     return TRLTrainer(
         model=model,
         reward_funcs=[PendingScores(r, name) for r, name in zip(task.rewards, names, strict=True)],
-        args=GRPOConfig(output_dir=str(output_dir), **{**changed_defaults(GRPOConfig), **made, **mine}),
+        args=GRPOConfig(str(output_dir), **{**changed_defaults(GRPOConfig), **made, **mine}),
         train_dataset=task.dataset(tokenizer),
         processing_class=tokenizer,
         **{name: value for name, value in overrides.items() if name not in known},
     )
+
+
+def _held_out(task: TrlTask, config: Config, args: GRPOConfig) -> HeldOut | None:
+    """All held-out rows, measured as often as args says; None where it does not ask."""
+    a_step, per_epoch = config.iterations * config.minibatches, len(task.train) // config.prompts_per_step
+    every = steps_between("eval", args, config.steps * a_step, a_step, per_epoch)
+    if not every and not args.eval_on_start:
+        return None
+    if not task.held_out:
+        raise ValueError("eval_strategy needs rows that are never trained on: give them as eval_dataset")
+    return HeldOut(task, rows=len(task.held_out), every=every or config.steps)
+
+
+def _tracker(name: str, args: GRPOConfig) -> Hook:
+    """The tracker of this name, in the project and Space of trackio that args has."""
+    if name != "trackio":
+        return by_name(name)
+    return Trackio(args.project, space_id=args.trackio_space_id)
 
 
 def _name(model: Any) -> str:

@@ -11,7 +11,6 @@ import torch
 from transformers import get_scheduler
 from trl import GRPOConfig
 
-from grpo_kit.argument_checks import check_whole
 from grpo_kit.integrations.trl_fields import SAME, TRL, check_fields
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.schedules import constant, cosine, linear, stepwise
@@ -40,13 +39,12 @@ MADE_BEFORE = ("preset", "model", "tuning", "dtype", "task", "task_options", "he
 _OPTIM = {None: "adamw_torch_fused", "adamw": "adamw_torch_fused", "adamw-8bit": "adamw_8bit"}
 
 
-def config_of(args: GRPOConfig, rows: int, *, narrow: bool = False) -> Config:
-    """The loop's Config of a GRPOConfig. rows: of the data set. narrow: whether the trained weights are bfloat16.
+def config_of(args: GRPOConfig, rows: int) -> Config:
+    """The loop's Config of a GRPOConfig. rows: of the data set.
 
     Raises ValueError, naming the field and what would do, for what the loop cannot do.
     """
     check_fields(args)
-    check_whole("num_iterations", args.num_iterations)
     prompts, minibatches = _batches(args)
     if rows < prompts:
         raise ValueError(
@@ -56,8 +54,6 @@ def config_of(args: GRPOConfig, rows: int, *, narrow: bool = False) -> Config:
     per_epoch = rows // prompts  # steps
     updates = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch * a_step)
     steps = max(math.ceil(updates / a_step), 1)
-    if args.max_completion_length is None:
-        raise ValueError("max_completion_length=None has no end; give a number of tokens, such as 512")
     options = {name: getattr(args, f"{args.loss_type}_{name}") for name in _OPTIONS.get(args.loss_type, ())}
     options |= {} if args.use_bias_correction_kl else {"correct_kl": False}
     return Config(
@@ -77,12 +73,12 @@ def config_of(args: GRPOConfig, rows: int, *, narrow: bool = False) -> Config:
         scale={True: "group", False: "none"}.get(args.scale_rewards, args.scale_rewards),
         learning_rate=rates(args, updates, a_step),
         warmup=0.0,
-        optimizer=_optimizer(args, narrow),
+        optimizer=_optimizer(args),
         max_grad_norm=args.max_grad_norm or _NO_CLIPPING,
         autocast="bfloat16" if args.bf16 else "float16" if args.fp16 else "none",
         gradient_checkpointing=bool(args.gradient_checkpointing),
         micro_batch=args.per_device_train_batch_size,
-        save_steps=_save_steps(args, updates, a_step, per_epoch),
+        save_steps=steps_between("save", args, updates, a_step, per_epoch),
         save_total_limit=args.save_total_limit if (args.save_total_limit or 0) > 0 else max(steps, 1),
     )
 
@@ -147,24 +143,27 @@ def _as_schedule(values: Sequence[float]) -> float | Callable[[float], float]:
     return stepwise(values, at=[(i + 0.5) / gaps for i in range(gaps)])
 
 
-def _optimizer(args: GRPOConfig, narrow: bool) -> str | None:
+def _optimizer(args: GRPOConfig) -> str | None:
     name = getattr(args.optim, "value", args.optim)
     if name in _ADAMW:
         return None  # an AdamW that the weights need
     if name in _ADAMW_8BIT:
-        return "adamw-8bit-split" if narrow else "adamw-8bit"
+        return "adamw-8bit"
     raise ValueError(f"optim={name!r} is not known; use 'adamw_torch_fused', 'adamw_8bit', or {TRL}")
 
 
-def _save_steps(args: GRPOConfig, updates: int, a_step: int, per_epoch: int) -> int:
-    """Steps between checkpoints."""
-    strategy = getattr(args.save_strategy, "value", args.save_strategy)
+def steps_between(kind: str, args: GRPOConfig, updates: int, a_step: int, per_epoch: int) -> int:
+    """Steps between two checkpoints (kind "save") or measurements (kind "eval"); 0 for none."""
+    strategy, every = getattr(args, f"{kind}_strategy"), getattr(args, f"{kind}_steps")
+    strategy = getattr(strategy, "value", strategy)
     if strategy == "best":
         raise ValueError("save_strategy='best' goes by evaluations; use 'steps', 'epoch' or 'no'")
     if strategy == "epoch":
         return max(per_epoch, 1)
-    every = args.save_steps if args.save_steps >= 1 else math.ceil(args.save_steps * updates)
-    return 0 if strategy == "no" else max(math.ceil(every / a_step), 1)
+    if strategy == "no":
+        return 0
+    every = every if every >= 1 else math.ceil(every * updates)
+    return max(math.ceil(every / a_step), 1)
 
 
 def fields_of(

@@ -8,8 +8,13 @@ its updates: num_iterations * steps_per_generation / gradient_accumulation_steps
 from __future__ import annotations
 
 import dataclasses
+import math
+from numbers import Real
 
 from trl import GRPOConfig
+
+from grpo_kit.argument_checks import check_above_zero, check_choice, check_number, check_whole
+from grpo_kit.trackers import TRACKERS
 
 SAME = {
     "num_generations": "group_size",
@@ -73,6 +78,12 @@ MAPPED = {
     "disable_dropout": "the model's dropout layers get p=0",
     "chat_template_kwargs": "given to the chat template",
     "remove_unused_columns": "True: rewards get no columns of the data set",
+    "report_to": "trackers of these names as hooks: tensorboard, trackio, wandb",
+    "project": "the project of trackio",
+    "trackio_space_id": "the space_id of trackio",
+    "eval_strategy": "eval_dataset is measured before the first step, every eval_steps, and after the last",
+    "eval_steps": "steps between two measurements",
+    "eval_on_start": "held-out rows are measured before the first step, and after the last",
 }  # fmt: skip
 
 _WHY = {
@@ -80,19 +91,17 @@ _WHY = {
         "label_smoothing_factor do_train do_eval do_predict label_names length_column_name train_sampling_strategy "
         "data_seed prediction_loss_only use_cache include_for_metrics batch_eval_metrics"
     ),
-    "it counts on evaluations, which eval_strategy asks for": (
-        "eval_steps eval_delay per_device_eval_batch_size eval_do_concat_batches eval_use_gather_object "
-        "eval_accumulation_steps num_generations_eval bf16_full_eval fp16_full_eval metric_for_best_model "
-        "greater_is_better"
+    "each held-out row is answered once, greedily, as many at a time as fit": (
+        "per_device_eval_batch_size eval_do_concat_batches eval_use_gather_object eval_accumulation_steps "
+        "num_generations_eval"
     ),
+    "load_best_model_at_end, which is refused, reads it": "metric_for_best_model greater_is_better",
     "the loop writes every step and every completion to metrics.jsonl and completions.jsonl": (
         "logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter log_level "
         "log_level_replica include_num_input_tokens_seen disable_tqdm log_completions num_completions_to_print "
         "log_unique_prompts log_multimodal skip_memory_metrics debug"
     ),
-    "the loop has no tracker of its own; metrics.jsonl in the run's folder holds every number": (
-        "report_to run_name project trackio_space_id trackio_bucket_id trackio_static_space_id"
-    ),
+    "a tracker's run has the name of the run's folder": "run_name",
     "push_to_hub, which is refused, reads it": (
         "hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision"
     ),
@@ -128,7 +137,7 @@ _WHY = {
     ),
 }  # fmt: skip
 IGNORED = {name: why for why, names in _WHY.items() for name in names.split()}
-PRINTED = ("report_to", "torch_compile", "use_liger_kernel")  # ignored, but a line says so where they are set
+PRINTED = ("run_name", "torch_compile", "use_liger_kernel")  # ignored, but a line says so where they are set
 
 TRL = "train this one by trl.GRPOTrainer"
 _OUT = f"leave it out, or {TRL}"
@@ -152,8 +161,11 @@ REFUSED = {
     "optim_target_modules": _OUT,
     "max_tool_calling_iterations": f"leave it out; for tools {TRL}",
     "shuffle_dataset": f"set True: seed decides the order of the rows; or {TRL}",
-    "eval_strategy": "set 'no', and measure held-out rows by a hook (hooks=) or after training by grpo_kit.evaluate",
-    "eval_on_start": "leave it out, and measure before trainer.train()",
+    "eval_delay": "leave it out; the first measurement is before the first step",
+    "bf16_full_eval": "leave it out; held-out rows are answered in the weights' own dtype",
+    "fp16_full_eval": "leave it out; held-out rows are answered in the weights' own dtype",
+    "trackio_bucket_id": "leave it out; trackio_space_id names a Space",
+    "trackio_static_space_id": "leave it out; trackio_space_id names a Space",
     "load_best_model_at_end": "leave it out, and load the checkpoint that you want by grpo_kit.load_policy",
     "push_to_hub": "leave it out, and call trainer.model.push_to_hub(...) after training",
     "log_completions_hub_repo": "leave it out, and upload completions.jsonl of the run's folder",
@@ -162,6 +174,11 @@ REFUSED = {
     "the model",
 }  # fmt: skip
 
+_SIZES = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "num_iterations",
+    "max_completion_length",
+)  # fmt: skip
+_AT_LEAST_0 = ("adam_", "warmup_", "learning_rate")
 _DEFAULTS = {
     each.name: each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
     for each in dataclasses.fields(GRPOConfig)
@@ -176,7 +193,27 @@ def is_set(args: GRPOConfig, name: str) -> bool:
 
 
 def check_fields(args: GRPOConfig) -> None:
-    """Raises ValueError with each field that is set and refused, and what would do."""
+    """Raises ValueError for a number that cannot be, and with each field that is set and refused, and what would do."""
+    for name in MAPPED:
+        value = getattr(args, name)
+        is_real = isinstance(value, Real) and not isinstance(value, bool)
+        if is_real or isinstance(_DEFAULTS[name], float) and value is not None:
+            check_number(name, value, 0 if name.startswith(_AT_LEAST_0) else -math.inf)
+    for name in _SIZES:
+        check_whole(name, getattr(args, name))
+    check_whole("num_generations", args.num_generations, 2)
+    if args.max_steps <= 0:
+        check_above_zero("num_train_epochs", args.num_train_epochs)
+    else:
+        check_whole("max_steps", args.max_steps)
+    for kind in ("save", "eval"):
+        if getattr(args, f"{kind}_strategy") == "steps":
+            check_above_zero(f"{kind}_steps", getattr(args, f"{kind}_steps"))
+    for name in args.report_to:
+        check_choice("report_to", name, TRACKERS)
+    for name in ("adam_beta1", "adam_beta2"):
+        if getattr(args, name) >= 1:
+            raise ValueError(f"{name}={getattr(args, name)!r} must lie in [0, 1)")
     lines = [f"{n}={getattr(args, n)!r}: {todo}" for n, todo in REFUSED.items() if is_set(args, n)]
     if args.world_size > 1:
         lines.append(f"{args.world_size} processes: start one; on several cards {TRL}")

@@ -10,8 +10,9 @@ from datasets import Dataset
 from transformers import TrainerState
 from trl import is_conversational
 
+from grpo_kit.config_checks import checked
 from grpo_kit.prompts import NO_TEMPLATE, continue_messages, cure_of
-from grpo_kit.rewards.parts import bare_name, check_calls, range_of
+from grpo_kit.rewards.parts import all_parts, bare_name, check_calls, range_of
 
 _ROW = "trl_row"  # the data set's row, under a name that no column of it can take
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # TRL keeps them from rewards
@@ -22,40 +23,50 @@ _PROBE = "KITPROBE"  # a word that no template holds
 class TrlTask:
     """What the loop reads of a task, made of TRL's pieces.
 
-    data: a column "prompt", texts or messages, and the columns that rewards need.
+    data: a column "prompt", texts or messages, and the columns that rewards need. held_out: more such rows.
     reward_weights: any numbers. template: more arguments of the chat template. columns: False keeps them from rewards.
     state: the trainer_state that rewards get; whoever trains keeps it up to date.
     Raises ValueError, naming the argument and what would do, for data or rewards that the loop cannot use.
     """
+
+    system = None  # what there is of one stands in the messages
+    examples = ()
 
     def __init__(
         self,
         data: Dataset | Sequence[Mapping[str, Any]],
         reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]],
         *,
+        held_out: Dataset | Sequence[Mapping[str, Any]] | None = None,
         reward_weights: Sequence[float] | None = None,
         max_completion_tokens: int,
         template: Mapping[str, Any] | None = None,
         columns: bool = True,
     ) -> None:
-        rows = _rows_of(data)
+        rows, held_out_rows = _rows_of("train_dataset", data), []
+        if held_out is not None:
+            held_out_rows = _rows_of("eval_dataset", held_out)
         self.name, self.max_completion_tokens = "trl", max_completion_tokens
         self.template, self.state = dict(template or {}), TrainerState()
         self.conversational = is_conversational({"prompt": rows[0]["prompt"]})
         self.train = [_row(row, columns) for row in rows]
-        self.held_out: list[dict[str, Any]] = []
-        openings = {_opening(row["prompt"]) for row in rows}
+        self.held_out = [_row(row, columns) for row in held_out_rows]
+        # Rewards of any scale: see tasks.measure.
+        self.is_correct, self.answer_rewards, self.strategies = None, [], {}
+        openings = {_opening(row["prompt"]) for row in [*rows, *held_out_rows]}
         self.prefill = openings.pop() if len(openings) == 1 else ""
         given = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
         self.rewards = [_TrlReward(reward, self) for reward in given if reward is not None]
-        self.reward_weights = [1.0] * len(self.rewards) if reward_weights is None else list(reward_weights)
+        weights = [1.0] * len(self.rewards) if reward_weights is None else reward_weights
+        self.reward_weights = checked("reward_weights", weights) if self.rewards else []
         if not self.rewards or len(self.rewards) != len(self.reward_weights):
             raise ValueError(
                 f"reward_weights={self.reward_weights!r} for {len(self.rewards)} rewards; give one number each, and at "
                 "least one reward"
             )
-        shared = set.intersection(*(set(row[_ROW]) for row in self.train)) - {*_NOT_COLUMNS}
-        check_calls([reward.function for reward in self.rewards], {*_GIVEN, *shared}, "train_dataset")
+        for name, split in (("train_dataset", self.train), ("eval_dataset", self.held_out)):
+            shared = set.intersection(*(set(row[_ROW]) for row in split or self.train)) - {*_NOT_COLUMNS}
+            check_calls([reward.function for reward in self.rewards], {*_GIVEN, *shared}, name)
 
     def render(self, tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         """The text of each row's prompt. A last message of the assistant stays open: the model continues it.
@@ -82,8 +93,12 @@ class TrlTask:
         return _once_begun(tokenizer, text)
 
 
+def _unlogged(name: str, value: Any) -> None:
+    """Where a reward logs while held-out rows are measured."""
+
+
 class _TrlReward:
-    """A reward function of TRL, called by the loop with what TRL would give it. It has the function's name and range.
+    """A reward function of TRL, called by the loop with what TRL would give it. It has its name, range and parts.
 
     Completions of messages are [{"role": "assistant", "content": text}] each.
     """
@@ -97,8 +112,19 @@ class _TrlReward:
         self.function, self.task, self.__name__ = function, task, bare_name(function)
         if (stated := range_of(function)) is not None:
             self.range = stated
+        if all_parts(function):
+            self.made_of_others, self.parts, self.names = True, function.parts, function.names
 
-    def __call__(self, *, completions: list[str], completion_ids: Any, trl_row: list, **others: Any) -> Any:
+    def __call__(
+        self,
+        *,
+        completions: list[str],
+        completion_ids: Any,
+        trl_row: list,
+        log_extra: Callable[..., None] = _unlogged,
+        log_metric: Callable[..., None] = _unlogged,
+        **others: Any,
+    ) -> Any:
         """The function's scores, or the coroutine of an asynchronous one. trl_row: the data set's rows."""
         names = [name for name in trl_row[0] if name not in _NOT_COLUMNS]
         if self.task.conversational:
@@ -108,38 +134,38 @@ class _TrlReward:
             completions=completions,
             completion_ids=completion_ids,
             trainer_state=self.task.state,
-            log_extra=others["log_extra"],
-            log_metric=others["log_metric"],
+            log_extra=log_extra,
+            log_metric=log_metric,
             **{name: [row[name] for row in trl_row] for name in names},
         )
 
 
-def _rows_of(data: Any) -> list[dict[str, Any]]:
+def _rows_of(argument: str, data: Any) -> list[dict[str, Any]]:
     if not isinstance(data, (Dataset, list, tuple)):
         raise ValueError(
-            f"train_dataset is a {type(data).__name__}; give a datasets.Dataset or a list of rows, such as "
+            f"{argument} is a {type(data).__name__}; give a datasets.Dataset or a list of rows, such as "
             "Dataset.from_list(list(stream))"
         )
     rows = [dict(row) for row in data]
     if not rows or "prompt" not in rows[0]:
         raise ValueError(
-            "train_dataset needs at least one row and a column 'prompt'; rename the column that holds it"
+            f"{argument} needs at least one row and a column 'prompt'; rename the column that holds it"
         )
     pictures = [name for name in ("image", "images") if name in rows[0]]
     if pictures:
         raise ValueError(
-            f"train_dataset has a column {pictures[0]!r}; the loop trains on text: use trl.GRPOTrainer"
+            f"{argument} has a column {pictures[0]!r}; the loop trains on text: use trl.GRPOTrainer"
         )
     for place, row in enumerate(rows):
         if not _is_prompt(row["prompt"]):
             cure = cure_of(row["prompt"]) or ("; it is empty" if not row["prompt"] else "")
             raise ValueError(
-                f"train_dataset: row {place} has the prompt {row['prompt']!r:.200}{cure}; give a text, or messages "
+                f"{argument}: row {place} has the prompt {row['prompt']!r:.200}{cure}; give a text, or messages "
                 "with 'role' and 'content'"
             )
     kinds = {isinstance(row["prompt"], str) for row in rows}
     if len(kinds) > 1:
-        raise ValueError("train_dataset has texts and messages in 'prompt'; give one of the two")
+        raise ValueError(f"{argument} has texts and messages in 'prompt'; give one of the two")
     return rows
 
 

@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 from grpo_kit.integrations.vllm_heads import InStep, pack_tied_heads
 from grpo_kit.loop.seeds import random_state_comes_back
 from grpo_kit.models.model_facts import base_model
+from grpo_kit.record.run_path import path_of
 
 EXTENSION = f"{InStep.__module__}.{InStep.__qualname__}"
 _SPARE_TOKENS = 1024  # blocks are not filled to their ends, and vLLM keeps one for itself
@@ -141,7 +142,8 @@ class Server:
     """
 
     def __init__(self, url: str, folder: str | None, seconds: float) -> None:
-        self.url, self.folder = url.rstrip("/"), folder
+        self.url = url.rstrip("/")
+        self.folder = None if folder is None else path_of(folder, "through").absolute()
         began = time.monotonic()
         while True:
             try:

@@ -24,7 +24,6 @@ from grpo_kit.lab.job import Job, model_in
 from grpo_kit.loop.checkpoint import SAMPLE_STATE
 from grpo_kit.record.digests import checkpoints, what_is_wrong
 from grpo_kit.record.files import (
-    RUN,
     RunFolderError,
     next_run_folder,
     read_completions,
@@ -33,8 +32,8 @@ from grpo_kit.record.files import (
     steps_done,
     write_whole,
 )
-from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES, as_line, lines_of
-from grpo_kit.record.run_path import run_path
+from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES, RUN, as_line, lines_of, read_json
+from grpo_kit.record.run_path import path_of, run_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -172,12 +171,12 @@ def branches(folder: str | os.PathLike) -> str:
 
     Raises RunFolderError for a folder that holds no run.
     """
-    root = Path(folder)
+    root = path_of(folder)
     if run_settings(root) is None:
         raise RunFolderError(f"folder={str(folder)!r} holds no run; give a run's folder")
     below: dict[Path, list[tuple[int, str, Path]]] = {}
     for path in root.parent.glob(f"*/{BRANCH}"):
-        said = json.loads(path.read_text(encoding="utf-8"))
+        said = read_json(path, names={"changes": dict, "step": int, "of": str})
         changed = ", ".join(f"{name}={value}" for name, value in said["changes"].items()) or "as it was"
         parent = (path.parent / said["of"]).resolve()
         below.setdefault(parent, []).append((said["step"], changed, path.parent))

@@ -8,7 +8,6 @@ rename the arm, or its old runs count as done.
 
 from __future__ import annotations
 
-import json
 import operator
 import re
 from collections.abc import Mapping, Sequence
@@ -29,7 +28,8 @@ from grpo_kit.lab.outcomes import outcomes
 from grpo_kit.lab.run import RESULT, before_training, run, set_aside, tell_flags, tell_steps
 from grpo_kit.lab.statistics import difference_over_seeds, holm, over_seeds, paired_scalars
 from grpo_kit.record.files import RunFolderError, read_metrics
-from grpo_kit.record.run_path import run_path
+from grpo_kit.record.lines import read_json
+from grpo_kit.record.run_path import path_of, run_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -245,7 +245,7 @@ def load(folder: str | Path, arms: Sequence[str] | None = None) -> Lab:
 
     Runs without result.json are left out. Raises RunFolderError if none is finished.
     """
-    folder = Path(folder)
+    folder = path_of(folder)
     asked = (
         sorted({p.parent.parent.name for p in folder.glob(f"*/seed-*/{RESULT}")}) if arms is None else arms
     )
@@ -258,7 +258,7 @@ def load(folder: str | Path, arms: Sequence[str] | None = None) -> Lab:
     rows, right, curves = [], {}, []
     for arm, paths in found.items():
         for path in paths:
-            result = json.loads((path / RESULT).read_text(encoding="utf-8"))
+            result = read_json(path / RESULT)
             metrics, seed = read_metrics(path), result["seed"]
             right[arm, seed] = [int(c) for c in result["right"]]
             curves.append(metrics.assign(arm=arm, seed=seed))
@@ -275,7 +275,7 @@ def _finished(folder: Path, arm: str) -> list[Path]:
 
 def _check_settings(path: Path, arm: Arm) -> None:
     """Raises RunFolderError if the finished run in `path` was made with other settings."""
-    was, now = json.loads((path / RESULT).read_text(encoding="utf-8"))["settings"], fingerprint(arm)
+    was, now = read_json(path / RESULT)["settings"], fingerprint(arm)
     if was != now:
         differ = sorted(key for key in {*was, *now} if was.get(key) != now.get(key))
         raise RunFolderError(

@@ -9,11 +9,12 @@ from typing import Any
 
 from grpo_kit.literal_calls import value_from_text
 from grpo_kit.loop.grpo_config import FIELDS, Config, from_json
-from grpo_kit.models.adapters import is_adapter
 from grpo_kit.models.loading import load_policy
+from grpo_kit.models.saved_adapters import is_adapter
 from grpo_kit.presets import preset as config_of
-from grpo_kit.record.digests import checkpoints, last_whole
+from grpo_kit.record.digests import checkpoints, file_digest, last_whole
 from grpo_kit.record.files import RunFolderError, run_settings
+from grpo_kit.record.lines import RUN
 from grpo_kit.tasks import from_file
 from grpo_kit.tasks.same_task import task_digest
 
@@ -47,8 +48,8 @@ class Job:
 
     @classmethod
     def of_run(cls, folder: Path, task: Any = None, changes: dict[str, Any] | None = None) -> Job:
-        """Of a run that is there, whoever began it. task: where run.json does not say it, or its file has gone; as in
-        asked().
+        """Of a run that is there, whoever began it. task: as in asked(). Without it run.json's, by name or by its file,
+        which is run only where it has the SHA-256 of then, and lies in no run folder.
 
         changes: of a run that goes on, with {} too: fields that may change in a run, and on_flag. None: of one that
         does not, so that a schedule need not be read that is a function of its notebook.
@@ -62,12 +63,12 @@ class Job:
             with suppress(ValueError) if changes is None else nullcontext():
                 values[name] = from_json(name, value, None)
         values["model"] = values["model"] or settings["model"]
-        file, by_name = known["file"], values.pop("task")
-        gone = file and not Path(file.rpartition(":")[0]).is_file()
-        source = task or (None if gone else file or by_name)
+        file, by_name = str(known["file"] or ""), values.pop("task")
+        source = task or file or by_name
         if source is None:
-            why = f"was made by {file}, which is not there" if gone else "is nowhere in its run.json"
-            raise ValueError(f"the task of {folder} {why}: give --task my_task.py")
+            raise ValueError(f"the task of {folder} is nowhere in its run.json: give --task my_task.py")
+        if not task and file and (why := _why_not_run(file, folder, known.get("sha256"))):
+            raise RunFolderError(f"the task of {folder} was made by {file}, {why}: give --task my_task.py")
         free = [*(name for name, each in FIELDS.items() if each.metadata["changes"]), "on_flag"]
         if fixed := [f"{name}={value!r}" for name, value in (changes or {}).items() if name not in free]:
             raise ValueError(f"{', '.join(fixed)} is for a new run; what can change: {', '.join(free)}")
@@ -90,6 +91,16 @@ class Job:
         return load_policy(
             trained or config.model, tuning=tuning, dtype=config.dtype, lora=lora, seed=config.seed, quiet=True,
         )  # fmt: skip
+
+
+def _why_not_run(file: str, folder: Path, digest: str | None) -> str | None:
+    """Why the file is not run that a run folder names as its task's; None where it has the digest."""
+    path = Path(file.rpartition(":")[0]).absolute()
+    if any((parent / RUN).is_file() for place in (path, path.resolve()) for parent in place.parents):
+        return "which lies in a run folder, where nothing is run"
+    if not path.is_file():
+        return "which is not there"
+    return None if file_digest(path) == digest else f"which is not the one that {folder} was begun with"
 
 
 def settings_of(texts: list[str] | None) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from grpo_kit.models.loading import load_policy
 from grpo_kit.models.model_facts import hardware
 from grpo_kit.record.digests import checkpoints, last_whole
 from grpo_kit.record.files import RunFolderError, holds_run, read_completions, read_metrics, write_whole
+from grpo_kit.record.lines import read_json
 from grpo_kit.tasks import Task
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.monitor import read_flags
@@ -178,7 +179,7 @@ def set_aside(folder: Path, arm: Arm) -> Path | None:
     if not holds_run(folder):
         return None
     file = folder / SETTINGS
-    same = file.exists() and json.loads(file.read_text(encoding="utf-8")) == fingerprint(arm)
+    same = file.exists() and read_json(file) == fingerprint(arm)
     flagged = arm.on_flag == "stop" and read_flags(folder)
     if same and not flagged and _has_whole_checkpoint(folder):
         return None

@@ -25,9 +25,13 @@ from safetensors.torch import load_file
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.optim.choose import SETTINGS
 from grpo_kit.record.digests import checkpoints, newest_whole, what_is_wrong, write_digests
-from grpo_kit.record.files import RUN, RunFolderError, sync
+from grpo_kit.record.files import RunFolderError, sync
+from grpo_kit.record.lines import RUN, RUN_ID, read_json
 
 SAVING, STATE, OPTIMIZER, SAMPLE_STATE = ".saving", "run_state.json", "optimizer.pt", "sample_state.pt"
+_KINDS = {
+    "step": int, "tokens": int, "seconds": float, "config": dict, "begun": dict, "made_with": dict, "scaler": dict,
+}  # fmt: skip
 
 
 class CheckpointNotSaved(OSError):
@@ -62,7 +66,7 @@ def save(
         if sample_state is not None:
             torch.save(sample_state, part / SAMPLE_STATE)
         (part / STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
-        write_digests(part)
+        write_digests(part, state.get(RUN_ID))
         for path in [*part.rglob("*"), part]:
             sync(path)  # else a power cut could leave a name without what it stands for
         shutil.rmtree(target, ignore_errors=True)  # a damaged one
@@ -89,23 +93,29 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
             f"{whole} is whole, train(resume=True) takes it" if whole else "there is no other that is whole"
         )
         raise RunFolderError(f"{checkpoint} is no whole checkpoint: {wrong}; {takes}")
-    return json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+    return read_json(checkpoint / STATE, names=_KINDS)
 
 
-def read_sample_state(checkpoint: Path, device: torch.device) -> dict[str, Any] | None:
-    """What the sampler kept, its tensors on this device; None where it kept nothing."""
-    path = checkpoint / SAMPLE_STATE
-    return torch.load(path, map_location=device, weights_only=True) if path.exists() else None
+def load(checkpoint: Path, *, model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+    """Put a checkpoint's weights and moments into a model and its optimizer, which keeps its settings, bit for bit.
 
-
-def load(checkpoint: Path, *, model: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Put a checkpoint's weights and moments into a model and its optimizer, which keeps its settings, bit for bit."""
-    load_weights(model, checkpoint)
+    Returns what the sampler kept, on the model's device; None where it kept nothing.
+    """
     own = [{name: group[name] for name in SETTINGS if name in group} for group in optimizer.param_groups]
     # Read to the CPU: the optimizer moves what belongs on a card. AdamW's step counts on it would cost a wait each.
-    optimizer.load_state_dict(torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True))
+    state = torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True)
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    for place, moments in state["state"].items():
+        shapes = {value.shape for value in moments.values() if torch.is_tensor(value) and value.dim()}
+        if shapes - {trained[place].shape}:
+            raise ValueError(f"{OPTIMIZER} holds moments of other weights")
+    kept, device = checkpoint / SAMPLE_STATE, next(model.parameters()).device
+    sample_state = torch.load(kept, map_location=device, weights_only=True) if kept.exists() else None
+    load_weights(model, checkpoint)
+    optimizer.load_state_dict(state)
     for group, settings in zip(optimizer.param_groups, own, strict=True):
         group.update(settings)
+    return sample_state
 
 
 def load_weights(model: Any, folder: Path) -> None:

@@ -18,16 +18,25 @@ _AROUND = ("preset", "task", "task_options", "held_out", "eval_batch")
 _LOADED = ("model", "tuning", "dtype")  # None says nothing of them
 # Of made_with: what a run that goes on obeys, besides the code of its rewards. The rest would make it another run.
 OBEYED = (
-    *(f"optimizer.{name}" for name in SETTINGS), "rows", "system", "prefill", "examples", "template", "ends", "weights",
+    *(f"optimizer.{name}" for name in SETTINGS), "rows", "system", "prefill", "examples", "tokenizer", "template",
+    "ends", "weights", "task.reward_weights",
 )  # fmt: skip
+
+
+def check_names(values: Mapping[str, Any]) -> None:
+    """Raises ValueError for a name that is no field, with the nearest one, and for a field that cannot change."""
+    check_fields(values)
+    free = [name for name, each in FIELDS.items() if each.metadata["changes"]]
+    if fixed := sorted(set(values) - set(free)):
+        raise ValueError(
+            f"{fixed[0]}={values[fixed[0]]!r} {CANNOT_CHANGE}; what can: {', '.join(free)}. For another {fixed[0]} "
+            "make a new trainer, with a new folder"
+        )
 
 
 def check_values(trainer: Any, values: Mapping[str, Any]) -> None:
     """Raises ValueError for a field that cannot change, or not to that value in this run. Nothing is set here."""
-    check_fields(values)
-    free = [name for name, each in FIELDS.items() if each.metadata["changes"]]
-    if fixed := sorted(set(values) - set(free)):
-        raise ValueError(f"{fixed[0]}={values[fixed[0]]!r} {CANNOT_CHANGE}; what can: {', '.join(free)}")
+    check_names(values)
     if values.get("beta") and trainer.reference is None:
         raise ValueError(
             f"beta={values['beta']!r}: the trainer was made with beta=0, so it has no reference; make it with a "

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
+import uuid
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -34,6 +35,7 @@ from typing import Any
 
 import torch
 
+from grpo_kit.argument_checks import check_known
 from grpo_kit.config_checks import checked
 from grpo_kit.loop import checkpoint
 from grpo_kit.loop.config_changes import Changes, check_values, check_weights
@@ -59,12 +61,14 @@ from grpo_kit.loop.score import first_groups, give_advantages, score, with_signa
 from grpo_kit.loop.seeds import modes_of_training, random_state_comes_back, rows_of_step, seed_everything
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models.model_facts import has_dropout
+from grpo_kit.models.saved_adapters import save_adapter
 from grpo_kit.optim.choose import choose_optimizer, make_optimizer
 from grpo_kit.record.digests import checkpoints, last_whole, write_digests
 from grpo_kit.record.files import next_run_folder
 from grpo_kit.record.jsonl_run import RunLog
+from grpo_kit.record.lines import RUN, RUN_ID, reading, run_id
 from grpo_kit.record.run_lock import alone
-from grpo_kit.record.run_path import run_path
+from grpo_kit.record.run_path import path_of, run_path
 
 Sample = Callable[..., Batch]
 """sample(model, tokenizer, task, rows, config, numbers) -> Batch, as generate is.
@@ -140,8 +144,11 @@ class GRPOTrainer:
         self.log: RunLog | None = None
         self.completions: dict[str, list[Any]] = {}  # of the last step, as columns
         self.notes: dict[str, Any] = {}  # whatever you want run.json to hold besides
-        self.kept_checkpoints: set[str] = set()  # names of those that stay, such as the best
+        self.kept_checkpoints: set[str] = (
+            set()
+        )  # names of those that stay, such as the best; a hook says which
         self._changes, self._opened, self._begun = Changes(self.config), False, False
+        self._run_id: str | None = None  # drawn when the run is opened
         self._sample_state = self._state_of_sample()  # after the last step that is done
         self._own: list[tuple[torch.nn.Parameter, torch.Tensor]] = []  # what is trained, as the step began
         self._save_failed = False  # the last checkpoint that was due
@@ -151,7 +158,7 @@ class GRPOTrainer:
 
     # ---- the loop -------------------------------------------------------------------------------------------------
 
-    def train(self, *, resume: bool = False) -> None:
+    def train(self, *, resume: bool = False, **unknown: Any) -> None:
         """Train until config.steps steps are done. After a stop it goes on where it stopped.
 
         Of a run whose last rows, checkpoint or evaluation are missing (a full disk, a stop at the end) it does those.
@@ -161,6 +168,7 @@ class GRPOTrainer:
         The stop button (Ctrl-C) drops the step that is being made, saves a checkpoint and raises Stopped.
         Raises RunFolderError where the folder holds another run, or another process trains into it.
         """
+        check_known("train() has no such argument", unknown, ["resume"])
         if not isinstance(resume, bool):
             raise ValueError(
                 f"resume={str(resume)!r:.200}: give True, which goes on from the last whole checkpoint of this "
@@ -185,7 +193,7 @@ class GRPOTrainer:
                 error = stop
                 kind, why = (type(stop), str(stop)) if isinstance(stop, Stopped) else (Stopped, "interrupted")
                 raise kind(self._save_where_it_stopped(why), self.step) from None
-            except Exception as failure:
+            except (Exception, SystemExit) as failure:
                 error = failure
                 if not self._half_done and self.processes.count == 1:
                     print(self._save_where_it_stopped(type(failure).__name__), flush=True)
@@ -219,7 +227,9 @@ class GRPOTrainer:
         row, whole = self._write(batch, numbers, metrics | reported | changes, time.monotonic() - began)
         self._half_done, self._changes.known = False, known
         self._call_hooks("after_step", row, whole)
-        if self.config.save_steps and (self._save_failed or self.step % self.config.save_steps == 0):
+        stays = self.processes.from_main(lambda: f"checkpoint-{self.step}" in self.kept_checkpoints)
+        due = self.config.save_steps and self.step % self.config.save_steps == 0
+        if due or stays or self._save_failed:
             self._save_or_warn()
         if self.guard.patient and self.processes.any(self.guard.pending):
             raise KeyboardInterrupt
@@ -366,7 +376,7 @@ class GRPOTrainer:
         """A checkpoint of the steps done so far, in the run's folder. Raises CheckpointNotSaved where it cannot."""
         state = {"step": self.step, "tokens": self.tokens, "seconds": self.seconds}
         state |= {"config": self.config.values(), "begun": self._changes.begun, "made_with": made_with(self)}
-        state |= {"scaler": self.scaler.state_dict()}
+        state |= {"scaler": self.scaler.state_dict(), RUN_ID: self._run_id}
         return self.processes.from_main(
             lambda: checkpoint.save(
                 self.folder, state, model=self.model, tokenizer=self.tokenizer, optimizer=self.optimizer,
@@ -379,29 +389,38 @@ class GRPOTrainer:
 
         Raises RunFolderError, and changes nothing, for one that is damaged or was made otherwise: a table says how.
         """
-        folder = Path(folder)
-        state = checkpoint.read_state(folder)
-        self._changes.take_up(self, state, str(folder))
-        self._sample_state = checkpoint.read_sample_state(folder, self.device)
-        checkpoint.load(folder, model=self.model, optimizer=self.optimizer)
-        self.scaler.load_state_dict(state["scaler"])
+        folder = path_of(folder)
+        with reading(folder, "Move it away; train(resume=True) takes the one before."):
+            state = checkpoint.read_state(folder)
+            self._changes.take_up(self, state, str(folder))
+            sample_state = checkpoint.load(folder, model=self.model, optimizer=self.optimizer)
+            self.scaler.load_state_dict(state["scaler"])
+        self._sample_state, self._run_id = sample_state, state.get(RUN_ID)
         self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
         mark_trained(self.model, self.folder, self.step)
 
     def save_model(self, folder: str | Path) -> Path:
         """The model, or its adapters, and the tokenizer, as load_policy opens them; whole or not at all.
 
-        Returns the folder. Raises ValueError for one that holds anything: nothing is overwritten.
+        Adapters on a base that its name does not give (made in memory, resized, trained before) are saved with it.
+        Returns the folder; of the run's own, which holds the record, that is the next free `model` in it.
+        Raises ValueError for one that holds anything: nothing is overwritten.
         """
-        path = Path(folder)
+        path = path_of(folder)
+        if run_path(folder) == self.folder:
+            path = next_run_folder(self.folder, "model")
+            print(f"The model is saved in {path}: {folder} has the record of the run.", flush=True)
         if path.exists() and any(path.iterdir()):
             free = next_run_folder(path.parent, path.name)
             raise ValueError(f"folder={str(folder)!r} is not empty; {str(free)!r} is free")
         part = path.with_name(f".{path.name}")
         shutil.rmtree(part, ignore_errors=True)  # what a kill left
-        self.model.save_pretrained(part)
+        if hasattr(self.model, "peft_config"):
+            save_adapter(self.model, self.tokenizer, part, path)
+        else:
+            self.model.save_pretrained(part)
         self.tokenizer.save_pretrained(part)
-        write_digests(part)
+        write_digests(part, self._run_id)
         shutil.rmtree(path, ignore_errors=True)  # an empty one
         return part.rename(path)
 
@@ -420,7 +439,11 @@ class GRPOTrainer:
         settings = settings_of(
             self.model, self.task, self.config, self.reward_weights, self.optimizer_name, self.sample
         )
-        settings |= {"starts_from": self.starts_from, "notes": self.notes}
+        if (self.folder / RUN).is_file():
+            self._run_id = run_id(self.folder) or self._run_id
+        elif not resume:
+            self._run_id = uuid.uuid4().hex
+        settings |= {"starts_from": self.starts_from, "notes": self.notes, RUN_ID: self._run_id}
         log = self.processes.from_main(lambda: RunLog.open(self.folder, settings, resume=resume))
         self.log, self._opened = log if self.processes.is_main else None, True
 
@@ -442,7 +465,8 @@ class GRPOTrainer:
                 warnings.warn(found, RuntimeWarning, stacklevel=4)
         self._begun, self._half_done = True, False
         if self._sample_state is not None:
-            self.sample.load_state(self._sample_state)  # of a step that was dropped nothing stays
+            with reading(self.folder / f"checkpoint-{self.step}"):
+                self.sample.load_state(self._sample_state)  # of a step that was dropped nothing stays
         self.config.freeze()
         if self.log is not None:
             self.log.go_on_from(self.step)

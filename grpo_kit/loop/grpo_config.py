@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_kit import config_checks as checks
+from grpo_kit.argument_checks import check_known
 from grpo_kit.schedules import schedule_from, stepwise
 from grpo_kit.tasks import by_name
 
@@ -270,9 +271,7 @@ def check_fields(values: Mapping[str, Any], besides: Sequence[str] = ()) -> None
     Traceback (most recent call last):
     ValueError: lerning_rate=1e-05: Config has no such field; did you mean 'learning_rate'?
     """
-    for name, value in values.items():
-        if name not in FIELDS:
-            raise ValueError(checks.unknown_field(name, value, [*FIELDS, *besides]))
+    check_known("Config has no such field", values, [*FIELDS, *besides])
 
 
 _as_made = Config.__init__

@@ -6,16 +6,17 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import is_dataclass
-from hashlib import sha256
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from grpo_kit.loop.grpo_config import Config, as_json
-from grpo_kit.models.model_facts import base_model, hardware, model_name
+from grpo_kit.models.model_facts import base_model, hardware, model_name, weights_digest
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.optim.choose import SETTINGS
+from grpo_kit.record.digests import file_digest
 from grpo_kit.record.kernel import in_notebook
 from grpo_kit.rewards.parts import all_parts, answer_parts, range_of, reward_names
 from grpo_kit.tasks.same_task import content_digest, reward_digest, task_digest
@@ -33,8 +34,9 @@ def settings_of(
 
     reward_parts: each reward by name, then the parts of those that are sums. reward_ranges: what rewards and parts
     state of their range. answer_parts: the parts that judge the answer. best_constant: what the best constant answer
-    earns. sample: the sampler by its name; of a dataclass (OlderWeights) with its options. task: its file, if any, and
-    the digest of what the config makes of it (a command finds it by these, or by name); its system text and prefill.
+    earns. sample: the sampler by its name; of a dataclass (OlderWeights) with its options. task: its file, if any, with
+    that file's SHA-256, and the digest of what the config makes of it (a command finds it by these, or by name); its
+    system text and prefill.
     """
     rewards = getattr(task, "rewards", [])  # episodes have none: they are paid by their environment
     names = reward_names(rewards)
@@ -54,7 +56,7 @@ def settings_of(
         "sample": name_of_sample(sample),
         "model": model_name(model),
         "task": {name: getattr(prompt, name) for name in ("system", "prefill") if hasattr(prompt, name)}
-        | {"file": getattr(task, "file", None)}
+        | {"file": getattr(task, "file", None), "sha256": _sha256_of(getattr(task, "file", None))}
         | {"digest": task_digest(config.cut(task)) if is_dataclass(task) else None},
         "data": {"task": task.name, "rows": len(task.train)},
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -63,6 +65,11 @@ def settings_of(
         "command": None if in_notebook() else shlex.join(["python", *sys.orig_argv[1:]]),
         "versions": {name: version(name) for name in ("torch", "transformers", "peft")},
     }
+
+
+def _sha256_of(file: str | None) -> str | None:
+    path = Path((file or "").rpartition(":")[0])
+    return file_digest(path) if path.is_file() else None
 
 
 def name_of_sample(sample: Any) -> str:
@@ -89,27 +96,30 @@ def made_with(trainer: Any) -> dict[str, Any]:
         "sample": name_of_sample(trainer.sample) if hasattr(trainer.sample, "state") else None,
         "rewards": (names := reward_names(rewards)),
         **{f"reward.{n}": f"code {reward_digest(one)}" for n, one in zip(names, rewards, strict=True)},
+        "task.reward_weights": list(getattr(task, "reward_weights", [])),
         "rows": f"{len(task.train)} rows, {content_digest(task.train, lambda value: type(value).__name__)}",
         "system": getattr(task, "system", None),
         "prefill": getattr(task, "prefill", None),
         "examples": content_digest(getattr(task, "examples", None), str),
+        "tokenizer": _digest_of_tokenizer(tokenizer),
         "template": content_digest(getattr(tokenizer, "chat_template", None), str),
         "ends": end_ids(model, tokenizer),
     }
 
 
 def began_with(model: torch.nn.Module, reference: Mapping[str, torch.Tensor] | None) -> dict[str, str]:
-    """Digests of what a run keeps of the model that it began with: its frozen weights, the reference of a KL.
-
-    Of each tensor up to 64 numbers count: two models differ in nearly all of them.
-    """
+    """Digests of what a run keeps of the model that it began with: its frozen weights, the reference of a KL."""
     frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
-    found = {}
-    for name, tensors in (("frozen_weights", frozen), ("reference", (reference or {}).values())):
-        few = [p.detach().flatten()[:: max(p.numel() // 64, 1)][:64].float() for p in tensors]
-        if few:
-            found[name] = sha256(torch.cat(few).cpu().numpy().tobytes()).hexdigest()[:16]
-    return found
+    tensors = {"frozen_weights": frozen, "reference": list((reference or {}).values())}
+    return {name: weights_digest(each) for name, each in tensors.items() if each}
+
+
+def _digest_of_tokenizer(tokenizer: Any) -> str:
+    """Of how it cuts text into tokens; padding and truncation, which each call sets, stand before that."""
+    if getattr(tokenizer, "is_fast", False):
+        whole = tokenizer.backend_tokenizer.to_str()
+        return content_digest(whole.partition('"added_tokens"')[2])
+    return content_digest(getattr(tokenizer, "get_vocab", dict)())
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,7 @@
-"""LoRA: new adapters on a model, saved ones on the model that they name, for further training or merged into it."""
+"""LoRA: new adapters on a model, saved ones on the model that they name, for further training or merged into it.
+
+A saved adapter is loaded again: its base is the one that it names, or lies beside it, in the folder base/.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +15,22 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_kit.models.gguf_reader import PolicyLoadError
 from grpo_kit.models.libraries import load_peft
 from grpo_kit.models.model_facts import base_model
+from grpo_kit.models.saved_adapters import BASE
 
 Tuning = Literal["full", "lora", "qlora"]
 _RENAMED = ".*is_gradient_checkpointing.*"  # a property of transformers that peft reads
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
-def is_adapter(name: str | Path) -> bool:
-    """Whether a folder holds a saved adapter."""
-    return (Path(name).expanduser() / "adapter_config.json").is_file()
-
-
 def base_of(folder: Path) -> str:
     """The name or path of the model that a saved adapter is for. Raises PolicyLoadError if it names none."""
+    if (folder / BASE / "config.json").is_file():
+        return str(folder / BASE)  # wherever the adapter has been moved to
     try:
         base = load_peft().PeftConfig.from_pretrained(folder).base_model_name_or_path
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -69,9 +70,10 @@ def add_adapters(
 
 
 def load_adapter(folder: Path, load_base: Callable[[str], Loaded], tuning: Tuning) -> Loaded:
-    """A saved adapter on the base that it names, ready to train on; the tokenizer is the base's."""
+    """A saved adapter on its base, ready to train on. The tokenizer is the one saved beside it, else the base's."""
     base = base_of(folder)
     model, tokenizer = load_base(base)
+    tokenizer = _tokenizer_beside(folder, model) or tokenizer
     _saves_without_asking(base)
     return _with_adapter(_ready(model, tuning), folder, is_trainable=True), tokenizer
 
@@ -82,6 +84,7 @@ def load_merged(folder: Path, load_base: Callable[[str], Loaded]) -> Loaded:
     In bfloat16 weights the sum would be rounded: most of a short run's change is smaller than their last bit.
     """
     model, tokenizer = load_base(base_of(folder))
+    tokenizer = _tokenizer_beside(folder, model) or tokenizer
     adapted = _with_adapter(model, folder)
     why = (
         None
@@ -104,6 +107,26 @@ def load_merged(folder: Path, load_base: Callable[[str], Loaded]) -> Loaded:
     for parameter in merged.parameters():
         parameter.requires_grad_(True)
     return merged, tokenizer
+
+
+def _tokenizer_beside(folder: Path, model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
+    """The tokenizer saved with an adapter: it has the chat template and the tokens of the training."""
+    if not (folder / "tokenizer_config.json").is_file():
+        return None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise PolicyLoadError(
+            f"name_or_path={str(folder)!r}: its tokenizer cannot be read ({error})"
+        ) from error
+    rows = model.get_input_embeddings().weight.size(0)
+    if len(tokenizer) > rows:
+        raise PolicyLoadError(
+            f"name_or_path={str(folder)!r}: its tokenizer has {len(tokenizer)} tokens and its base "
+            f"{model.name_or_path!r} {rows} embeddings, since the model was resized before training; "
+            "trainer.save_model(folder) saves such a base too"
+        )
+    return tokenizer
 
 
 def on_both_ends(model: Any) -> str | None:

@@ -15,7 +15,6 @@ import hashlib
 import importlib.util
 import os
 import shutil
-import struct
 import tempfile
 import time
 import warnings
@@ -35,13 +34,13 @@ from transformers import (
     modeling_gguf_pytorch_utils,
 )
 
-EMBEDDED = "smollm2-135m-instruct"
+from grpo_kit.models.model_facts import EMBEDDED
+from grpo_kit.record.run_path import path_of
+
 _EMBEDDED_FOLDER = f"{EMBEDDED}-float32"
 # Two quantisations of one matrix agree this closely; separately trained matrices do not come near.
 _SAME_MATRIX = 0.98
 _BESIDE_WEIGHTS = 30 * 10**6  # bytes at most of tokenizer and config
-# transformers' errors for a file that is cut off, or no GGUF file, or an unknown model.
-_NO_GGUF = (OSError, ValueError, LookupError, NotImplementedError, struct.error)
 
 
 class PolicyLoadError(ValueError):
@@ -77,7 +76,16 @@ def _parsed(path: Path | str) -> Any:
 def _parsed_as_of(path: Path, size: int, changed: int) -> Any:
     from gguf.gguf_reader import GGUFReader
 
-    return GGUFReader(path)
+    class Within(GGUFReader):
+        """Without this a list that claims to be longer than the file is read for ever."""
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, **order: Any) -> Any:
+            values = super()._get(offset, dtype, count, **order)
+            if len(values) < count:
+                raise ValueError(f"it ends before byte {offset} of its own list of fields")
+            return values
+
+    return Within(path)
 
 
 @contextmanager
@@ -112,7 +120,7 @@ def _loaded(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(**where)
         model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-    except _NO_GGUF as error:
+    except Exception as error:  # of a file that is cut off, or no GGUF file, or of an unknown model
         raise PolicyLoadError(
             f"name_or_path={str(path)!r} cannot be read as a language model in GGUF ({error}); was it copied to its "
             "end, and does transformers know its architecture?"
@@ -123,13 +131,19 @@ def _loaded(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     _tie_if_one_matrix(model)
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(**where)
-    _take_ends_of_file(tokenizer, path)
+    _take_ends_of_file(model, tokenizer, path)
     return model, tokenizer
 
 
-def _take_ends_of_file(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
-    """transformers before 5.5 adds CodeLlama's tokens to any Llama's, and takes another token for the end."""
+def _take_ends_of_file(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
+    """All tokens at which generation stops: of several transformers reads one.
+
+    And before 5.5 it adds CodeLlama's tokens to any Llama's, and takes another token for the end.
+    """
     fields = _parsed(path).fields
+    ends = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    if len(ends := [int(end.contents()) for end in ends if end]) > 1:
+        model.generation_config.eos_token_id = ends
     for kind, key in (("bos_token", "bos"), ("eos_token", "eos"), ("pad_token", "padding")):
         if found := fields.get(f"tokenizer.ggml.{key}_token_id"):
             setattr(tokenizer, kind, tokenizer.convert_ids_to_tokens(int(found.contents())))
@@ -152,7 +166,7 @@ def _tie_if_one_matrix(model: PreTrainedModel) -> None:
 
 def cache_folder() -> Path:
     """Where the kit keeps what takes long to make: GRPO_KIT_CACHE, or ~/.cache/grpo_kit."""
-    return Path(os.environ.get("GRPO_KIT_CACHE") or "~/.cache/grpo_kit").expanduser()
+    return path_of(os.environ.get("GRPO_KIT_CACHE") or "~/.cache/grpo_kit", "GRPO_KIT_CACHE")
 
 
 def _converted(name: str, gguf: Callable[[], Path], *, replaces: str | None = None) -> Path:
@@ -232,7 +246,7 @@ def _bytes_as_float32(path: Path) -> int:
     """Bytes on disk, counted from the file's list of tensors; 0 for an unreadable file, whose loading will raise."""
     try:
         numbers = sum(int(tensor.n_elements) for tensor in _parsed(path).tensors)
-    except (ImportError, *_NO_GGUF):
+    except Exception:
         return 0
     return 4 * numbers + _BESIDE_WEIGHTS
 

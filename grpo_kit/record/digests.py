@@ -13,55 +13,73 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 from pathlib import Path
 
-from grpo_kit.record.lines import RunFolderError
+from grpo_kit.record.lines import RUN, RUN_ID, RunFolderError, read_json, reading, run_id
+from grpo_kit.record.run_path import path_of
 
 DIGESTS = "digests.json"
+REPORT = "export.json"  # an export's own report, which holds the digests of its files
 _EDITED = {"README.md"}  # people edit it, and no run goes on from it
 
 
-def write_digests(checkpoint: Path) -> None:
-    """Keep the size and digest of every file of a checkpoint in it. Each is read once, in pieces."""
+def write_digests(checkpoint: Path, run: str | None = None) -> None:
+    """Keep the size and digest of every file of a checkpoint in it, and the run's id. Each is read once, in pieces."""
     names = sorted(
         path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()
     )
     kept = {
-        name: [(checkpoint / name).stat().st_size, _sha256(checkpoint / name)]
+        name: [(checkpoint / name).stat().st_size, file_digest(checkpoint / name)]
         for name in names
         if name not in {DIGESTS, *_EDITED}
     }
-    text = json.dumps({"algorithm": "sha256", "files": kept}, indent=1) + "\n"
+    text = json.dumps({"algorithm": "sha256", RUN_ID: run, "files": kept}, indent=1) + "\n"
     (checkpoint / DIGESTS).write_text(text, encoding="utf-8")
 
 
 def what_is_wrong(checkpoint: str | Path, *, digests: bool = True) -> str | None:
-    """Which file of a checkpoint is damaged, and how; None where it is whole.
+    """Which file of a checkpoint or an export is damaged, and how, or that it is another run's; None where it is whole.
 
     digests: False compares sizes alone. One without digests was not written to its end: they are its last file.
 
     >>> what_is_wrong("runs/full/checkpoint-4")  # doctest: +SKIP
     'model.safetensors is cut: 1,000 of 2,000 bytes are there'
     """
-    folder = Path(checkpoint)
+    folder = path_of(checkpoint, "checkpoint")
     if not (folder / DIGESTS).exists():
+        if (folder / REPORT).exists():
+            return _otherwise_than_exported(folder)
         return "it was not written to its end" if folder.is_dir() else "it is not there"
     try:
-        files = json.loads((folder / DIGESTS).read_text(encoding="utf-8"))["files"].items()
-        kept = [(folder / name, int(size), str(digest)) for name, (size, digest) in files]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        written = read_json(folder / DIGESTS)
+        with reading(folder / DIGESTS):
+            kept = [(name, int(size), str(digest)) for name, (size, digest) in written["files"].items()]
+    except RunFolderError:
         return f"{DIGESTS} cannot be read"
-    sizes = (_wrong_size(path, path.relative_to(folder).as_posix(), size) for path, size, _ in kept)
+    sizes = (_wrong_size(folder / name, name, size) for name, size, _ in kept)
     if wrong := next(filter(None, sizes), None):
         return wrong
-    for path, size, digest in kept if digests else ():
+    for name, _, digest in kept if digests else ():
         try:
-            same = _known_sha256(str(path), size, path.stat().st_mtime_ns) == digest
+            if file_digest(folder / name) != digest:
+                return f"{name} holds other bytes than were written"
         except OSError as error:
-            return f"{path.name} cannot be read ({error.strerror})"
-        if not same:
-            return f"{path.relative_to(folder).as_posix()} holds other bytes than were written"
+            return f"{name} cannot be read ({error.strerror})"
+    if run_id(folder.parent) not in (None, written.get(RUN_ID)):
+        return f"it is of another run than the {RUN} beside it"
     return None
+
+
+def _otherwise_than_exported(folder: Path) -> str | None:
+    wrong = []
+    with reading(folder / REPORT):
+        for name, digest in read_json(folder / REPORT)["files"].items():
+            if not (path := folder / name).is_file():
+                wrong.append(f"{name} is gone")
+            elif file_digest(path) != digest:
+                wrong.append(f"{name} is another")
+    return ", ".join(wrong) or None
 
 
 def last_whole(folder: Path) -> Path:
@@ -92,7 +110,7 @@ def newest_whole(folder: str | Path, *, digests: bool = True) -> Path | None:
 
 def checkpoints(folder: str | Path) -> list[Path]:
     """The folders checkpoint-<step>, whole or not, lowest step first."""
-    found = [p for p in Path(folder).glob("checkpoint-*") if p.name[11:].isdecimal() and p.is_dir()]
+    found = [p for p in path_of(folder).glob("checkpoint-*") if p.name[11:].isdecimal() and p.is_dir()]
     return sorted(found, key=lambda path: int(path.name[11:]))
 
 
@@ -105,12 +123,15 @@ def _wrong_size(path: Path, name: str, size: int) -> str | None:
     return f"{name} has {there:,} bytes, and {size:,} were written" if there > size else None
 
 
-def _sha256(path: str | Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def file_digest(path: str | os.PathLike) -> str:
+    """The SHA-256 of a file, in hexadecimal digits. One that was read in this process is not read again until its size
+    or its time changes. Raises OSError.
+    """
+    stat = os.stat(path)
+    return _known_sha256(str(path), stat.st_size, stat.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=4096)
 def _known_sha256(path: str, size: int, changed: int) -> str:
-    """A file that was read in this process is not read again until its size or its time changes."""
-    return _sha256(path)
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,8 +11,16 @@ from typing import Any
 import pandas as pd
 
 from grpo_kit.argument_checks import check_text
-from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES, RunFolderError, lines_of
-from grpo_kit.record.run_path import run_path
+from grpo_kit.record.lines import (
+    COMPLETIONS_LINES,
+    METRICS_LINES,
+    RUN,
+    RunFolderError,
+    lines_of,
+    read_json,
+    reading,
+)  # fmt: skip
+from grpo_kit.record.run_path import path_of, run_path
 
 METRIC_COLUMNS: tuple[str, ...] = (
     "step", "progress", "seconds", "temperature", "learning_rate", "loss", "grad_norm", "reward",
@@ -23,19 +31,24 @@ METRIC_COLUMNS: tuple[str, ...] = (
 
 _TABLE = "metrics.csv"  # of runs recorded before there were lines: benchmarks/results, tests/fixtures
 KEPT = "kept.json"  # names the step whose weights a run with keep="best" ended with
-RUN = "run.json"  # a run's settings: no library writes a file of this name
 REDONE = "redone"  # in a run's folder: files of steps that a resumed run repeated
+_KINDS = {
+    **dict.fromkeys(("config", "reward_ranges", "task", "data", "notes"), dict | None),
+    **dict.fromkeys(("reward_parts", "reward_weights", "answer_parts"), list | None),
+    **dict.fromkeys(("model", "optimizer", "device", "command"), str | None),
+    **dict.fromkeys(("parameters", "trainable_parameters"), int),
+}  # of what run.json holds
 
 
 def holds_run(path: str | Path) -> bool:
     """Whether `path` holds files of a run: run.json, metrics, a checkpoint; or a config.json, a model's."""
     names = (RUN, "config.json", _TABLE, METRICS_LINES, "checkpoint-*")
-    return any(next(Path(path).glob(name), None) for name in names)
+    return any(next(path_of(path).glob(name), None) for name in names)
 
 
 def has_metrics(folder: str | Path) -> bool:
     """Does the folder hold a run's metrics?"""
-    return any((Path(folder) / name).is_file() for name in (METRICS_LINES, _TABLE))
+    return any((path_of(folder) / name).is_file() for name in (METRICS_LINES, _TABLE))
 
 
 def steps_done(folder: str | Path) -> int:
@@ -48,18 +61,8 @@ def run_settings(folder: str | Path) -> dict[str, Any] | None:
 
     Raises RunFolderError for a file that holds something else, and where a name is read that it lacks.
     """
-    path = Path(folder) / RUN
-    if not path.is_file():
-        return None
-
-    class Known(dict):
-        def __missing__(self, name: str) -> Any:
-            raise RunFolderError(f"{path} cannot be read (it has no {name!r}). Mend it or move it away.")
-
-    try:
-        return Known(json.loads(path.read_text(encoding="utf-8"), object_hook=Known))
-    except (ValueError, TypeError) as error:
-        raise RunFolderError(f"{path} cannot be read ({error}). Mend it or move it away.") from error
+    path = path_of(folder) / RUN
+    return read_json(path, names=_KINDS) if path.is_file() else None
 
 
 def next_run_folder(root: str | Path, name: str) -> Path:
@@ -69,12 +72,18 @@ def next_run_folder(root: str | Path, name: str) -> Path:
         raise RunFolderError(
             f"root={root!r} must be the path of the folder that holds the runs, such as 'runs'."
         )
+    parts = Path(name).parts
+    if not parts or ".." in parts or Path(name).is_absolute():
+        raise RunFolderError(
+            f"name={name!r} leads out of root={str(root)!r}; give a folder's name, or the whole path as folder="
+        )
+    run_path(os.path.join(root, name), "name")
     return next(p for p in numbered(root, name) if not p.exists() or (p.is_dir() and not any(p.iterdir())))
 
 
 def numbered(root: str | Path, name: str) -> Iterator[Path]:
     """root/name, root/name-2, root/name-3, ..., without end."""
-    return (Path(root) / (name if number == 1 else f"{name}-{number}") for number in count(1))
+    return (path_of(root, "root") / (name if number == 1 else f"{name}-{number}") for number in count(1))
 
 
 def write_whole(target: Path, data: bytes) -> None:
@@ -113,10 +122,11 @@ def read_metrics(folder: str | Path) -> pd.DataFrame:
     """
     lines, table = _existing(folder) / METRICS_LINES, _existing(folder) / _TABLE
     if table.exists() and not lines.exists():
-        return _recorded(table)
+        with reading(table):
+            return _recorded(table)
     steps: dict[int, dict[str, Any]] = {}
     for line in lines_of(lines):
-        steps.setdefault(int(line["step"]), {}).update(line)
+        steps.setdefault(line["step"], {}).update(line)
     if not steps:
         return pd.DataFrame(columns=list(METRIC_COLUMNS), dtype=float)
     rows = [
@@ -127,9 +137,11 @@ def read_metrics(folder: str | Path) -> pd.DataFrame:
     after = METRIC_COLUMNS.index("reward_std") + 1
     parts = [name for name in named if name.startswith("reward/")]
     columns = dict.fromkeys([*METRIC_COLUMNS[:after], *parts, *METRIC_COLUMNS[after:], *named])
-    return _as_numbers(
-        pd.DataFrame(rows, columns=list(columns)), lambda name: name in METRIC_COLUMNS[1:] or name in parts
-    )
+    with reading(lines):
+        return _as_numbers(
+            pd.DataFrame(rows, columns=list(columns)),
+            lambda name: name in METRIC_COLUMNS[1:] or name in parts,
+        )
 
 
 def read_completions(folder: str | Path) -> pd.DataFrame:
@@ -137,22 +149,21 @@ def read_completions(folder: str | Path) -> pd.DataFrame:
 
     Raises RunFolderError if there is no such folder; a run without completions gives an empty table.
     """
-    lines = list(lines_of(_existing(folder) / COMPLETIONS_LINES))
+    path = _existing(folder) / COMPLETIONS_LINES
+    lines = list(lines_of(path))
     if not lines:
         names = ("prompt", "prefill", "completion", "reward", "advantage", "group", "temperature")
         return pd.DataFrame(columns=["step", *names])
-    return _as_numbers(pd.DataFrame(lines), lambda name: name == "reward" or name.startswith("reward/"))
+    with reading(path):
+        return _as_numbers(pd.DataFrame(lines), lambda name: name == "reward" or name.startswith("reward/"))
 
 
 def _recorded(path: Path) -> pd.DataFrame:
     """A table of numbers, whose column `extra` holds more of them as JSON."""
-    try:
-        table = pd.read_csv(path, dtype=str)
-        texts = table.pop("extra").fillna("{}") if "extra" in table else ()
-        extra = pd.DataFrame([json.loads(text) for text in texts])
-        table = _as_numbers(table, lambda name: name != "step").astype({"step": int})
-    except ValueError as error:
-        raise RunFolderError(f"{path} cannot be read ({error}). Mend it or move it away.") from error
+    table = pd.read_csv(path, dtype=str)
+    texts = table.pop("extra").fillna("{}") if "extra" in table else ()
+    extra = pd.DataFrame([json.loads(text) for text in texts])
+    table = _as_numbers(table, lambda name: name != "step").astype({"step": int})
     table = table.join(extra[[name for name in extra if name not in table]])
     return table.drop_duplicates("step", keep="last").sort_values("step", ignore_index=True)
 

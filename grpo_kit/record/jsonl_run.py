@@ -6,7 +6,8 @@
                 checkpoint-<step>/  the weights after a step
 
 A run that goes on from an earlier step appends {"resumed_from": step} to both: readers leave out what stands before
-that line of later steps. Nothing is deleted. While the disk is full, lines wait in memory.
+that line of later steps. Nothing is deleted. While the disk is full, lines wait in memory. The settings' run_id is in
+the first line of each table too: one that was put there from another run is refused.
 """
 
 from __future__ import annotations
@@ -15,20 +16,23 @@ import json
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.record.files import REDONE, RUN, holds_run, next_run_folder, steps_done, write_whole
+from grpo_kit.record.files import REDONE, holds_run, next_run_folder, steps_done, write_whole
 from grpo_kit.record.lines import (
     COMPLETIONS_LINES,
     METRICS_LINES,
     RESUMED,
+    RUN,
+    RUN_ID,
     LineFile,
     RunFolderError,
     as_line,
     last_step,
     lines_of,
-    step_of_torn_line,
+    reading,
 )
 
 
@@ -42,7 +46,8 @@ class RunLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._files = {name: LineFile(path / name) for name in (METRICS_LINES, COMPLETIONS_LINES)}
-        self._later: dict[int, dict[str, Any]] = {}  # changes that steps to be done again were made with
+        self._tags: dict[str, dict[str, Any]] = {}  # table -> what its next line says besides
+        self._later: dict[int, dict[str, Any]] | None = None  # changes of steps to be done again
         self._disk_failing = False
 
     @staticmethod
@@ -98,25 +103,28 @@ class RunLog:
             raise RunFolderError(
                 f"folder={str(path)!r} cannot be written: {error}. Free some space or name another folder."
             ) from error
-        return cls(path)
+        log = cls(path)
+        if settings.get(RUN_ID):
+            log._tags = {name: {RUN_ID: settings[RUN_ID]} for name in log._files}
+        return log
 
     def go_on_from(self, step: int) -> None:
         """The steps after `step` are done again; with the changes that they were made with, each at its step."""
         self.flush()
-        waiting = map(json.loads, self._files[METRICS_LINES].waiting)
-        lines = [*lines_of(self.path / METRICS_LINES), *(line for line in waiting if RESUMED not in line)]
-        again = [line for line in lines if line["step"] > step]
-        if (
-            not again and last_step(self.path / COMPLETIONS_LINES) <= step
-        ):  # of which the metrics may have been lost
+        metrics = self._files[METRICS_LINES]
+        again = [line for line in lines_of(metrics.path, metrics.waiting) if line["step"] > step]
+        if again or self._later is None:
+            left_out = lines_of(metrics.path, metrics.waiting, taken_back=True)
+            with reading(metrics.path):
+                self._later = {
+                    line["step"]: {name: values[1] for name, values in line["changes"].items()}
+                    for line in [*left_out, *again]
+                    if line["step"] > step and line.get("changes")
+                }
+        if not again and last_step(self.path / COMPLETIONS_LINES) <= step:  # their metrics may have been lost
             return
-        self._later = {
-            line["step"]: {name: values[1] for name, values in line["changes"].items()}
-            for line in again
-            if line.get("changes")
-        }
         for name in self._files:
-            self._files[name].waiting.append(as_line({RESUMED: step}))
+            self._append(name, {RESUMED: step})
         for saved in self.path.glob("checkpoint-*"):
             if saved.name.removeprefix("checkpoint-").isdecimal() and int(saved.name[11:]) > step:
                 (self.path / REDONE).mkdir(exist_ok=True)
@@ -127,31 +135,32 @@ class RunLog:
         """A line for each table that lacks some of the steps that are done: a disk or a person took them."""
         said = []
         for file in self._files.values():
-            waiting = [line for line in map(json.loads, file.waiting) if RESUMED not in line]
-            there = {line["step"] for line in [*lines_of(file.path), *waiting]} - {
-                step_of_torn_line(file.path)
-            }
-            if lost := sorted({*range(1, step + 1)} - there):
+            there = {line["step"] for line in lines_of(file.path, file.waiting) if 0 < line["step"] <= step}
+            there.discard(file.torn_step())
+            if lost := step - len(there):
+                first = next(number for number in count(1) if number not in there)
                 said.append(
-                    f"{file.path} lacks lines of {len(lost)} of the {step} steps that are done (the first is step "
-                    f"{lost[0]}): they were lost. The run goes on; charts and tables do without them."
+                    f"{file.path} lacks lines of {lost} of the {step} steps that are done (the first is step "
+                    f"{first}): they were lost. The run goes on; charts and tables do without them."
                 )
         return said
 
     def changes_at(self, step: int) -> dict[str, Any]:
         """What a resumed run changes at this step, because it did so before: name -> value as JSON."""
-        return self._later.pop(step, {})
+        return (self._later or {}).pop(step, {})
 
     def write(
         self, step: int, metrics: Mapping[str, Any], completions: Mapping[str, Sequence[Any]] | None = None
     ) -> None:
         """A line of metrics of this step, and a line for each completion. Never raises because of the disk."""
         for values in zip(*(completions or {}).values(), strict=True):
-            line = as_line({"step": step, **dict(zip(completions, values, strict=True))})
-            self._files[COMPLETIONS_LINES].waiting.append(line)
+            self._append(COMPLETIONS_LINES, {"step": step, **dict(zip(completions, values, strict=True))})
         known = {name: value for name, value in metrics.items() if value is not None}
-        self._files[METRICS_LINES].waiting.append(as_line({"step": step, **known}))
+        self._append(METRICS_LINES, {"step": step, **known})
         self.flush()
+
+    def _append(self, name: str, values: Mapping[str, Any]) -> None:
+        self._files[name].waiting.append(as_line({**values, **self._tags.pop(name, {})}))
 
     def flush(self) -> bool:
         """Write what waits in memory; True if nothing waits any more. Warns once each time the disk fails."""
@@ -174,11 +183,11 @@ class RunLog:
 
 
 def _keep_settings(path: Path, settings: Mapping[str, Any]) -> None:
-    text = json.dumps(dict(settings), indent=2, default=str) + "\n"
+    text = (json.dumps(dict(settings), indent=2, default=str) + "\n").encode()
     target, number = path / RUN, 0
     while target.exists():
-        if target.read_text(encoding="utf-8") == text:
+        if target.read_bytes() == text:
             return
         number += 1
         target = path / f"run-resumed-{number}.json"
-    write_whole(target, text.encode("utf-8"))
+    write_whole(target, text)

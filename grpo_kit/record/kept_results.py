@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from grpo_kit.record.files import write_whole
+from grpo_kit.record.lines import read_json
+from grpo_kit.record.run_path import path_of
 
 
 def cached_json(path: str | Path, make: Callable[[], Any]) -> Any:
     """The contents of the JSON file; without it, the result of make(), written first. An interrupt leaves no file.
 
-    The result is read from the file in both cases: keys are texts, tuples are lists.
+    The result is read from the file in both cases: keys are texts, tuples are lists. Raises RunFolderError for a file
+    that cannot be read.
     """
-    path = Path(path)
+    path = path_of(path)
     if not path.exists():
         write_whole(path, json.dumps(make()).encode())
-    return json.loads(path.read_text(encoding="utf-8"))
+    return read_json(path, object)
 
 
 def settings_folder(root: str | Path, name: str, *settings: Any) -> Path:
@@ -31,14 +34,14 @@ def settings_folder(root: str | Path, name: str, *settings: Any) -> Path:
     PosixPath('runs/sweep_cpu_bf4593')
     """
     digest = hashlib.sha1("".join(map(str, settings)).encode()).hexdigest()[:6]
-    folder = Path(root) / f"{name}_{digest}"
+    folder = path_of(root, "root") / f"{name}_{digest}"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def write_where_asked(path: str | os.PathLike, data: bytes) -> Path:
     """Write a file where a user asked for it, into a folder that is made if it is not there; returns its path."""
-    target = Path(path).expanduser()
+    target = path_of(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, data)
     return target

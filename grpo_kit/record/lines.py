@@ -1,19 +1,28 @@
-"""Appends whole lines to a file, even if the disk is full or the stop button is pressed.
+"""Appends whole lines to a file, even if the disk is full or the stop button is pressed; and reads JSON back.
 
-A line of a table ends with a checksum of itself, so that a byte which a disk changed later is seen, and where.
+A line of a table ends with a checksum of itself, so that a byte which a disk changed later is seen, and where. The
+first line that a process writes has the run's id too, so that a table of another run is seen.
+`read_json` holds the one rule for what is read, `reading` the one for what is raised.
 """
 
 import json
 import os
 import re
+import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from grpo_kit.record.run_path import RunFolderError, path_of
+
+RUN = "run.json"  # a run's settings: no library writes a file of this name
 METRICS_LINES, COMPLETIONS_LINES = "metrics.jsonl", "completions.jsonl"
 RESUMED = "resumed_from"  # the key of a line that takes lines of later steps back
+RUN_ID = "run_id"  # of run.json, of a checkpoint, and of the first line of a table that a process writes
 CHECKSUM = "line_crc32"  # the last key of a line: zlib.crc32 of the line as it is without it
+_LARGEST, _DEEPEST = 2**28, 200  # bytes of one JSON text, and lists and objects inside one another
 
 
 class LineFile:
@@ -32,9 +41,13 @@ class LineFile:
         if not self.waiting:
             return
         with open(self.path, "ab", buffering=0) as file:
+            there = file.seek(0, os.SEEK_END)
+            if self._size is not None and there < self._size:
+                self._warn_of_cut(there)
+                self._size = None
             if self._size is None:
                 self._size = self.path.read_bytes().rfind(b"\n") + 1  # of whole lines
-            if file.seek(0, os.SEEK_END) > self._size:
+            if there > self._size:
                 file.truncate(self._size)
             data = b"".join(self.waiting)
             size = self._size + len(data)
@@ -47,13 +60,19 @@ class LineFile:
             self._size = size
         self.waiting.clear()
 
+    def _warn_of_cut(self, there: int) -> None:
+        warnings.warn(
+            f"{self.path} has {there:,} bytes, and {self._size:,} were written: somebody else cut or deleted it, and "
+            "those lines are lost. Later lines are written.",
+            RuntimeWarning,
+            stacklevel=5,
+        )
 
-class RunFolderError(ValueError):
-    """The run folder cannot be used as requested; the message names what would do."""
-
-    def _render_traceback_(self) -> list[str]:
-        """IPython shows this instead of a traceback: the message alone."""
-        return [f"{type(self).__name__}: {self}"]
+    def torn_step(self) -> int | None:
+        """The step of a line at the end that was cut short; None where the last line is whole or does not tell."""
+        data = self.path.read_bytes() if self.path.exists() else b""
+        found = re.match(rb'{"step": (\d+),', data[data.rfind(b"\n") + 1 :])
+        return int(found[1]) if found else None
 
 
 def plain(value: object) -> object:
@@ -68,41 +87,119 @@ def as_line(values: Mapping[str, Any]) -> bytes:
     return b'%b, "%b": %d}\n' % (text[:-1], CHECKSUM.encode(), zlib.crc32(text))
 
 
-def _values_of(line: bytes) -> dict[str, Any]:
-    found = json.loads(line)
-    if found.pop(CHECKSUM, None) not in (None, zlib.crc32(line.rpartition(b', "')[0] + b"}")):
-        raise ValueError(f"other bytes than were written (without its {CHECKSUM} it is taken as it stands)")
-    return found  # an older kit wrote none
+@contextmanager
+def reading(path: str | Path, advice: str = "Mend it or move it away.") -> Iterator[None]:
+    """Whatever ends the reading of a file, a library's error about its bytes too, becomes a RunFolderError naming it.
+
+    A ValueError that names the file passes, and FileNotFoundError.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        named = isinstance(error, ValueError)
+        if named and str(path) in str(error):
+            raise
+        why = str(error) if named else f"{type(error).__name__}: {error}"
+        raise RunFolderError(f"{path} cannot be read ({why:.500}). {advice}") from error
 
 
-def lines_of(path: Path) -> Iterator[dict[str, Any]]:
+def read_json(path: str | Path, kind: type = dict, names: Mapping[str, Any] | None = None) -> Any:
+    """What a JSON file holds, a `kind`. Raises RunFolderError, naming the file; also later, for a name that it lacks.
+
+    names: what the values of these are, where they are there. A text of more than 256 MiB or 200 levels is refused;
+    half a surrogate pair, which no file takes, becomes U+FFFD.
+    """
+
+    path = path_of(path)
+
+    class Known(dict):
+        def __missing__(self, name: str) -> Any:
+            raise RunFolderError(f"{path} cannot be read (it has no {name!r}). Mend it or move it away.")
+
+    with reading(path):
+        if (size := os.path.getsize(path)) > _LARGEST:
+            raise ValueError(f"it has {size:,} bytes, and {_LARGEST:,} are read at most")
+        value = _value_of(path.read_bytes(), Known)
+        if not isinstance(value, kind):
+            raise ValueError(f"it holds a {type(value).__name__}, no {kind.__name__}")
+        for name, of_name in (names or {}).items():
+            if name in value and not isinstance(value[name], of_name):
+                raise ValueError(f"{name!r} is {value[name]!r:.80}")
+    return value
+
+
+def _value_of(text: bytes, hook: type[dict] | None = None) -> Any:
+    try:
+        value = json.loads(text, object_hook=hook)
+        if b"\\ud" in text or b"\\uD" in text:  # surrogates: pairs, or a half
+            pairs = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
+            value = json.loads(pairs.decode("utf-16", "replace"), object_hook=hook)
+        many = text.count(b"[") + text.count(b"{") > _DEEPEST
+        if not many or not _is_deeper(value, _DEEPEST):
+            return value
+    except RecursionError:
+        pass
+    raise ValueError(f"more than {_DEEPEST} lists and objects lie inside one another")
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_is_deeper(each, levels - 1) for each in inside)
+
+
+def run_id(folder: Path) -> str | None:
+    """The id that was drawn when the run was opened; None for a run of an older kit, and where run.json tells none."""
+    with suppress(OSError, RunFolderError):
+        return read_json(folder / RUN).get(RUN_ID)
+    return None
+
+
+def lines_of(
+    path: Path, waiting: Sequence[bytes] = (), *, taken_back: bool = False
+) -> Iterator[dict[str, Any]]:
     """The lines that count, in order: those of steps that were done again are left out, and a line cut short.
 
-    Raises RunFolderError for a line that cannot be read, or is not what was written, by its number.
+    waiting: lines to be appended. taken_back: instead the lines that do not count, of steps that were not done since.
+    Raises RunFolderError for a table of another run, and by its number for a line that cannot be read, or is not what
+    was written.
     """
-    data = path.read_bytes() if path.exists() else b""
-    kept: list[dict[str, Any]] = []
-    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
-        try:
-            found = _values_of(line)
-            if RESUMED in found:
-                kept = [one for one in kept if one["step"] <= found[RESUMED]]
-            else:
-                int(found["step"])
-                kept.append(found)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+    counted: list[dict[str, Any]] = []
+    left_out: list[dict[str, Any]] = []
+    for line in _all_lines(path, waiting):
+        if RESUMED not in line:
+            counted.append(line)
+            continue
+        again = [one for one in counted if one["step"] > line[RESUMED]]
+        steps = {one["step"] for one in again}
+        left_out = [one for one in left_out if one["step"] not in steps] + again
+        counted = [one for one in counted if one["step"] <= line[RESUMED]]
+    if not taken_back:
+        return iter(counted)
+    steps = {line["step"] for line in counted}
+    return (line for line in left_out if line["step"] not in steps)
+
+
+def _all_lines(path: Path, waiting: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+    with reading(path):
+        data = path.read_bytes() if path.exists() else b""
+    own = run_id(path.parent)
+    for number, line in enumerate([*data[: data.rfind(b"\n") + 1].splitlines(), *waiting], 1):
+        begins = line[:60].decode(errors="replace")
+        with reading(f"{path}, line {number}", f"It begins: {begins!r}. Mend the line or delete it."):
+            values = _value_of(line)
+            if values.pop(CHECKSUM, None) not in (None, zlib.crc32(line.rpartition(b', "')[0] + b"}")):
+                raise ValueError(
+                    f"other bytes than were written (without its {CHECKSUM} it is taken as it stands)"
+                )
+            key = RESUMED if RESUMED in values else "step"
+            values[key] = int(values[key])
+        if own not in (None, values.pop(RUN_ID, own)):
             raise RunFolderError(
-                f"{path}, line {number} cannot be read ({error}): {line[:60].decode(errors='replace')!r}. Mend the "
-                "line or delete it."
-            ) from error
-    return iter(kept)
-
-
-def step_of_torn_line(path: Path) -> int | None:
-    """The step of a line at the end that was cut short; None where the last line is whole or does not tell."""
-    data = path.read_bytes() if path.exists() else b""
-    found = re.match(rb'{"step": (\d+),', data[data.rfind(b"\n") + 1 :])
-    return int(found[1]) if found else None
+                f"{path} is of another run than the {RUN} beside it; put back its own, or move one of the two away"
+            )
+        yield values
 
 
 def last_step(path: Path) -> int:

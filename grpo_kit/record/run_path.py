@@ -1,20 +1,45 @@
-"""run_path: the one place that makes a run folder's path absolute, whatever changes the working directory later.
-
-A name that no run could be written to is refused before anything is loaded.
+"""path_of: the one place that reads a path that a user gave. run_path: a run folder's, made absolute, whatever changes
+the working directory later; a name that no run could be written to is refused before anything is loaded.
 """
 
 import os
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.record.lines import RunFolderError
-
 _LONGEST = 255  # bytes of one name, on every file system that matters
 _NOT_A_DISK = ("proc", "sys", "dev")
 
 
+class RunFolderError(ValueError):
+    """The run folder cannot be used as requested; the message names what would do."""
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython shows this instead of a traceback: the message alone."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+def path_of(path: Any, argument: str = "folder") -> Path:
+    """The path that a user gave, `~` expanded. Every argument that takes a path goes through here.
+
+    argument: its name in messages. Raises RunFolderError (a ValueError) for what is no path, and for the home of a
+    user that this machine does not know: `~nobody/model` would otherwise lie in the working folder.
+
+    >>> path_of("~/models") == Path.home() / "models"
+    True
+    """
+    given = f"{argument}={path!r:.100}"
+    if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
+        raise RunFolderError(f"{given} must be a text or a path, such as 'runs/demo'.")
+    expanded = Path(os.path.expanduser(path))
+    if str(expanded).startswith("~") and not expanded.exists():
+        raise RunFolderError(
+            f"{given} begins with ~, and there is no such home folder; write the whole path."
+        )
+    return expanded
+
+
 def run_path(folder: Any, argument: str = "folder") -> Path:
-    """The folder as an absolute path, `~` expanded; symbolic links stay as they are.
+    """The folder as an absolute path; symbolic links stay as they are.
 
     argument: its name in messages. Raises RunFolderError (a ValueError) for what is no name of a folder, the root, the
     home folder, the system's own /proc, /sys and /dev, and a name that is too long or no text in UTF-8.
@@ -23,8 +48,7 @@ def run_path(folder: Any, argument: str = "folder") -> Path:
     True
     """
     given = f"{argument}={folder!r:.100}"
-    if not isinstance(folder, str | os.PathLike) or isinstance(os.fspath(folder), bytes):
-        raise RunFolderError(f"{given} must be a text or a path, such as 'runs/demo'.")
+    path = path_of(folder, argument).absolute()
     text = os.fspath(folder)
     if not text.strip() or "\0" in text:
         raise RunFolderError(
@@ -40,10 +64,6 @@ def run_path(folder: Any, argument: str = "folder") -> Path:
         raise RunFolderError(
             f"{given}... is too long: a folder's name has at most {_LONGEST} bytes; shorten it."
         )
-    try:
-        path = Path(text).expanduser().absolute()
-    except RuntimeError as error:  # no home folder
-        raise RunFolderError(f"{given}: {error}; write the whole path.") from error
     real = path.resolve()
     if real in (Path(real.anchor), Path(os.path.expanduser("~")).resolve()):
         raise RunFolderError(

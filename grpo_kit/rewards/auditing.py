@@ -15,7 +15,7 @@ from grpo_kit.argument_checks import check_whole
 from grpo_kit.display import wilson_interval
 from grpo_kit.rewards.cheat_cases import Case, TaskWithCases, answer_cases
 from grpo_kit.rewards.neighbours import equal_texts, excused, near_misses, why
-from grpo_kit.rewards.parts import Reward, answer_parts, reward_names, with_parts
+from grpo_kit.rewards.parts import Reward, answer_parts, reaches_rewards, reward_names, with_parts
 from grpo_kit.rewards.response import gold_text
 from grpo_kit.rewards.scoring import score_all
 
@@ -107,7 +107,8 @@ def audit(
     """How often is this reward wrong? Counts right spellings of a gold that it refuses and near misses it pays in full.
 
     task: a task, whose rewards that judge the answer are audited; or one reward, the kit's or your own function.
-    rows: dicts with the gold and every column that the reward needs; all columns are passed on, `question` too.
+    rows: dicts with the gold and every column that the reward needs, by any names. The gold is passed on as `answer`
+    too where no column has that name; what no reward can be given (`prompt`, `completions`) is left out.
     None: the first 64 held-out rows of the task.
     column: the gold's column, text or number; "answer" for a task. tag: the answer tag of a reward's completions, None
     for completions that are the answer alone; a task has its own tag, prefill and reasoning.
@@ -140,11 +141,15 @@ def audit(
     tried: list[dict[str, Any]] = []
     for place, row in enumerate(rows):
         if column not in row:
-            raise ValueError(f"row {place} has no column {column!r}; it has {sorted(row)}")
+            raise ValueError(f"row {place} has no column {column!r}; it has {sorted(map(str, row))}")
+        columns = {"answer": row[column]}
+        columns |= {name: value for name, value in row.items() if reaches_rewards(name)}
         if (gold := gold_text(row[column])) is None:
             left_out.append((str(row[column]), None))
             continue
-        honest = Case("honest", gold if tag is None else f"<{tag}>{gold}</{tag}>", honest=True, columns=row)
+        honest = Case(
+            "honest", gold if tag is None else f"<{tag}>{gold}</{tag}>", honest=True, columns=columns
+        )
         if honest_of is not None:
             honest = next(case for case in honest_of(row, task.rewards) if case.honest)
         if not answer_cases(honest, {"": gold}, tag=tag):
@@ -153,7 +158,10 @@ def audit(
             )
         draw = random.Random(f"{seed} {place} {gold}")
         tried.append({"place": place, "gold": gold, "case": honest})
-        for right, texts in ((True, equal_texts(gold)), (False, near_misses(gold, row.get("question")))):
+        for right, texts in (
+            (True, equal_texts(gold)),
+            (False, near_misses(gold, str(row.get("question") or ""))),
+        ):
             names = [name for name in texts if name not in skipped]
             drawn = {name: texts[name] for name in draw.sample(names, min(n, len(names)))}
             for case in answer_cases(honest, drawn, tag=tag):

@@ -29,6 +29,7 @@ _THOUGHT_ENDS = re.compile(rf"</(?:{_THOUGHT})>|\[/THINK\]", re.IGNORECASE)
 # The prompt may have opened the thoughts. A closing tag inside a program's string has a quote behind it, none of these.
 _OPEN_BEFORE = re.compile(rf"(?:{_THOUGHT_ENDS.pattern})(?=\s|```|~~~|<|\Z)", re.IGNORECASE)
 _FURTHER_IN = 3  # columns that a closing fence may be indented beyond its opening one, as in CommonMark
+_MOST = 1_000  # blocks of a response: one with more answers nothing, and reading them would take a minute
 _TRIED = 8  # closing fences to try, as the first ones may be in a string of the program
 
 
@@ -55,7 +56,7 @@ class Block:
 
 
 def read_blocks(response: str) -> list[Block]:
-    """All fenced blocks outside thoughts, in order.
+    """All fenced blocks outside thoughts, in order; none where there are more than 1,000.
 
     A fence is a line of three or more ` or ~, indented, quoted or in a list. A block ends at a line of as many of the
     same sign, which only tokens and tags may follow (<|im_end|>, </answer>), and never inside a string of its program.
@@ -75,6 +76,8 @@ def read_blocks(response: str) -> list[Block]:
             ends = _THOUGHT_ENDS.search(response, at + thinks.end())
             at = ends.end() if ends else len(response)
         elif opening := _opening(line):
+            if len(blocks) == _MOST:
+                return []
             blocks.append(_block(response, at, end, opening))
             at = blocks[-1].after
         else:

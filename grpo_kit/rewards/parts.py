@@ -121,13 +121,13 @@ def range_of(reward: Any) -> tuple[float, float] | None:
     return low, high
 
 
-def reaches_rewards(column: str) -> bool:
+def reaches_rewards(column: Any) -> bool:
     """Whether rewards can be given a column of that name: all but `prompt`, `completions` and the like.
 
     >>> reaches_rewards("name"), reaches_rewards("prompt")
     (True, False)
     """
-    return column not in _TAKEN
+    return isinstance(column, str) and column not in _TAKEN
 
 
 def check_column_names(columns: Iterable[Any], where: str) -> None:

@@ -9,17 +9,17 @@ import asyncio
 import inspect
 import math
 import warnings
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from traceback import format_exception
 from typing import Any
 
+from grpo_kit.argument_checks import LARGEST_REWARD
 from grpo_kit.rewards.parts import Reward, bare_name, check_column_names, range_of, reward_names
 
 Scores = list[float | None]
 _ROUNDING = 1e-6  # how far a sum of float32 parts may lie outside its range, relative to 1
-_LARGEST = 1e15  # training squares scores in float32, which ends at 3e38
 
 
 class RewardError(ValueError):
@@ -32,6 +32,30 @@ class RewardError(ValueError):
         cause = self.__cause__
         own = format_exception(None, cause, cause.__traceback__.tb_next) if cause else []
         return [f"{type(self).__name__}: {self}", "", *visible("".join(own)).splitlines()]
+
+
+class _Completions(list):
+    """A reward's own list, which knows the row that was read last: to find it by more calls may cost money."""
+
+    row: int | None = None  # none before the first row, and once all were read
+
+    def __iter__(self) -> Iterator[Any]:
+        for self.row, completion in enumerate(super().__iter__()):
+            yield completion
+        self.row = None
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, int):
+            self.row = place % max(len(self), 1)
+        return super().__getitem__(place)
+
+    def place(self, completions: Sequence[Any]) -> str:
+        """Where an error came, in words. completions: as they were given to the reward."""
+        if len(completions) < 2:
+            return f"row 0, completion {completions[0]!r}" if completions else "there was no completion"
+        if self.row is None:
+            return f"it was not reading a row; the first is row 0, completion {completions[0]!r}"
+        return f"row {self.row}, completion {completions[self.row]!r}, the last that it read"
 
 
 class PendingScores:
@@ -57,7 +81,8 @@ def score(
     The reward is called by keyword, as in TRL. columns: its data set columns, one entry a completion. A column may
     have any name, `name` and `reward` too. The reward gets copies of the lists. An asynchronous one is waited for.
     name: used in messages; default the reward's own. finite: False allows infinite scores, as before a clipping.
-    Raises RewardError, naming the reward, the row and the completion, if it raises, changes the completions in place,
+    Called once, after an error too. Raises RewardError, naming the reward, the row and the completion (of an error the
+    one that was read last), if it raises, changes the completions in place,
     returns no flat list or another number of values, or a value that is no finite number (at most 1e15 in size,
     as training computes in float32) or lies outside the range that the reward states (`reward.range = (low, high)`).
     ValueError for the columns `self` and `completions`, which no reward can receive.
@@ -67,19 +92,17 @@ def score(
     """
     name = bare_name(reward) if name is None else name
     check_column_names({"self", "completions"} & columns.keys(), f"what reward {name!r} is given")
-    given = _own(list(completions))
+    given = _Completions(_own(list(completions)))
     try:
         result = _finished(reward(completions=given, **{key: _own(value) for key, value in columns.items()}))
     except RewardError:  # from a part: it names its row already
         raise
-    except Exception as error:
-        row, completion = _culprit(reward, completions, columns)
+    except (Exception, SystemExit) as error:
         from grpo_kit.record.kernel import visible
 
         mend = "; completions are texts here, not lists of messages" if "string ind" in str(error) else ""
         raise RewardError(
-            f"reward {name!r} raised {type(error).__name__}: {visible(error)}{mend}\nrow {row}, "
-            f"completion {completion!r}"
+            f"reward {name!r} raised {type(error).__name__}: {visible(error)}{mend}\n{given.place(completions)}"
         ) from error
     if given != list(completions):
         raise RewardError(
@@ -149,28 +172,13 @@ def _wanted(score: Any, stated: tuple[float, float] | None, finite: bool) -> str
         value = math.nan
     if math.isnan(value):
         return "a finite number" if finite else "a number"
-    if finite and abs(value) > _LARGEST:
+    if finite and abs(value) > LARGEST_REWARD:
         return "a finite number, from -1e15 to 1e15"
     if stated is None:
         return None
     slack = _ROUNDING * max(1.0, *map(abs, stated))
     fits = stated[0] - slack <= value <= stated[1] + slack
     return None if fits else f"a number in [{stated[0]:g}, {stated[1]:g}], the range that it states"
-
-
-def _culprit(reward: Reward, completions: Sequence[Any], columns: Mapping[str, Any]) -> tuple[int | str, Any]:
-    """The first row that raises on its own; rewards are pure, so a second call is safe."""
-    quiet = {**columns, **{log: lambda *_: None for log in ("log_extra", "log_metric") if log in columns}}
-    for row in range(len(completions)):
-        one = {
-            k: v[row : row + 1] if isinstance(v, list) and len(v) == len(completions) else v
-            for k, v in quiet.items()
-        }
-        try:
-            _finished(reward(completions=completions[row : row + 1], **one))
-        except Exception:
-            return row, completions[row]
-    return "unknown (each passes alone)", completions[0] if completions else ""
 
 
 def score_all(
@@ -211,7 +219,10 @@ def total(scores: Sequence[float | None], weights: Sequence[float]) -> float | N
     """
     if any(score is None or score != score for score in scores):  # tables hold None as NaN
         return None
-    return round(math.fsum(w * float(s) for w, s in zip(weights, scores, strict=True)), 9)
+    try:
+        return round(math.fsum(w * float(s) for w, s in zip(weights, scores, strict=True)), 9)
+    except (OverflowError, ValueError):
+        return math.inf
 
 
 def totals(
@@ -235,7 +246,17 @@ def totals(
         for place in range(len(rows)):
             row = [inside[i][place] for i in applies]
             made.append(total(row, [weights[i] for i in applies]) if applies else None)
+            if made[-1] is not None and not abs(made[-1]) <= LARGEST_REWARD:
+                raise _too_large(rows[place], row, weights)
     return made
+
+
+def _too_large(row: int, scores: Scores, weights: Sequence[float]) -> RewardError:
+    return RewardError(
+        f"row {row}: scores {scores!r:.200} with weights {list(weights)!r:.200} add up to more than "
+        f"{LARGEST_REWARD:g} in size, and at most {LARGEST_REWARD:g} is taken, as training squares it in float32: "
+        "lower the weights"
+    )
 
 
 # ---- what is said once of a reward with scores outside [0, 1] that states no range ---------------------------------

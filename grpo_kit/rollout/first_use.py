@@ -29,6 +29,7 @@ from grpo_kit.models.model_facts import base_model, evaluating, hardware
 from grpo_kit.models.token_lists import left_pad, logits_of
 from grpo_kit.models.token_rows import token_rows
 from grpo_kit.record.files import write_whole
+from grpo_kit.record.lines import read_json
 from grpo_kit.rollout.supported_models import decode_by_modules, decoded_by_modules
 from grpo_kit.version import __version__
 
@@ -181,7 +182,7 @@ def remembered(
         return find()
     path = (cache_folder() if folder is None else folder) / FILE
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
+        known = read_json(path)
     except (OSError, ValueError):
         known = {}
     key = _key(model, facts)

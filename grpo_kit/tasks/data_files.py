@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from grpo_kit.record.run_path import path_of
+
 
 class DataNotFoundError(ValueError):
     """Data that no file, package or hub provides here; the message explains how to get it."""
@@ -34,7 +36,7 @@ def read_rows(argument: str, source: str | os.PathLike, ways: str) -> list[Any]:
         raise ValueError(
             f"{argument}={source!r:.100} must name a file; rows of your own go into kit.tasks.from_rows"
         )
-    path, given = Path(source).expanduser(), f"{argument}={os.fspath(source)!r}"
+    path, given = path_of(source, argument), f"{argument}={os.fspath(source)!r}"
     if not path.is_file():
         raise DataNotFoundError(f"{given} is no file; give {ways}")
     zipped = path.suffix == ".gz"

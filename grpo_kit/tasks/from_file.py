@@ -7,9 +7,9 @@ import sys
 import traceback
 import types
 from dataclasses import replace
-from pathlib import Path
 
 from grpo_kit.episodes.episode_task import EpisodeTask
+from grpo_kit.record.run_path import path_of
 from grpo_kit.tasks.task import Task
 
 
@@ -22,9 +22,10 @@ def from_file(path: str | os.PathLike, name: str = "task") -> Task | EpisodeTask
 
     >>> from_file("my_task.py")  # doctest: +SKIP
     """
-    if ".py:" in (text := os.fspath(path)):
-        path, _, name = text.rpartition(":")
-    path = Path(path).expanduser().absolute()
+    path = path_of(path).absolute()
+    if ".py:" in path.name:
+        file, _, name = path.name.rpartition(":")
+        path = path.with_name(file)
     if not path.is_file():
         raise ValueError(f"{path} is no file; give a Python file with a line task = kit.tasks.from_rows(...)")
     module = types.ModuleType(f"task_file_{path.stem}")

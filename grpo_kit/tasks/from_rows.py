@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import os
 import re
 import sys
@@ -12,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from grpo_kit.argument_checks import check_known, is_number
 from grpo_kit.prompts import cure_of
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.parts import Reward, bare_name, reaches_rewards, with_parts
@@ -32,7 +35,7 @@ def from_rows(
     train: Rows,
     held_out: Rows | None = None,
     *,
-    reward: Reward | Sequence[Reward],
+    reward: Reward | Sequence[Reward] | None = None,
     reward_weights: Sequence[float] | None = None,
     question: str = "question",
     answer: str = "answer",
@@ -44,6 +47,7 @@ def from_rows(
     examples: Sequence[tuple[str, str]] = (),
     max_completion_tokens: int = 256,
     answer_tag: str = "answer",
+    **unknown: Any,
 ) -> Task:
     """A task from your rows and a reward (or several).
 
@@ -55,7 +59,7 @@ def from_rows(
     the answer text or a number (2.0, as a table writes a whole number beside a gap, becomes "2").
     answer_after: a mark in the answer column, such as GSM8K's "####". The answer is the text behind its last place;
     the column "solution" keeps the text before it.
-    reward_weights: default equal.
+    reward_weights: of any sum, made to add up to 1, which a line says; default equal.
     correct: (answer text, row) -> right? By default an answer is right if the rewards that judge it (those that need
     a column of the row) pay in full: 1.0, or `high` of a reward with `range = (low, high)`, or, on a larger scale with
     no stated range, the score of the row's own answer. A reward that cannot pay the rows' own answers in full is named
@@ -71,6 +75,8 @@ def from_rows(
     >>> from_rows("yes", [{"question": str(i), "answer": "yes"} for i in range(10)], reward=says_yes)
     Task('yes', train=8, held_out=2)
     """
+    *known, _ = inspect.signature(from_rows).parameters
+    check_known("from_rows has no such argument", unknown, known)
     if isinstance(reward, Mapping):
         raise ValueError(
             f"task {name!r}: reward={reward!r:.100} is a dict; kit.rewards.WeightedSum(...) makes one reward of it"
@@ -109,9 +115,9 @@ def from_rows(
         train=rows,
         held_out=held,
         rewards=rewards,
-        reward_weights=[1 / max(1, len(rewards))] * len(rewards)
-        if reward_weights is None
-        else reward_weights,
+        reward_weights=_adding_up_to_1(
+            name, [1] * len(rewards) if reward_weights is None else reward_weights
+        ),
         is_correct=correct,
         strategies=_most_frequent(rows) if strategies is None else strategies,
         system=system,
@@ -120,6 +126,23 @@ def from_rows(
         max_completion_tokens=max_completion_tokens,
         answer_tag=answer_tag,
     )
+
+
+def _adding_up_to_1(name: str, weights: Any) -> Any:
+    """The weights over their sum, which a line says unless they are alike. Task refuses what holds no numbers."""
+    if not isinstance(weights, list | tuple) or not weights or not all(map(is_number, weights)):
+        return weights
+    if min(weights) < 0 or not 0 < (whole := sum(weights)) < math.inf:
+        raise ValueError(
+            f"task {name!r}: reward_weights={weights!r} must be at least 0, and not all of them 0"
+        )
+    if abs(whole - 1) <= 1e-9:
+        return weights
+    shares = [weight / whole for weight in weights]
+    if len({*weights}) > 1:
+        shown = ", ".join(f"{share:.4g}" for share in shares)
+        print(f"reward_weights={weights!r} add up to {whole:g}; task {name!r} has {shown}.", flush=True)
+    return shares
 
 
 def _check_worked_answers(name: str, rows: list[dict], rewards: list[Reward]) -> None:

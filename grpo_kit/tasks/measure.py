@@ -20,6 +20,8 @@ Measure = Literal["accuracy", "reward"]
 def has_accuracy(task: Any) -> bool:
     """Has the task right and wrong answers? False if no row has an answer and no reward states its full pay.
 
+    False also for a task whose is_correct is None: TRL's rows, which rewards of any scale judge.
+
     A reward states full pay by its range; the kit's rewards that judge an answer pay 1.0. An EpisodeTask has success.
 
     >>> from grpo_kit.tasks import from_rows, largest
@@ -29,6 +31,8 @@ def has_accuracy(task: Any) -> bool:
     >>> has_accuracy(largest()), has_accuracy(from_rows("short", rows, reward=short))
     (True, False)
     """
+    if getattr(task, "is_correct", True) is None:
+        return False
     if not isinstance(getattr(task, "is_correct", None), PaidInFull):
         return True
     if any(str(row["answer"]).strip() for row in [*task.train, *task.held_out]):
@@ -63,6 +67,8 @@ def reads_tag(task: Any) -> bool:
 
     False if the task's rewards read the whole completion and neither prompt nor reward names the tag.
     """
+    if getattr(task, "is_correct", "own") is None:  # nothing is right or wrong: rows of a TRL script
+        return False
     if not isinstance(getattr(task, "is_correct", None), PaidInFull) or task.read_answer is not None:
         return True
     if has_accuracy(task) and not task.answer_rewards:

@@ -11,7 +11,7 @@ import inspect
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -49,19 +49,57 @@ def task_digest(task: Any) -> str:
 
 
 def reward_digest(reward: Reward) -> str:
-    """8 hexadecimal digits of the source and the parameters of a reward and its parts. What it calls does not count."""
+    """8 hexadecimal digits of the source and the settings of a reward and its parts. What it calls does not count.
+
+    Settings: defaults of arguments, what a function closes over, attributes of an object and of its class, private ones
+    too. Of a private dict only its name counts: rewards remember verdicts in such a one.
+    """
     found: list[Any] = []
     for part in with_parts([reward]):
         while isinstance(part, functools.partial):
             found.append([part.args, part.keywords])
             part = part.func
-        body = part if inspect.isroutine(part) else type(part).__call__
-        with suppress(OSError, TypeError):  # typed at a prompt, or compiled
-            found.append(inspect.getsource(body))
-        found += [cell.cell_contents for cell in getattr(body, "__closure__", None) or ()]
-        found += [pair for pair in getattr(part, "__dict__", {}).items() if not pair[0].startswith("_")]
+        functions = [part] if inspect.isroutine(part) else _in_classes(part, inspect.isfunction).values()
+        for function in functions:
+            found += _code_of(function)
+            found += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+        found.append(_attributes(part.__self__ if inspect.ismethod(part) else part))
+    return sha256(json.dumps(found, skipkeys=True, default=_words).encode()).hexdigest()[:8]
 
-    def words(value: Any) -> Any:
-        return sorted(map(str, value)) if isinstance(value, set | frozenset) else type(value).__name__
 
-    return sha256(json.dumps(found, skipkeys=True, default=words).encode()).hexdigest()[:8]
+def _code_of(function: Any) -> list[Any]:
+    """The source, where there is one, and the defaults of arguments."""
+    found = [getattr(function, name, None) for name in ("__defaults__", "__kwdefaults__")]
+    with suppress(OSError, TypeError):  # typed at a prompt, or compiled
+        found.append(inspect.getsource(function))
+    return found
+
+
+def _in_classes(value: Any, fits: Callable[[Any], bool]) -> dict[str, Any]:
+    """What fits in the classes of an object, the nearest class last."""
+    classes = type(value).__mro__[-2::-1]  # without object
+    return {name: each for one in classes for name, each in vars(one).items() if fits(each)}
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Attributes of an object by name, those of its classes and those in slots too."""
+    slots = [name for name in _in_classes(value, inspect.ismemberdescriptor) if hasattr(value, name)]
+    shared = _in_classes(value, lambda each: not (callable(each) or hasattr(each, "__get__")))
+    attributes = {name: each for name, each in shared.items() if not name.startswith("__")}
+    attributes |= {name: getattr(value, name) for name in slots} | getattr(value, "__dict__", {})
+    kept = {n: None if n[0] == "_" and isinstance(each, dict) else each for n, each in attributes.items()}
+    return dict(sorted(kept.items()))
+
+
+def _words(value: Any) -> Any:
+    """What JSON cannot hold: its text, unless that is an address; then its kind, and its attributes as texts."""
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return [type(value).__name__, vars(value)]
+    if inspect.isfunction(value):
+        return _code_of(value)  # without what it closes over, which may be itself
+    if " at 0x" not in (text := repr(value)):
+        return text
+    inside = {name: repr(each).partition(" at 0x")[0] for name, each in _attributes(value).items()}
+    return [type(value).__name__, inside]

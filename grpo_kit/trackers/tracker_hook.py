@@ -10,7 +10,7 @@ from typing import Any
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.record.files import run_settings, write_whole
-from grpo_kit.record.lines import METRICS_LINES, lines_of
+from grpo_kit.record.lines import METRICS_LINES, lines_of, read_json
 from grpo_kit.trackers.tracker_table import table_is_due, table_of
 from grpo_kit.watch.monitor import read_flags
 
@@ -102,7 +102,7 @@ class TrackerHook(Hook):
 
     def _all_kept(self) -> dict[str, dict[str, Any]]:
         path = self._folder / KEPT
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return read_json(path) if path.exists() else {}
 
     def _keep(self) -> None:
         kept = self._all_kept() | {self.name: self._kept | {"evaluated": self._evaluated}}

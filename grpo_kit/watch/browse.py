@@ -12,6 +12,7 @@ from grpo_kit.display import escape, widget_bundle
 from grpo_kit.record.files import RunFolderError, read_completions
 from grpo_kit.record.kernel import in_notebook, visible
 from grpo_kit.record.run_lock import is_locked
+from grpo_kit.record.run_path import path_of
 from grpo_kit.watch.completions import completions_html, numbered, reward_columns
 from grpo_kit.watch.conversations import (
     conversations_html,
@@ -56,7 +57,7 @@ class CompletionBrowser:
     def __init__(self, folder: str | Path) -> None:
         import ipywidgets as w
 
-        self.folder = Path(folder)
+        self.folder = path_of(folder)
         self.table = pd.DataFrame()
         self._lock = (
             threading.RLock()
@@ -197,7 +198,7 @@ def _read(folder: str | Path) -> pd.DataFrame:
         try:
             return read_completions(folder)
         except RunFolderError:
-            if not Path(folder).is_dir():
+            if not path_of(folder).is_dir():
                 raise
             time.sleep(0.2)
     return read_completions(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -11,6 +12,7 @@ from grpo_kit.display import small_png
 from grpo_kit.record.kept_results import write_where_asked
 from grpo_kit.record.kernel import in_notebook
 from grpo_kit.record.run_lock import is_locked
+from grpo_kit.record.run_path import path_of
 from grpo_kit.watch.follow import Follower
 from grpo_kit.watch.run_state import RunState
 from grpo_kit.watch.svg import WIDTH, draw_svg
@@ -34,8 +36,8 @@ def plot_run(
 
     >>> plot_run("runs/full", compare="runs/lora").save("both.png")  # doctest: +SKIP
     """
-    others = [] if compare is None else [compare] if isinstance(compare, (str, Path)) else list(compare)
-    folders = [Path(name) for name in (folder, *others)]
+    others = [] if compare is None else [compare] if isinstance(compare, str | os.PathLike) else list(compare)
+    folders = [path_of(name) for name in (folder, *others)]
     names = [path.name for path in folders]
     found = dict(zip(names if len(set(names)) == len(names) else map(str, folders), folders, strict=True))
 
@@ -63,7 +65,7 @@ class RunChart:
         Raises ValueError for another ending.
         """
         made = {".svg": lambda: self._repr_svg_().encode(), ".png": lambda: self._repr_png_()[0]}
-        if (ending := Path(path).suffix) not in made:
+        if (ending := path_of(path).suffix) not in made:
             raise ValueError(f"path={str(path)!r} must end in .svg or .png")
         return write_where_asked(path, made[ending]())
 

@@ -10,12 +10,12 @@ import html
 import math
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from grpo_kit.record.files import has_metrics, read_metrics, run_settings
+from grpo_kit.record.run_path import path_of
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.log_rows import LogError, runs_of, table_of
 from grpo_kit.watch.monitor import red_flags
@@ -115,7 +115,7 @@ def diagnose(log: str | os.PathLike) -> Diagnosis:
 
     >>> kit.diagnose("outputs/checkpoint-500/trainer_state.json")  # doctest: +SKIP
     """
-    path = Path(log).expanduser()
+    path = path_of(log, "log")
     if not path.exists():
         raise LogError(f"log={str(log)!r} does not exist; give a file or a folder")
     settings: dict[str, Any] = {}

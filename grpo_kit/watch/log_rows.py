@@ -192,12 +192,12 @@ def _of_json(text: str) -> list[dict[str, Any]]:
     try:
         found = json.loads(text)
         found = found.get("log_history", found.get("data", [found])) if isinstance(found, dict) else found
-    except ValueError:
+    except (ValueError, RecursionError):
         found = []
         for line in text.splitlines():
             try:
                 found.append(json.loads(line))
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
     return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
 

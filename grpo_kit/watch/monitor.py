@@ -15,7 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from grpo_kit.record.lines import LineFile
+from grpo_kit.record.lines import LineFile, RunFolderError, reading
+from grpo_kit.record.run_path import path_of
 from grpo_kit.rewards.cancel import cancelled_groups
 from grpo_kit.rewards.language import SCRIPTS, Language, script_of
 from grpo_kit.watch.curves import scale_columns
@@ -144,15 +145,16 @@ def read_flags(folder: str | Path) -> list[Flag]:
     >>> read_flags("runs/no-such-run")
     []
     """
-    path = Path(folder) / "flags.jsonl"
+    path = path_of(folder) / "flags.jsonl"
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     flags = []
     for number, line in enumerate(lines, 1):
         try:
-            if not line.endswith(b"\n"):
-                raise ValueError("cut short")
-            flags.append(Flag(**json.loads(line)))
-        except (ValueError, TypeError):
+            with reading(path):
+                if not line.endswith(b"\n"):
+                    raise ValueError("cut short")
+                flags.append(Flag(**json.loads(line)))
+        except RunFolderError:
             warnings.warn(
                 f"{path}, line {number} is no whole flag ({line[:40]!r}) and is left out",
                 RuntimeWarning,

@@ -19,6 +19,7 @@ from typing import Any
 from grpo_kit.display import escape
 from grpo_kit.record.control import CONTROL
 from grpo_kit.record.kernel import in_notebook
+from grpo_kit.record.run_path import path_of
 
 LIVE = "live.txt"  # in the run's control folder, while it trains: chart and progress line for a page opened again
 # Shown if no script runs, or no Jupyter server is behind the page: VS Code, Colab, a notebook not trusted.
@@ -36,7 +37,8 @@ def panel_row(folder: str | Path, name: str) -> dict[str, str]:
     name: of this panel in the page, one word. A click writes a file into the run's folder control/, which the trainer
     reads between two steps. If no button is possible the row shows the code to type instead.
     """
-    at, run = Path(folder) / CONTROL, repr(Path(folder).absolute().as_posix())
+    at = path_of(folder) / CONTROL
+    run = repr(at.parent.absolute().as_posix())
     paths = [path.as_posix() for path in dict.fromkeys([at.absolute(), at.resolve()])]
     told = json.dumps([name, paths, _kernel_id(), str(folder)]).replace("<", "\\u003c")
     script = _SCRIPT.read_text(encoding="utf-8").replace("LIVE", LIVE).replace("ARGUMENTS", told)

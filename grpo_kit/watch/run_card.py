@@ -16,6 +16,8 @@ from grpo_kit.record.files import (
     run_settings,
     write_whole,
 )  # fmt: skip
+from grpo_kit.record.lines import read_json
+from grpo_kit.record.run_path import path_of
 from grpo_kit.version import __version__
 from grpo_kit.watch.held_out_words import ACCURACY, CONSTANT, better_before, leading, no_better
 from grpo_kit.watch.red_flag import arguments_of
@@ -33,7 +35,7 @@ def model_card(folder: str | Path, comparison: object | None = None) -> Path:
 
     >>> model_card("runs/full", comparison)  # doctest: +SKIP
     """
-    target = Path(folder) / "README.md"
+    target = path_of(folder) / "README.md"
     write_whole(target, card_text(folder, comparison).encode())
     return target
 
@@ -46,7 +48,7 @@ def card_text(
     library: str | None = None,
 ) -> str:
     """The text of model_card. license: of the base, for the head. library: that loads it; None: by kind of training."""
-    path = Path(folder)
+    path = path_of(folder)
     config = run_settings(path)
     if config is None:
         raise RunFolderError(f"folder={str(folder)!r} holds no run; give a run's folder, like 'runs/full'.")
@@ -62,7 +64,7 @@ def card_text(
         _before_and_after(metrics, comparison, config),
     ]
     if (path / KEPT).is_file():
-        kept = json.loads((path / KEPT).read_text(encoding="utf-8"))
+        kept = read_json(path / KEPT, names={"value": int | float})
         parts.append(
             f"The weights are those of step {kept['step']} of {kept['of']}, the best held-out {kept['by']} "
             f"({kept['value']:.3f}); chosen among several evaluations, that number is a little too good."

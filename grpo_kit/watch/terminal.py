@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,8 +12,9 @@ from pathlib import Path
 from grpo_kit.record.control import read_changes
 from grpo_kit.record.files import RunFolderError, has_metrics, next_run_folder, numbered, run_settings
 from grpo_kit.record.kernel import visible
-from grpo_kit.record.lines import METRICS_LINES, last_step
+from grpo_kit.record.lines import METRICS_LINES, last_step, read_json
 from grpo_kit.record.run_lock import is_locked
+from grpo_kit.record.run_path import path_of
 from grpo_kit.watch.follow import signature
 from grpo_kit.watch.held_out_words import held_out_words
 from grpo_kit.watch.run_state import RunState, change_line, flag_line
@@ -28,6 +28,7 @@ def follow(folder: Path, *, last: int = 10, every: float = 1.0, once: bool = Fal
     """
     if last < 0 or not every > 0:
         raise ValueError(f"last={last} must be at least 0 and every={every:g} above 0")
+    folder = path_of(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder; give a run's, such as runs/largest")
     lines = Lines(folder, last=last)
@@ -101,7 +102,7 @@ def where_it_is(folder: Path) -> tuple[str, bool]:
             return f"Trained for {step} steps; it is being evaluated.", False
         return f"It goes on, after step {step}{of}." if step else "It has not done its first step yet.", False
     results = folder / "results.json"
-    if results.is_file() and done and (sentence := json.loads(results.read_text("utf-8")).get("sentence")):
+    if results.is_file() and done and (sentence := read_json(results).get("sentence")):
         return f"Done after {step} steps: {sentence}", True
     what = f"Done after {step} steps." if done else f"Stopped after step {step}{of}."
     if going is False:

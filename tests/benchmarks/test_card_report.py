@@ -79,6 +79,7 @@ def test_a_report_of_another_card_is_not_gone_on_with(tmp_path, monkeypatch, cap
     assert "no CUDA card on this machine" in capsys.readouterr().err
 
 
+@pytest.mark.campaign
 def test_it_runs_on_the_pretend_card_and_goes_on_where_it_ended(with_a_card, tmp_path):
     """Tiny shapes; its seconds are nobody's. Two parts are there already, one failed before."""
     out = tmp_path / "card_report.json"

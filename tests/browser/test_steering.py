@@ -7,7 +7,8 @@ import pytest
 from real_lab import red_boxes, wait_for
 from steered import TRAINERS, rows, step
 
-from grpo_kit.record.control import CONTROL, control, read_changes
+from grpo_kit.hooks.control_folder import control
+from grpo_kit.record.control import CONTROL, read_changes
 
 
 def last(folder, column):

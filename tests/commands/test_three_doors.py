@@ -3,9 +3,6 @@
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import forked
@@ -52,31 +49,15 @@ def changed(script, folder):
     (folder / script).write_text(text)
 
 
-def started(*words, cwd, count=1):
+def started(*words, cwd, count=1, **environment):
     """Python in so many processes, of which each is told what torchrun tells it. Returns what they printed."""
     port = str(31500 + os.getpid() % 2000)
     many = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if count > 1 else {}
     ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} if many else {} for rank in range(count)]
-    children = [forked.start(*words, cwd=cwd, environment=os.environ | many | rank) for rank in ranks]
+    environment |= os.environ | many
+    children = [forked.start(*words, cwd=cwd, environment=environment | rank) for rank in ranks]
     out, errors = map("".join, zip(*[child.communicate() for child in children], strict=True))
     assert not any(child.returncode for child in children), out[-2000:] + errors[-4000:]
-    return out
-
-
-def python(*words, cwd):
-    """Python in a process group of its own, ended whole where it hangs. Returns what it printed."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, *map(str, words)], cwd=cwd, env=environment, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        out, errors = process.communicate(timeout=300)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        out, errors = process.communicate()
-        raise AssertionError(out[-2000:] + errors[-2000:]) from None
-    assert process.returncode == 0, out[-2000:] + errors[-4000:]
     return out
 
 
@@ -116,7 +97,7 @@ def test_the_three_doors_end_in_the_same_weights(command, tmp_path):
     notebook = weights(trainer.save_model("runs/notebook/model").parent)
 
     changed("train.py", tmp_path)
-    out = python("train.py", "--preset", "smoke", "--folder", "runs/script", cwd=tmp_path)
+    out = started("train.py", "--preset", "smoke", "--folder", "runs/script", cwd=tmp_path)
     script = weights("runs/script")
     assert distance(base(), command) > 1e-3, "they learn"
     for name in command:
@@ -168,19 +149,9 @@ def test_two_processes_train_the_weights_of_one(door, command, tmp_path):
 
 
 def test_a_red_flag_ends_all_processes_and_the_first_one_says_it(tmp_path):
-    torchrun = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node",
-        "2",
-        "-m",
-        "--",
-        "grpo_kit",
-    ]
     words = "train --preset smoke --set steps=20 --on-flag stop --held-out-every 0 --folder runs/a".split()
     with pytest.raises(AssertionError) as stop:
-        python(*torchrun, *words, cwd=tmp_path)
+        started("-m", "grpo_kit", *words, cwd=tmp_path, count=2)
     assert str(stop.value).count("grpo-kit train: ") == 1 and "red flag: cut off" in str(stop.value)
     folder = tmp_path / "runs/a"
     assert 0 < (step := read_metrics(folder)["step"].max()) < 20 and (folder / f"checkpoint-{step}").is_dir()
@@ -191,8 +162,10 @@ def test_trl_trains_the_same_task_in_two_processes(tmp_path):
     """As docs/cards.md says it; each process has half of a step's completions."""
     pytest.importorskip("trl")
     changed("train_trl.py", tmp_path)
-    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
-    out = python(*launch, "train_trl.py", "--preset", "smoke", "--folder", "runs/trl", cwd=tmp_path)
+    words = ["train_trl.py", "--preset", "smoke", "--folder", "runs/trl"]
+    out = started(
+        *words, cwd=tmp_path, count=2, ACCELERATE_USE_CPU="true"
+    )  # as accelerate's launcher says it
     assert out.count("'rewards/letters/mean'") == 3, "a line a step, of one process"
     assert distance(base(), weights(tmp_path / "runs/trl")) > 1e-3
     model, tokenizer = kit.load_policy(tmp_path / "runs/trl/model", quiet=True)

@@ -316,6 +316,55 @@ def test_a_task_that_is_gone_or_another_is_asked_for(here, capsys):
     assert "is not the one that runs/a was begun with" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "where, act",
+    [
+        ("task.py", None),  # as it was: it is run
+        ("run/task.py", None),
+        ("run/below/task.py", None),
+        ("other/task.py", None),  # another's run folder
+        ("task.py", lambda path, known: path.write_text(path.read_text() + "\n# another")),
+        ("task.py", lambda path, known: known.pop("sha256")),
+        ("task.py", lambda path, known: known.update(sha256=None)),
+        ("task.py", lambda path, known: known.update(file=["no text"])),
+        ("task.py", lambda path, known: path.rename(path.with_name("elsewhere.py"))),
+        (
+            "run/link.py",
+            lambda path, known: path.rename("out.py") and path.symlink_to(Path("out.py").absolute()),
+        ),
+        (
+            "link.py",
+            lambda path, known: path.rename("run/out.py") and path.symlink_to(Path("run/out.py").absolute()),
+        ),
+    ],
+)
+def test_a_file_is_run_only_where_the_run_noted_it_and_in_no_run_folder(where, act, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("run", "other"):
+        Path(name).mkdir()
+        Path(name, "run.json").write_text("{}")
+    path = tmp_path / where
+    path.parent.mkdir(exist_ok=True)
+    made = "import grpo_kit as kit\nopen('ran', 'a').close()\ntask = kit.tasks.largest(n_train=4, n_held_out=2)\n"
+    path.write_text(made)
+    task = grpo_kit.tasks.from_file(path)
+    model, _ = grpo_kit.load_policy("tiny-random", quiet=True)
+    config = grpo_kit.preset("smoke").with_task(task)
+    kept = run_settings.settings_of(model, task, config, [1.0], "adamw", None) | {"notes": {}}
+    if act:
+        act(path, kept["task"])
+    Path("run/run.json").write_text(json.dumps(kept))
+    Path("ran").unlink()
+    if (where, act) == ("task.py", None):
+        assert Job.of_run(Path("run")).task.train == task.train and Path("ran").exists()
+        return
+    with pytest.raises(ValueError, match="the task of run was made by .*: give --task my_task.py"):
+        Job.of_run(Path("run"))
+    assert not Path("ran").exists()
+    Path("given.py").write_text(made)
+    assert Job.of_run(Path("run"), "given.py").task.train == task.train
+
+
 def test_a_stop_before_the_first_step_is_done_begins_it_again(here, monkeypatch, capsys):
     from grpo_kit.loop.grpo import GRPOTrainer
 

@@ -1,5 +1,6 @@
 """In training CUDA graphs are captured once a shape, though autocast is always on; on a stand-in for CUDA's."""
 
+import few_words
 import pytest
 import torch
 from fake_cuda import FakeCuda
@@ -34,7 +35,7 @@ def test_graphs_are_captured_once_a_shape_over_rollouts_and_optimizer_steps(kind
     monkeypatch.setattr(fast, "RolloutEngine", Graphed)
     monkeypatch.setattr(fast, "free_bytes", lambda device: 2**40)  # what the engine holds may stay
     torch.manual_seed(0)
-    model = load_policy("tiny-random", quiet=True, **KINDS[kind])[0]
+    model = load_policy(few_words.folder(), quiet=True, **KINDS[kind])[0]
     trainer = make(tmp_path / "run", model=model, seams="fast", autocast="bfloat16", steps=5)
     weights, captured, inner = [], [], trainer.sample
 

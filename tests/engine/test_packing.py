@@ -1,7 +1,7 @@
 """The packed layout: who sees whom, where scores lie, how groups are cut into chunks."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers.integrations.flex_attention import WrappedFlexAttention
@@ -84,7 +84,6 @@ row = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.lists(row, min_size=1, max_size=12), st.integers(1, 30))
 def test_chunks_hold_every_row_once_and_fit(rows, max_tokens):
     chunks = make_chunks(rows, max_tokens)

@@ -3,6 +3,7 @@
 import io
 import sys
 
+import few_words
 import pytest
 import torch
 
@@ -11,13 +12,14 @@ from grpo_kit import load_policy, tasks
 from grpo_kit.exports import ExportError, export
 from grpo_kit.rollout.complete import complete
 
+BASE = str(few_words.folder())
 TASK = tasks.largest(n_train=8, n_held_out=6)
 QUESTION = TASK.held_out[0]["question"]
 
 
 @pytest.fixture(scope="module")
 def adapted():
-    model, tokenizer = load_policy("tiny-random", tuning="lora", quiet=True)
+    model, tokenizer = load_policy(BASE, tuning="lora", quiet=True)
     torch.manual_seed(0)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
@@ -40,10 +42,10 @@ def test_the_response_is_that_of_the_trainings_prompt(adapted):
 
 def test_base_beside_tuned_is_the_adapter_off(adapted):
     both = kit.chat(*adapted, task=TASK, base=True).ask(QUESTION)
-    base, tokenizer = load_policy("tiny-random", quiet=True)
+    base, tokenizer = load_policy(BASE, quiet=True)
     assert both == {"tuned": expected(*adapted), "without its adapter": expected(base, tokenizer)}
     assert both["tuned"] != both["without its adapter"]
-    named = kit.chat(*adapted, task=TASK, base="tiny-random").ask(QUESTION)
+    named = kit.chat(*adapted, task=TASK, base=BASE).ask(QUESTION)
     assert named == {"tuned": both["tuned"], "base": both["without its adapter"]}
 
 
@@ -54,8 +56,8 @@ def test_an_export_needs_no_task(format, adapted, tmp_path):
     export(*adapted, folder, task=TASK, format=format, quant=quant, temperature=0.0, proof=False)
     asked = kit.chat(folder)
     assert asked.ask(QUESTION) == {str(folder): expected(*adapted)} and asked.tokens == 12
-    both = kit.chat(folder, base="tiny-random").ask(QUESTION)
-    base, tokenizer = load_policy("tiny-random", quiet=True)
+    both = kit.chat(folder, base=BASE).ask(QUESTION)
+    base, tokenizer = load_policy(BASE, quiet=True)
     assert both["base"] == expected(base, tokenizer), "the base is asked with the export's prompt"
     with pytest.raises(ExportError, match="holds its prompt already; leave the task out"):
         kit.chat(folder, task=TASK)
@@ -98,6 +100,6 @@ def test_what_cannot_be_asked_is_refused(adapted):
     with pytest.raises(ExportError, match="a model in memory needs its tokenizer"):
         kit.chat(adapted[0])
     with pytest.raises(ExportError, match="this model has none; name the base"):
-        kit.chat(*load_policy("tiny-random", quiet=True), base=True)
+        kit.chat(*load_policy(BASE, quiet=True), base=True)
     with pytest.raises(ExportError, match="temperature=-1 must be 0"):
         kit.chat(*adapted, temperature=-1)

@@ -196,6 +196,10 @@ def test_a_changed_byte_is_seen(tiny, tmp_path, read_here):
             ExportError, match="is not what was exported: model.safetensors is another; copy it again"
         ):
             used(made.folder)
+    with pytest.raises(
+        PolicyLoadError, match="is damaged: model.safetensors is another; .* delete its export.json"
+    ):
+        load_policy(made.folder, quiet=True)
     weights.unlink()
     with pytest.raises(ExportError, match="model.safetensors is gone"):
         kit.chat(made.folder)

@@ -8,6 +8,7 @@ from forced_runs import apart, arguments, by_loop, by_trl, chats, means, points,
 from peft import LoraConfig
 
 from grpo_kit.engine.packed_update import PackedUpdate
+from grpo_kit.evaluation.accuracy import evaluate
 from grpo_kit.integrations.trl import from_trl
 from grpo_kit.prompts import build_prompt
 
@@ -145,8 +146,8 @@ def test_a_tokenizer_that_begins_texts_by_itself_begins_them_once(tmp_path):
         ({"train_dataset": iter([])}, "list of rows"),
         ({"tools": [max]}, "tools"),
         ({"callbacks": [object()]}, "hooks="),
-        ({"eval_dataset": texts()}, "eval_dataset"),
-        ({"eval_dataset": None, "model_name": "x"}, "no argument of from_trl"),
+        ({"eval_dataset": [{"question": "1 + 1?"}]}, "eval_dataset needs .* column 'prompt'"),
+        ({"eval_dataset": None, "model_name": "x"}, "no such argument; here it is model"),
         ({"processing_class": object()}, "give a tokenizer"),
         ({"fields": {"reward_weights": [1.0, 2.0]}}, "one number each"),
     ],
@@ -221,3 +222,14 @@ def test_bare_text_under_a_chat_template_is_said_once(tmp_path):
             from_trl(model, letters, arguments(tmp_path / name), rows, processing_class=tokenizer)
         seen[name] = sum("holds no '" in str(one.message) for one in caught)
     assert seen == {"bare": 1, "rendered": 0, "messages": 0}
+
+
+def test_rows_of_a_script_are_evaluated_as_any_others(tmp_path):
+    model, tokenizer = few_words.policy()
+    rows = texts()
+    script = {"args": arguments(tmp_path / "run", max_steps=1), "train_dataset": rows, "eval_dataset": rows}
+    trainer = from_trl(model, reward_funcs=vowels, processing_class=tokenizer, **script)
+    trainer.train()
+    evaluation = evaluate(trainer.model, tokenizer, trainer.task)
+    assert evaluation.strict is None and evaluation.formatted is None
+    assert evaluation.rows["reward"].tolist() == vowels(evaluation.rows["completion"].tolist())

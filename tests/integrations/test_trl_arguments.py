@@ -1,5 +1,7 @@
 """What from_trl does with the fields that are no number of the loop's Config, and what it prints."""
 
+import re
+
 import few_words
 import pytest
 import torch
@@ -8,6 +10,16 @@ from peft import LoraConfig
 
 from grpo_kit.integrations.trl import from_trl
 from grpo_kit.models import load_policy
+from grpo_kit.record.files import read_metrics
+from grpo_kit.rewards import Clipped, Gated, WeightedSum
+
+
+def letters(completions, **columns):
+    return [0.5 for _ in completions]
+
+
+def short(completions, **columns):
+    return [1.0 for _ in completions]
 
 
 def made(
@@ -82,9 +94,9 @@ def test_dropout_is_disabled_where_args_say_so(tmp_path, off):
 
 
 def test_what_is_ignored_is_said(tmp_path, capsys):
-    made(tmp_path, report_to=["tensorboard"], num_iterations=2, max_steps=3)
+    made(tmp_path, run_name="mine", num_iterations=2, max_steps=3)
     printed = capsys.readouterr().out
-    assert "report_to=['tensorboard']" in printed and "ends inside a rollout of 2 updates" in printed
+    assert "run_name='mine'" in printed and "ends inside a rollout of 2 updates" in printed
     made(tmp_path, report_to="none", num_iterations=2)
     assert capsys.readouterr().out == ""
 
@@ -102,6 +114,107 @@ def test_rewards_know_how_far_training_is(tmp_path):
         (2, 6, pytest.approx(1 / 3)),
         (4, 6, pytest.approx(2 / 3)),
     ]  # 3 rollouts see 6 rows
+
+
+REFUSED_BEFORE = {
+    "reward_weights": ([0.0], [float("nan")], [float("inf")], [1.0, 2.0], "1"),
+    "learning_rate": (float("nan"), float("inf"), -1e-5, "1e-5", 0.0),
+    "temperature": (float("nan"), 0.0, -1.0, float("inf"), None),
+    "num_train_epochs": (float("nan"), float("inf"), 0.0, -1.0),
+    "adam_beta1": (float("nan"), 1.0, -0.1, float("inf")),
+    "adam_epsilon": (float("nan"), -1e-8, float("inf")),
+    "max_grad_norm": (float("nan"), float("inf"), -1.0),
+    "per_device_train_batch_size": (0, -4, 2.5),
+    "gradient_accumulation_steps": (0, -1, float("nan")),
+    "num_generations": (0, 1, -4, 2.5),
+    "max_completion_length": (0, -1, None, 2.5),
+    "save_steps": (0, float("nan"), -5),
+    "report_to": (["mlflow"], ["tensorboard", "comet_ml"]),
+    "eval_strategy": ("steps", "epoch"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_BEFORE)
+def test_what_cannot_be_is_refused_before_anything_is_loaded(tmp_path, name):
+    for value in REFUSED_BEFORE[name]:
+        args = arguments(tmp_path, save_strategy="steps", max_steps=-1 if name == "num_train_epochs" else 2)
+        setattr(args, name, value)
+        if name == "eval_strategy":
+            args.eval_steps = 1
+        with pytest.raises(ValueError, match=name):
+            from_trl("no/such-model", points, args, texts())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "fields, measured",
+    [
+        ({"eval_strategy": "steps", "eval_steps": 2}, [0, 2, 4, 5]),
+        ({"eval_strategy": "epoch"}, [0, 3, 5]),  # 6 rows, 2 a step
+        ({"eval_strategy": "steps", "eval_steps": 0.6}, [0, 3, 5]),
+        ({"eval_on_start": True}, [0, 5]),
+        ({}, []),
+    ],
+)
+def test_eval_dataset_is_the_held_out_rows(tmp_path, fields, measured):
+    calls = []
+
+    def watched(completions, prompts, **columns):
+        calls.append(len(completions))
+        return [float(len(prompt)) for prompt in prompts]
+
+    held_out = [{"prompt": f"Name {i}:", "size": i} for i in range(3)]
+    trainer = made(tmp_path, rewards=watched, given={"eval_dataset": held_out}, max_steps=5, **fields)
+    trainer.train()
+    table = read_metrics(tmp_path)
+    steps = [] if "eval/reward" not in table else table.loc[table["eval/reward"].notna(), "step"].tolist()
+    assert steps == measured and calls.count(3) == len(measured) and len(trainer.task.held_out) == 3
+    assert "eval/accuracy" not in table
+
+
+def test_a_run_is_shown_and_tracked_as_one_of_the_kits_own(tmp_path, capsys):
+    pytest.importorskip("tensorboard")
+    trainer = made(tmp_path / "run", report_to=["tensorboard"], learning_rate=0.5, max_steps=4)
+    trainer.train()
+    printed = capsys.readouterr().out
+    assert "step 4" in printed.lower() and "tensorboard:" in printed
+    assert list((tmp_path / "run/tensorboard").iterdir()) and (tmp_path / "run/README.md").exists()
+    names = {type(hook).__name__ for hook in trainer.hooks}
+    assert {"WatchRun", "OffScale", "StillStep", "ControlFolder", "Watchdog"} <= names
+    assert trainer.save_model(tmp_path / "run") == tmp_path / "run/model"  # args.output_dir, as scripts end
+    assert trainer.save_model(tmp_path / "run") == tmp_path / "run/model-2"
+    assert load_policy(str(tmp_path / "run/model"), quiet=True)[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("data", [texts, chats])
+def test_rewards_made_of_others_report_their_parts(tmp_path, data):
+    whole = WeightedSum({Clipped(points, low=-5, high=20): 0.75, Gated(letters, on=short): 0.25})
+    trainer = made(tmp_path, data=data(), rewards=[whole, vowels], max_steps=1)
+    trainer.train()
+    columns = read_metrics(tmp_path).columns
+    parts = {"clipped_points", "points", "gated_letters", "letters", "short", "vowels", "weighted_sum"}
+    assert {f"reward/{name}" for name in parts} <= {*columns}
+
+
+@pytest.mark.parametrize(
+    "name, here",
+    [
+        ("args", "trainer.config"),
+        ("state", "trainer.step, and kit.read_metrics"),
+        ("evaluate", "kit.evaluate(trainer.model"),
+        ("push_to_hub", "trainer.model.push_to_hub"),
+        ("processing_class", "tokenizer= of the trainer"),
+        ("lr_scheduler", "learning_rate, with a schedule"),
+        ("save_modle", "did you mean 'save_model'"),
+    ],
+)
+def test_what_trls_trainer_has_is_called_otherwise(tmp_path, name, here):
+    trainer = made(tmp_path)
+    with pytest.raises(AttributeError, match=re.escape(here)):
+        getattr(trainer, name)
+    with pytest.raises(ValueError, match=re.escape("here it is train(resume=True)")):
+        trainer.train(resume_from_checkpoint=True)
+    assert not hasattr(trainer, name) and trainer.step == 0
 
 
 def test_products_in_bfloat16(tmp_path):

@@ -55,7 +55,8 @@ EFFECTS = {
 ELSEWHERE = {
     "output_dir", "reward_weights", "adam_beta1", "adam_beta2", "adam_epsilon", "use_cpu", "model_init_kwargs",
     "trust_remote_code", "disable_dropout", "chat_template_kwargs", "remove_unused_columns", "lr_scheduler_kwargs",
-    "warmup_steps", "fp16", *(name for name in MAPPED if name.startswith(("sapo_", "vespo_"))),
+    "warmup_steps", "fp16", "report_to", "project", "trackio_space_id", "eval_strategy", "eval_steps", "eval_on_start",
+    *(name for name in MAPPED if name.startswith(("sapo_", "vespo_"))),
 }  # fmt: skip
 # What a script would set a refused field to.
 SETS = {
@@ -64,7 +65,8 @@ SETS = {
     "multi_objective_aggregation": "normalize_then_sum", "sync_ref_model": True, "top_entropy_quantile": 0.2,
     "use_adaptive_entropy": True, "off_policy_mask_threshold": 0.5, "router_aux_loss_coef": 0.01,
     "cast_lm_head_to_fp32": True, "neftune_noise_alpha": 5.0, "optim_args": "a=1", "optim_target_modules": "all-linear",
-    "max_tool_calling_iterations": 3, "shuffle_dataset": False, "eval_strategy": "steps", "eval_on_start": True,
+    "max_tool_calling_iterations": 3, "shuffle_dataset": False, "eval_delay": 2, "bf16_full_eval": True,
+    "fp16_full_eval": True, "trackio_bucket_id": "a/b", "trackio_static_space_id": "a/b",
     "load_best_model_at_end": True, "push_to_hub": True, "log_completions_hub_repo": "a/b", "full_determinism": True,
     "resume_from_checkpoint": "runs/x",
 }  # fmt: skip
@@ -130,7 +132,7 @@ def test_options_of_the_losses_that_have_them():
     half = args()
     half.fp16 = True
     assert config_of(half, 40).autocast == "float16"
-    assert config_of(args(optim="adamw_8bit"), 40, narrow=True).optimizer == "adamw-8bit-split"
+    assert config_of(args(optim="adamw_8bit"), 40).optimizer == "adamw-8bit"
     assert config_of(args(), 40).optimizer is None
 
 

@@ -5,11 +5,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-import grpo_kit.integrations.trl as integration
+from grpo_kit.hooks import standard
 from grpo_kit.loop import GRPOTrainer
 from grpo_kit.loop.generate import as_batch, render
 from grpo_kit.models.token_lists import end_ids
-from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES, lines_of
+from grpo_kit.record.files import read_metrics
+from grpo_kit.record.lines import COMPLETIONS_LINES, lines_of
 
 SCRIPTS = Path(__file__).parent / "scripts"
 IMPORT = "from trl import GRPOConfig, GRPOTrainer\n"
@@ -70,7 +71,7 @@ def run(name, folder, change=lambda text: text):
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_script_runs_in_the_loop(tmp_path, monkeypatch, name, capsys):
     write, parts, weights = WRITTEN[name]
-    fast = integration.fast
+    fast_for = standard.fast_for
 
     def writing(model, tokenizer, task, rows, config, numbers):
         prompts = [
@@ -82,7 +83,7 @@ def test_a_script_runs_in_the_loop(tmp_path, monkeypatch, name, capsys):
         ids = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts]
         return as_batch(tokenizer, rows, 4, prompts, ids, end_ids(model, tokenizer))
 
-    monkeypatch.setattr(integration, "fast", lambda *given: fast(*given)._replace(sample=writing))
+    monkeypatch.setattr(standard, "fast_for", lambda *given: fast_for(*given)._replace(sample=writing))
     trainer = run(name, tmp_path / "run", changed)["trainer"]
     assert isinstance(trainer, GRPOTrainer) and trainer.step == 2
     assert "Slower" not in capsys.readouterr().out
@@ -98,7 +99,7 @@ def test_a_script_runs_in_the_loop(tmp_path, monkeypatch, name, capsys):
         whole = sum(w * group[f"reward/{part}"] for w, part in zip(weights, parts, strict=True))
         assert list(group["reward"]) == pytest.approx(list(whole), abs=1e-6)
         assert group["advantage"].iloc[0] > 0 > group["advantage"].min()
-    assert all(row["grad_norm"] > 0 for row in lines_of(tmp_path / "run" / METRICS_LINES))
+    assert (read_metrics(tmp_path / "run")["grad_norm"] > 0).all()
 
 
 @pytest.mark.parametrize("name", WRITTEN)

@@ -1,9 +1,8 @@
 """Where no checkpoint is due by steps a crash loses minutes, not the run: kit.GRPOTrainer saves by time."""
 
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from standard_runs import make
@@ -28,21 +27,23 @@ make({folder!r}, hooks=[Kill()]).train()
 
 
 class Slow(Hook):
-    """Each step counts as two minutes; after each, the checkpoints that are there."""
+    """Each step counts as two minutes; after each, when all hooks had their turn, the checkpoints that are there."""
 
     def __init__(self):
         self.seen = []
 
     def before_step(self, trainer):
         trainer.seconds += 120
+        if trainer.step:
+            self.end(trainer, None)
 
-    def after_step(self, trainer, row, batch):
+    def end(self, trainer, error):
         self.seen.append(sorted(path.name for path in trainer.folder.glob("checkpoint-*")))
 
 
 def test_a_run_that_was_killed_goes_on_to_the_weights_of_one_that_was_not(tmp_path):
     code = KILLED.format(tests=str(Path(__file__).parents[1]), folder=str(tmp_path / "run"))
-    assert subprocess.run([sys.executable, "-c", code]).returncode < 0
+    assert forked.run("-c", code).returncode < 0
     again, untouched = make(tmp_path / "run"), make(tmp_path / "untouched")
     again.train(resume=True)
     untouched.train()
@@ -82,3 +83,41 @@ def test_training_goes_on_where_the_disk_does_not_take_it(tmp_path, monkeypatch)
     with pytest.warns(RuntimeWarning, match="No space left on device.*Training goes on"):
         trainer.train()
     assert trainer.step == 6 and slow.seen[-2:] == [[], ["checkpoint-6"]]
+
+
+class SavesModel(Hook):
+    def end(self, trainer, error):
+        trainer.save_model(trainer.folder / "model")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (
+            {},
+            "The run is in run. Not saved in it: any weights. trainer.save_model('run/model') saves the model.",
+        ),
+        (
+            {"save_steps": 3},
+            "Not saved in it: the weights of step 4; the newest is checkpoint-3. trainer.",
+        ),
+        (
+            {"save_steps": 1, "steps": 2},
+            "The run is in run, the weights of its last step in checkpoint-2. trainer.",
+        ),
+        (
+            {"save_steps": 3, "steps": 8},
+            "Not saved in it: the weights of steps 7 to 8; the newest is checkpoint-6.",
+        ),
+        ({"hooks": [SavesModel()]}, "The run is in run, its model in run/model."),
+        ({"live": None}, ""),
+    ],
+    ids="nothing,one step since,each step,two steps since,a model,nobody looks".split(","),
+)
+def test_where_a_run_ends_a_line_says_where_it_is_and_what_of_it_is_not(
+    how, words, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / "run", **({"live": False} | how)).train()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("The run is in")]
+    assert len(lines) == bool(words) and words in "".join(lines)

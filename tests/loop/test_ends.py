@@ -125,7 +125,7 @@ def test_rewards_see_tags_that_are_special_tokens(tags, tmp_path):
     for seams in ("plain", "fast"):
         trainer = make(
             tmp_path / seams, model=copy.deepcopy(model), tokenizer=tokenizer, task=task, seams=seams, steps=1,
-            learning_rate=1e-30,
+            learning_rate=1e-9,
         )  # fmt: skip
         trainer.train()
         assert record(trainer.folder)[0][0]["reward"] == 1.0, seams
@@ -148,3 +148,5 @@ def test_a_tag_that_ends_completions_is_refused_at_the_start(special, ends, text
     task = replace(THINKING, system=text or None)
     with pytest.raises(ValueError, match=f"special token '{special[0]}'"):
         make(tmp_path / "run", model=model, tokenizer=tokenizer, task=task)
+    with pytest.raises(ValueError, match=f"special token '{special[0]}'"):
+        evaluate(model, tokenizer, task)

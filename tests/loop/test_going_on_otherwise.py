@@ -1,18 +1,24 @@
 """Going on with other things than before: each is obeyed, said and on record, or refused by name; and a longer run."""
 
 import copy
+import json
+import re
 import shutil
 from dataclasses import replace
 
 import few_words
 import pytest
 import torch
-from loop_runs import make, record, same, task, weights
+from loop_runs import letters, make, record, same, task, weights
+from tokenizers import Tokenizer
 
 from grpo_kit.loop import Config
+from grpo_kit.loop.config_changes import differences
 from grpo_kit.loop.grpo_config import FIELDS
+from grpo_kit.loop.run_settings import made_with
 from grpo_kit.models import load_policy
 from grpo_kit.record.files import RunFolderError
+from grpo_kit.rewards import Gated, NumericAnswer, SoftFormat
 from grpo_kit.schedules import cosine, linear, stepwise
 
 DONE = 2  # steps of the runs that others go on with
@@ -137,8 +143,84 @@ def rewritten():
     return replace(task(), rewards=[*task().rewards[:-1], letters])
 
 
+class Letters:
+    """letters() by settings: one of the class, one that is private, a default, one closed over."""
+
+    __name__ = "letters"
+    least = 1
+
+    def __init__(self, power=1):
+        self._power = power
+
+    def __call__(self, completions, **columns):
+        return [score**self._power for score in letters(completions)]
+
+
+def letters_of(power, inner=letters):
+    def letters(completions, *, power=power, **columns):
+        return [score**power for score in inner(completions)]
+
+    return letters
+
+
+def paid_by(reward):
+    """The task with this reward in place of letters."""
+    return replace(task(), rewards=[*task().rewards[:-1], reward])
+
+
+def cuts_otherwise(tokenizer):
+    """The same tokens and template, without the last merge."""
+    made = json.loads(tokenizer.backend_tokenizer.to_str())
+    made["model"]["merges"].pop()
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(made))
+    return tokenizer
+
+
+AGAIN = {  # what a run began with, and what it goes on with: each is named as the third says
+    "a kit reward's tolerance": (
+        {"task": paid_by(NumericAnswer())}, {"task": paid_by(NumericAnswer(tolerance=5))}, "reward.numeric_answer",
+    ),
+    "a part's": (
+        {"task": paid_by(Gated(NumericAnswer(), on=SoftFormat()))},
+        {"task": paid_by(Gated(NumericAnswer(units="required"), on=SoftFormat()))},
+        "reward.gated_numeric_answer",
+    ),
+    "a private attribute": ({"task": paid_by(Letters())}, {"task": paid_by(Letters(2))}, "reward.letters"),
+    "a private pattern": (
+        {"task": paid_by(Letters(re.compile("a")))}, {"task": paid_by(Letters(re.compile("b")))}, "reward.letters",
+    ),
+    "a class's attribute": (
+        {"task": paid_by(Letters())}, {"task": paid_by(type("Letters", (Letters,), {"least": 2})())}, "reward.letters",
+    ),
+    "a default": ({"task": paid_by(letters_of(1))}, {"task": paid_by(letters_of(2))}, "reward.letters"),
+    "weights": ({}, {"task": replace(task(), reward_weights=[0.1, 0.2, 0.7])}, "task.reward_weights"),
+    "a tokenizer": ({}, {"tokenizer": cuts_otherwise(few_words.tokenizer())}, "tokenizer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", AGAIN)
+def test_other_settings_of_what_was_given_are_said_and_stand_in_the_changes(what, tmp_path, capsys):
+    before, after, name = AGAIN[what]
+    trainer = make(tmp_path / "run", steps=1, **before)
+    trainer.open()
+    made, now = made_with(trainer), made_with(make(tmp_path / "other", steps=1, **after))
+    assert {*differences(made, now)} == {name}
+    assert {*differences(made, made_with(make(tmp_path / "same", steps=1, **copy.deepcopy(before))))} == set()
+    trainer.task, trainer.tokenizer = (
+        after.get("task", trainer.task),
+        after.get("tokenizer", trainer.tokenizer),
+    )
+    trainer._changes.known |= made
+    trainer._changes.begin(trainer, first=False)
+    assert f"From step 1 on otherwise than before: {name} " in capsys.readouterr().out
+    assert {*trainer._changes.of_step(trainer, {})[0]["changes"]} == {name}
+
+
 OBEYED = {
     "reward.letters": lambda: {"task": rewritten()},
+    "task.reward_weights": lambda: {"task": replace(task(), reward_weights=[0.1, 0.2, 0.7])},
+    "tokenizer": lambda: {"tokenizer": cuts_otherwise(few_words.tokenizer())},
     "rows": lambda: {"task": replace(task(), train=task().train[::-1])},
     "system": lambda: {"task": replace(task(), system="Be brief.")},
     "prefill": lambda: {"task": replace(task(), prefill="So <answer>")},
@@ -226,7 +308,7 @@ def test_batches_that_wait_keep_the_rows_that_they_were_made_of(tmp_path):
 def test_a_run_goes_on_from_its_own_checkpoints_model(tmp_path):
     """load_policy of a checkpoint, and train(resume=True) into the run's folder: the same weights, not another run."""
     for tuning in ("full", "lora"):
-        fresh = lambda: load_policy("tiny-random", tuning=tuning, quiet=True)[0]  # noqa: B023, E731  an adapter names it
+        fresh = lambda: load_policy(few_words.folder(), tuning=tuning, quiet=True)[0]  # noqa: B023, E731  an adapter names it
         whole = make(tmp_path / f"{tuning}-whole", model=fresh())
         whole.train()
         folder = tmp_path / tuning

@@ -2,7 +2,9 @@
 
 import json
 import re
+import shutil
 
+import few_words
 import pytest
 from loop_runs import press_stop
 from standard_runs import make
@@ -10,10 +12,13 @@ from standard_runs import make
 from grpo_kit import tasks
 from grpo_kit.evaluation.accuracy import evaluate
 from grpo_kit.evaluation.held_out import HeldOut
+from grpo_kit.hooks.control_folder import control
+from grpo_kit.hooks.held_out_hook import HeldOutHook
+from grpo_kit.hooks.watch_run import WatchRun
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import Stopped
-from grpo_kit.models import load_policy
 from grpo_kit.record.files import RunFolderError, read_metrics
+from grpo_kit.record.run_lock import alone
 from grpo_kit.watch.run_card import model_card
 from grpo_kit.watch.terminal import Lines
 
@@ -47,7 +52,7 @@ class WeightsAt(Hook):
 
 
 def trainer(folder, *, task=TASK, tuning="full", **options):
-    model, tokenizer = load_policy("tiny-random", tuning=tuning, quiet=True)
+    model, tokenizer = few_words.policy(tuning)
     return make(folder, task=task, model=model, tokenizer=tokenizer, **options)
 
 
@@ -93,6 +98,42 @@ def test_the_best_is_kept_by_a_run_that_was_stopped_and_by_adapters(tuning, tmp_
     assert json.loads((tmp_path / "run" / "kept.json").read_text())["step"] == 2
     card = (tmp_path / "run" / "README.md").read_text()
     assert "The weights are those of step 2 of 4, the best held-out accuracy (0.700)" in card
+
+
+class Copies(Hook):
+    """What a kill at this place in the order of hooks would leave."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def after_step(self, trainer, row, batch):
+        if trainer.step == 2:
+            shutil.copytree(trainer.folder, self.folder)
+
+
+class Counts(Hook):
+    """A hook of a user's, with a column of its own."""
+
+    def after_step(self, trainer, row, batch):
+        trainer.log.write(trainer.step, {"mine": trainer.step})
+
+
+def test_a_run_that_was_killed_between_two_hooks_has_all_columns_in_every_row(tmp_path):
+    """A checkpoint stands for a step whose row is whole: it is saved when all hooks had their turn."""
+    how = dict(keep="best", steps=3)
+    held_out = lambda: HeldOut(TASK, rows=2, every=1)  # noqa: E731  of a tiny model: all evaluations are equal
+    whole = trainer(tmp_path / "whole", held_out=held_out(), hooks=[Counts()], **how)
+    places = [at for at, hook in enumerate(whole.hooks) if isinstance(hook, HeldOutHook | WatchRun | Counts)]
+    kills = [Copies(tmp_path / f"killed-{at}") for at in places]
+    for at, kill in reversed([*zip(places, kills, strict=True)]):
+        whole.hooks.insert(at + 1, kill)
+    whole.train()
+    wanted = read_metrics(whole.folder).notna()
+    assert {"eval/accuracy", "mine", "diversity/self_bleu"} <= {*wanted}
+    for kill in kills:
+        again = trainer(kill.folder, held_out=held_out(), hooks=[Counts()], **how)
+        again.train(resume=True)
+        assert read_metrics(kill.folder).notna().equals(wanted)
 
 
 def test_a_better_evaluation_that_is_not_kept_is_named_in_the_card_too(tmp_path, capsys):
@@ -162,25 +203,45 @@ def test_live_says_how_loud_a_run_is(live, lines, tmp_path, capsys):
     assert sum("reward" in line and line.startswith("step ") for line in said) == lines
 
 
-def test_a_run_that_is_done_hears_what_was_asked_of_its_folder(tmp_path, capsys):
-    from grpo_kit.record.control import control
-
+def test_what_was_asked_while_no_run_went_on_is_named_and_thrown_away(tmp_path, capsys):
     run = trainer(tmp_path / "run", steps=2)
     run.train()
     run.train()
     assert "All 2 steps are done" in capsys.readouterr().out
     hand = control(tmp_path / "run")
-    hand.pause()
-    hand.stop()
+    asked = {
+        "pause": hand.pause, "stop": hand.stop, "save": hand.save, "go on": hand.go_on,
+        "9e-05": lambda: hand.change(learning_rate=9e-5), "steps": lambda: hand.change(steps=9),
+    }  # fmt: skip
+    for ask in asked.values():
+        with pytest.warns(UserWarning, match=f"trains into {tmp_path}.*nobody hears"):
+            ask()
     (tmp_path / "run/control/a-number.json").write_text("7")
-    hand.change(steps=3)
+    run.change(steps=3, learning_rate=2e-5)
     run.train()
-    assert run.step == 3 and not (tmp_path / "run/control").exists()
+    assert run.step == 3 and run.config.learning_rate == 2e-5, "what was given last"
+    thrown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Not obeyed: ")]
+    assert len(thrown) == 7 and all(any(name in line for line in thrown) for name in [*asked, "7"])
+    assert not (tmp_path / "run/control").exists()
+
+
+def test_what_is_asked_while_a_command_evaluates_is_obeyed_and_what_comes_too_late_is_named(tmp_path, capsys):
+    """`grpo-kit train` holds the folder before its first step; a hook that ends later asks after the last look."""
+
+    class Late(Hook):
+        def end(self, trainer, error):
+            control(trainer.folder).change(learning_rate=9e-5)
+
+    run = trainer(tmp_path / "run", steps=2, hooks=[Late()])
+    run.open()
+    with alone(run.folder):
+        control(run.folder).change(steps=3)
+        run.train()
+    assert run.step == 3
+    assert 'Not obeyed: {"change": {"learning_rate": 9e-05}}. The run had ended' in capsys.readouterr().out
 
 
 def test_control_refuses_at_once(tmp_path):
-    from grpo_kit.record.control import control
-
     with pytest.raises(RunFolderError, match="holds no run"):
         control(tmp_path / "nowhere")
     trainer(tmp_path / "run", steps=1).train()

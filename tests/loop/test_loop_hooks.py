@@ -9,14 +9,14 @@ import torch
 from loop_runs import make, record, same, task, weights
 
 import grpo_kit as kit
-from grpo_kit.hooks.control_folder import ControlFolder
+from grpo_kit.hooks.control_folder import ControlFolder, control
 from grpo_kit.hooks.held_out_hook import HeldOutHook
 from grpo_kit.hooks.standard import GRPOTrainer
 from grpo_kit.hooks.watch_run import WatchRun
 from grpo_kit.loop import Config
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import Stopped
-from grpo_kit.record.control import control, read_changes
+from grpo_kit.record.control import read_changes
 from grpo_kit.record.files import read_metrics
 from grpo_kit.watch.live import LiveChart
 from grpo_kit.watch.monitor import read_flags
@@ -79,6 +79,22 @@ def test_the_best_evaluations_weights_are_kept_and_a_longer_run_goes_on_from_the
     assert all(torch.equal(value, weights(whole)[name]) for name, value in last.items()), (
         "the moments of step 6"
     )
+
+
+@pytest.mark.parametrize(
+    ("values", "best"),
+    [
+        ((0.5, 0.5, 0.5), 4),
+        ((0.7, 0.7, 0.4), 2),
+        ((0.1, 0.7, 0.7), 4),
+        ((0.7, 0.1, 0.1), 0),
+        ((0.0, 0.0, 0.0), 4),
+    ],
+)
+def test_of_equal_evaluations_the_latest_is_kept(values, best, tmp_path):
+    make(tmp_path / "run", hooks=[HeldOutHook(Measured(*values), keep="best")]).train()
+    assert json.loads((tmp_path / "run/kept.json").read_text())["step"] == best
+    assert (tmp_path / f"run/checkpoint-{best}").is_dir()
 
 
 def test_a_better_evaluation_that_was_not_kept_is_named(tmp_path, capsys):

@@ -281,7 +281,7 @@ def every_loss():
         torch.tensor([1.3, -0.7], dtype=torch.float32),
     )
     functions = [getattr(objectives, name) for name in LOSSES]
-    functions[LOSSES.index("dr_grpo")] = functools.partial(objectives.dr_grpo, max_completion_tokens=5)
+    functions[[*LOSSES].index("dr_grpo")] = functools.partial(objectives.dr_grpo, max_completion_tokens=5)
     given = [function(logprobs, old, advantages, mask) for function in functions]
     wanted = torch.tensor([True, False])
     kto = objectives.kto(
@@ -326,7 +326,10 @@ def in_float32(name):
         return as_text(name, Path(folder) / "run")
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+CAMPAIGN = [pytest.param(dtype, marks=pytest.mark.campaign) for dtype in (torch.bfloat16, torch.float16)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, *CAMPAIGN], ids=str)
 @pytest.mark.parametrize("name", COMPUTED)
 def test_nothing_depends_on_torchs_default_dtype(name, dtype, tmp_path, monkeypatch):
     """An interrupted load may leave another one."""

@@ -18,6 +18,7 @@ import grpo_kit as kit
 from grpo_kit.hooks.standard import GRPOTrainer
 from grpo_kit.loop import Config
 from loop_runs import letters, press_stop
+import few_words
 
 steps, folder = [], None
 def reward(completions, **columns):
@@ -30,7 +31,7 @@ rows = [{"question": f"Say {i}", "answer": str(i)} for i in range(5)]
 task = kit.tasks.from_rows("quiet", rows[:4], rows[4:], reward=reward, max_completion_tokens=4)
 
 def trainer():
-    model, tokenizer = kit.load_policy("tiny-random", tuning=tuning, quiet=True)
+    model, tokenizer = kit.load_policy(few_words.folder(), tuning=tuning, quiet=True)
     config = Config(steps=4, prompts_per_step=1, group_size=4, gradient_checkpointing=way == "plain")
     seams = {}
     if way == "plain":

@@ -1,5 +1,6 @@
 """Group losses, RLOO and advantages against trl's own trainers on the same batch."""
 
+import few_words
 import pytest
 import torch
 from datasets import Dataset
@@ -9,7 +10,6 @@ from plain_trl import make_plain, ragged_batch, settings
 from trl import RLOOConfig, RLOOTrainer
 from trl.trainer.utils import split_tensor_dict
 
-from grpo_kit.models import load_policy
 from grpo_kit.objectives import (
     bnpo,
     cispo,
@@ -193,7 +193,7 @@ def test_rloo_is_trls_from_the_rewards_to_the_gradient(tmp_path):
     """The KL in the reward by k1, leave-one-out, and the clipped ratio of whole completions."""
     given, beta = [], 0.5
     sharp_model(0).save_pretrained(tmp_path / "ref")  # trl reloads the reference from where the model came
-    model, tokenizer = sharp_model(1), load_policy("tiny-random", quiet=True)[1]
+    model, tokenizer = sharp_model(1), few_words.policy()[1]
     model.config._name_or_path = str(tmp_path / "ref")
     shared = settings(tmp_path).to_dict()
     names = "per_device_train_batch_size max_completion_length output_dir report_to use_cpu bf16 seed".split()

@@ -1,5 +1,6 @@
 """Preference losses and the reward model against trl's own trainers on the same batch."""
 
+import few_words
 import pytest
 import torch
 from datasets import Dataset
@@ -9,7 +10,6 @@ from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RewardConfig, Rewa
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
-from grpo_kit.models import load_policy
 from grpo_kit.objectives import (
     bradley_terry,
     dpo,
@@ -39,7 +39,7 @@ def config(kind, folder, **options):
 
 
 def tokenizer():
-    return load_policy("tiny-random", quiet=True)[1]
+    return few_words.policy()[1]
 
 
 def batch_of(trainer):

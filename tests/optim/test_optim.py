@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import few_words
 import pytest
 import torch
 from accelerate import Accelerator
@@ -131,7 +132,7 @@ def test_survival_plot_has_a_bar_a_row_as_long_as_what_was_kept(survival):
 
 def policy(name, **options):
     dtype = str(OPTIMIZERS[name].weights).removeprefix("torch.")
-    return load_policy("tiny-random", dtype=dtype, quiet=True, **options)[0]
+    return load_policy(few_words.folder(), dtype=dtype, quiet=True, **options)[0]
 
 
 @pytest.mark.parametrize("name", RUN_ON_CPU)
@@ -264,7 +265,7 @@ def test_share_that_moves_counts_what_a_step_really_changes():
 
 @pytest.mark.parametrize("name", ["adamw", "adamw-8bit"])
 def test_refuses_to_round_the_update_away(name):
-    model = load_policy("tiny-random", dtype="bfloat16", quiet=True)[0]
+    model = load_policy(few_words.folder(), dtype="bfloat16", quiet=True)[0]
     with pytest.raises(ValueError, match=r"learning_rate=1e-06 would not learn.*adamw-8bit-split"):
         make_optimizer(name, model, learning_rate=1e-6)
     make_optimizer(name, model, learning_rate=1e-2)  # large enough for bfloat16
@@ -272,7 +273,7 @@ def test_refuses_to_round_the_update_away(name):
 
 @pytest.mark.parametrize("name", RUN_ON_CPU)
 def test_float32_adapters_over_a_bfloat16_base_are_fine(name):
-    base = load_policy("tiny-random", dtype="bfloat16", quiet=True)[0]
+    base = load_policy(few_words.folder(), dtype="bfloat16", quiet=True)[0]
     model = get_peft_model(base, LoraConfig(r=4, target_modules="all-linear"))
     trained = [p for p in model.parameters() if p.requires_grad]
     assert {p.dtype for p in trained} == {torch.float32}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import sacrebleu
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_kit.rewards.bleu_rouge import Bleu, Rouge
@@ -170,7 +170,6 @@ SENTENCE = st.lists(VOCABULARY, min_size=1, max_size=12).map(" ".join)
 
 
 @given(answer=SENTENCE, golds=st.lists(SENTENCE, min_size=1, max_size=3), cased=st.booleans())
-@settings(max_examples=150, deadline=None)
 def test_bleu_is_sacrebleus(answer, golds, cased):
     theirs = sacrebleu.sentence_bleu(answer, golds, lowercase=not cased).score / 100
     assert score(Bleu(lowercase=not cased), answer, golds) == pytest.approx(theirs, abs=1e-9)
@@ -191,7 +190,6 @@ def test_rouge_is_rouge_scores(place, variant):
 
 
 @given(answer=SENTENCE, golds=st.lists(SENTENCE, min_size=1, max_size=3))
-@settings(max_examples=150, deadline=None)
 def test_rouge_is_rouge_scores_live(answer, golds):
     scorer = pytest.importorskip("rouge_score.rouge_scorer")
     for variant in ("rouge1", "rougeL"):
@@ -200,7 +198,6 @@ def test_rouge_is_rouge_scores_live(answer, golds):
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=9), st.lists(st.sampled_from("abc"), max_size=9))
-@settings(max_examples=150, deadline=None)
 def test_common_subsequence_by_the_textbook_table(a, b):
     table = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
     for i, x in enumerate(a):
@@ -219,7 +216,6 @@ def test_many_different_answers_do_not_fill_the_memory():
 
 
 @given(st.text(max_size=80))
-@settings(max_examples=100, deadline=None)
 def test_normalizing_again_changes_nothing(text):
     assert normalize(normalize(text)) == normalize(text)
 

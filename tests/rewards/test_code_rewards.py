@@ -125,7 +125,6 @@ PIECES = st.lists(
 
 
 @given(PIECES, st.sampled_from(["", PREFILL, "```python\nx"]))
-@settings(max_examples=300, deadline=None)
 def test_format_of_any_text_lies_in_the_range_and_full_marks_mean_a_block(pieces, prefill):
     text = "".join(pieces)
     (score,) = CodeFormat()([text], prefill=prefill)
@@ -156,7 +155,6 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN)
-@settings(max_examples=300, deadline=None)
 def test_values_come_back_through_json_with_their_types(value):
     assert as_json(encode(value)) == json.dumps(encode(value))
     back = decode(read_json(as_json(encode(value))))
@@ -176,7 +174,6 @@ def _without_floats(value):
 
 
 @given(PLAIN, PLAIN)
-@settings(max_examples=300, deadline=None)
 def test_without_floats_the_same_is_what_python_calls_equal(a, b):
     a, b = _without_floats(a), _without_floats(b)
     assert same(a, b) == (a == b)
@@ -276,7 +273,6 @@ def test_a_hostile_line_is_no_value_and_no_crash(text):
     st.lists(st.text(max_size=30), max_size=5),
     st.one_of(st.integers(-3, 12), st.text("-+_0129٣ ", max_size=9), st.text(max_size=9)),
 )
-@settings(max_examples=200, deadline=None)
 def test_any_output_is_read_without_raising(lines, place):
     stdout = "\n".join(f"mark {place} {line}" for line in lines)
     answers = _read_lines(stdout + "\nmark", "mark", 3)

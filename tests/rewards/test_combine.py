@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from loop_runs import make, task
 from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment
@@ -403,7 +403,6 @@ def test_the_probe_refuses(call, message):
 
 
 @given(st.lists(st.tuples(*[st.sampled_from([0, 0.25, 0.5, 1])] * 2), min_size=2, max_size=24))
-@settings(max_examples=60, deadline=None)
 def test_the_log_the_lists_and_the_live_metric_agree(rows):
     rows = rows[: len(rows) // 2 * 2]
     a, b = [x for x, _ in rows], [y for _, y in rows]

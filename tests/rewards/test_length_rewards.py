@@ -1,7 +1,7 @@
 """Length and repetition: tables with a reason on each row, and TRL's own punishments plus one."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment
 
@@ -61,7 +61,6 @@ def test_a_completion_of_special_tokens_alone_is_blank():
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=20), st.integers(1, 100), st.integers(1, 100))
-@settings(max_examples=60, deadline=None)
 def test_right_size_is_one_plus_trls_soft_overlong_punishment(lengths, expected, slack):
     ids = [[1] * length for length in lengths]
     theirs = get_soft_overlong_punishment(max_completion_len=expected + slack, soft_punish_cache=slack)(ids)
@@ -126,7 +125,6 @@ def test_repetition(text, expected, reason):
 
 
 @given(st.lists(st.sampled_from("a b c d e".split()), min_size=1, max_size=30), st.integers(1, 5))
-@settings(max_examples=100, deadline=None)
 def test_repetition_is_one_plus_trls_penalty(letters, n):
     theirs = get_repetition_penalty_reward(ngram_size=n)([[ord(letter) for letter in letters]])[0]
     assert Repetition(n)([" ".join(letters)]) == [pytest.approx(1 + theirs, abs=1e-12)]

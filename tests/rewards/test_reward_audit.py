@@ -447,3 +447,21 @@ def test_check_rewards_tries_the_near_misses_of_an_answer_reward():
     wide = task(NumericAnswer(tolerance=1), ["40"] * 4 + ["16"] + ["40"] * 4 + ["24"])
     assert "one more" not in check_rewards(wide.rewards, wide)["case"].tolist()
     assert MathAnswer().cheats(_honest_in("", {"answer": None})[0]) == []
+
+
+@pytest.mark.parametrize(
+    "row, column",
+    [
+        ({"completion": "5", "prompt": "2 + 3?"}, "completion"),
+        ({"gold": "5", "completions": ["5"], "self": 1}, "gold"),
+        ({"answer": "5", "prefill": "<a>", "images": None}, "answer"),
+        ({"Final Answer": 5, 7: "a number as a name"}, "Final Answer"),
+        ({"prompts": "5", "question": [{"role": "user", "content": "2 + 3?"}]}, "prompts"),
+        ({"name": "5", "reward": 1.0, "log_extra": None, "trainer_state": {}}, "name"),
+    ],
+)
+def test_rows_may_have_any_columns(row, column):
+    made = audit(MathAnswer(), [row], column=column)
+    assert made.golds == 1 and made.table()["n"].min() > 0 and not made.left_out
+    with pytest.raises(ValueError, match="row 0 has no column 'elsewhere'; it has"):
+        audit(MathAnswer(), [row], column="elsewhere")

@@ -503,3 +503,58 @@ def test_score_all_keeps_the_rewards_apart():
     soft = SoftFormat(think=None)
     made = score_all([Gated(ExactAnswer(), on=soft), soft], ["<answer>5</answer>"], answer=["5"])
     assert made == {"gated_exact_answer": [1.0], "soft_format": [1.0]}
+
+
+def _one_by_one(completions, **columns):
+    return [1 / (text != "bad") for text in completions]
+
+
+def _by_place(completions, **columns):
+    return [1 / (completions[i] != "bad") for i in range(len(completions))]
+
+
+def _beside_a_column(completions, answer, **columns):
+    return [len(text) / int(gold) for gold, text in zip(answer, completions, strict=True)]
+
+
+def _in_a_loop(completions, **columns):
+    longest = max(len(text) for text in completions)
+    scores = []
+    for text in completions:
+        scores.append(longest / (text != "bad"))
+    return scores
+
+
+async def _waited_for(completions, **columns):
+    return [1 / (text != "bad") for text in completions]
+
+
+def _a_judge_that_is_gone(completions, **columns):
+    texts = [text.strip() for text in completions]
+    raise ConnectionError(f"no judge for {len(texts)} texts")
+
+
+@pytest.mark.parametrize(
+    "reward, where",
+    [
+        (_one_by_one, "row 2, completion 'bad', the last that it read"),
+        (_by_place, "row 2, completion 'bad', the last that it read"),
+        (_beside_a_column, "row 2, completion 'bad', the last that it read"),
+        (_in_a_loop, "row 2, completion 'bad', the last that it read"),
+        (_waited_for, "row 2, completion 'bad', the last that it read"),
+        (_a_judge_that_is_gone, "it was not reading a row; the first is row 0, completion 'a'"),
+    ],
+)
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_reward_that_raises_is_called_once(reward, where, inside):
+    """A second call could cost money: the row is known from what was read."""
+    calls = []
+
+    def counted(completions, answer, **columns):
+        calls.append(len(completions))
+        return reward(completions, answer=answer)
+
+    asked = WeightedSum({counted: 1.0}) if inside else counted
+    with pytest.raises(RewardError, match=f"\n{where}$"):
+        score_all([asked], ["a", "b", "bad", "c"], answer=["1", "1", "0", "1"])
+    assert calls == [4]

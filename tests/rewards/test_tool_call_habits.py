@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_kit.rewards import CallAccuracy, CallValidity, Case, check_rewards, crafted_cases
@@ -205,7 +205,6 @@ def habits(calls):
 
 
 @given(CALLS, CALLS)
-@settings(max_examples=100, deadline=None)
 def test_two_habits_of_the_same_calls_are_equal_and_of_others_are_not(calls, others):
     read = gold_calls([{"name": name, "arguments": given} for name, given in calls])
     assert [parse_calls(text) for text in habits(calls)] == [read] * 6

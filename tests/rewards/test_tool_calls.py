@@ -6,7 +6,7 @@ import math
 import warnings
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_kit.rewards import Case, ExactAnswer, RewardCheckError, WeightedSum, check_rewards, crafted_cases
@@ -177,7 +177,6 @@ def _all_alignments(a, b):
 
 
 @given(SEQUENCE, SEQUENCE)
-@settings(max_examples=300, deadline=None)
 def test_the_distance_is_that_of_all_alignments(first, second):
     a, b = (parse_calls("; ".join(texts)) for texts in (first, second))
     distance = call_distance(a, b)
@@ -188,7 +187,6 @@ def test_the_distance_is_that_of_all_alignments(first, second):
 
 
 @given(st.text("abc", max_size=7), st.text("abc", max_size=7))
-@settings(max_examples=200, deadline=None)
 def test_with_names_alone_it_is_levenshteins_distance(first, second):
     def levenshtein(a, b):
         if not a or not b:
@@ -358,7 +356,6 @@ GOLDS = st.one_of(st.none(), TEXT, SEQUENCE)
 
 @pytest.mark.parametrize("reward", REWARDS, ids=repr)
 @given(st.lists(st.tuples(TEXT, TEXT, GOLDS), max_size=4))
-@settings(max_examples=80, deadline=None)
 def test_any_text_scores_in_range_and_the_order_of_the_batch_does_not_matter(reward, rows):
     completions, prefills, golds = ([row[i] for row in rows] for i in range(3))
     scores = reward(completions, prefill=prefills, calls=golds)
@@ -367,7 +364,6 @@ def test_any_text_scores_in_range_and_the_order_of_the_batch_does_not_matter(rew
 
 
 @given(SEQUENCE, SEQUENCE.filter(bool))
-@settings(max_examples=100, deadline=None)
 def test_full_accuracy_is_the_gold_and_nothing_else(given_calls, gold):
     score = _score(CallAccuracy(), "\n".join(given_calls), calls=gold)
     assert (score == 1.0) == (parse_calls("\n".join(given_calls)) == parse_calls("\n".join(gold)))

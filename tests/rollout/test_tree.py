@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_kit.rollout import tree_attention as attention
@@ -25,7 +25,6 @@ def prefixes(rows):
     return read, scored
 
 
-@settings(deadline=None, max_examples=400)
 @given(rows)
 def test_every_row_finds_its_tokens_positions_and_labels_and_sees_itself_alone(rows):
     tree = build_tree(rows)
@@ -41,7 +40,6 @@ def test_every_row_finds_its_tokens_positions_and_labels_and_sees_itself_alone(r
         assert tree.labels[scored].tolist() == list(completion)
 
 
-@settings(deadline=None, max_examples=400)
 @given(rows)
 def test_nothing_is_there_twice_but_tokens_with_several_labels(rows):
     tree = build_tree(rows)
@@ -111,7 +109,6 @@ groups = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=120)
 @given(
     groups, st.sampled_from([0, 30, 3000]), st.sampled_from([4, 16, 256]), st.sampled_from([(4, 2), (3, 1)])
 )

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_kit.rewards import Case, RewardCheckError, check_rewards, crafted_cases, on_response
@@ -45,7 +45,6 @@ EVENTS = st.lists(EVENT, min_size=1, max_size=8)
 
 
 @given(EVENTS)
-@settings(max_examples=300, deadline=None)
 def test_the_best_schedule_is_what_brute_force_finds_ties_counted(listed):
     best, ways = brute_force(listed), best_schedule(listed)
     assert (ways.worth, ways.ways) == (best[0], len(best[1]))
@@ -126,7 +125,6 @@ TEXT = st.one_of(st.text(max_size=40), st.lists(PIECES, max_size=10).map("".join
 
 
 @given(st.lists(st.tuples(TEXT, TEXT, st.one_of(st.none(), EVENTS)), max_size=4))
-@settings(max_examples=200, deadline=None)
 def test_any_text_scores_in_range_and_the_order_of_the_batch_does_not_matter(rows):
     completions, prefills, listed = ([row[i] for row in rows] for i in range(3))
     scores = ScheduleShare()(completions, prefill=prefills, events=listed)
@@ -136,7 +134,6 @@ def test_any_text_scores_in_range_and_the_order_of_the_batch_does_not_matter(row
 
 
 @given(EVENTS, st.lists(st.sampled_from("ABCDEFGHI"), max_size=6))
-@settings(max_examples=200, deadline=None)
 def test_a_share_of_one_is_exactly_an_optimal_schedule(listed, letters):
     answer = " ".join(letters)
     score = ScheduleShare()([f"<answer>{answer}</answer>"], events=[listed])[0]
@@ -322,7 +319,6 @@ def test_its_own_list_catches_a_reward_that_forgets_a_rule():
 
 
 @given(EVENTS)
-@settings(max_examples=100, deadline=None)
 def test_no_cheat_of_any_row_earns_as_much_as_the_best(listed):
     right = " ".join("ABCDEFGH"[place] for place in best_schedule(listed).picked)
     honest = _honest({"events": listed, "answer": right})

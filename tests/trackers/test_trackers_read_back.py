@@ -3,11 +3,10 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import forked
 import pytest
 
 from grpo_kit.record.control import read_changes
@@ -31,10 +30,8 @@ def run(tmp_path_factory):
     home = {"HOME": str(root), "TRACKIO_DIR": str(root / "trackio"), "PYTHONPATH": paths}
     home["HF_HUB_OFFLINE"] = "1"
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB_", "TRACKIO_"))}
-    done = subprocess.run(
-        [sys.executable, HERE / "tracked_run.py", root / "full", ",".join(INSTALLED)],
-        capture_output=True, text=True, env=kept | home, timeout=600,
-    )  # fmt: skip
+    words = [HERE / "tracked_run.py", root / "full", ",".join(INSTALLED)]
+    done = forked.run(*words, environment=kept | home, timeout=600)
     assert not done.returncode, done.stderr[-3000:]
     line = next(line for line in reversed(done.stdout.splitlines()) if line.startswith('{"once"'))
     return root / "full", json.loads(line), done.stdout

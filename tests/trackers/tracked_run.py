@@ -9,6 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import huggingface_hub.constants
 from loop_runs import make, task
 
 import grpo_kit as kit
@@ -150,6 +151,7 @@ READERS = {"tensorboard": of_tensorboard, "trackio": of_trackio, "wandb": of_wan
 
 
 def main(folder, names):
+    huggingface_hub.constants.HF_HUB_OFFLINE = True  # it was imported before this process had its environment
     trainer = trained(folder, names)
     try:
         trainer.train()

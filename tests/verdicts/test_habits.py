@@ -269,7 +269,7 @@ def test_one_value_in_two_habits_is_right(kind):
     values, habits = KINDS[kind]
 
     @given(value=values, gold=st.sampled_from(habits), answer=st.sampled_from(habits))
-    @settings(max_examples=100, deadline=None, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     def check(value, gold, answer):
         assert verdict(gold(value), answer(value)) is True, (gold(value), answer(value))
 
@@ -281,7 +281,7 @@ def test_another_value_in_any_habit_is_wrong(kind):
     values, habits = KINDS[kind]
 
     @given(value=values, other=values, gold=st.sampled_from(habits), answer=st.sampled_from(habits))
-    @settings(max_examples=100, deadline=None, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     def check(value, other, gold, answer):
         assume(value != other)
         assert verdict(gold(value), answer(other)) is False, (gold(value), answer(other))
@@ -307,7 +307,7 @@ def test_the_next_value_is_wrong(kind):
     values, habits = KINDS[kind]
 
     @given(value=values, gold=st.sampled_from(habits), answer=st.sampled_from(habits))
-    @settings(max_examples=100, deadline=None, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     def check(value, gold, answer):
         other = near(value, kind)
         assume(len(set(other)) == len(other) if kind in ("tuple", "set", "list") else True)
@@ -325,7 +325,7 @@ def test_the_next_value_is_wrong(kind):
     ),
     data=st.data(),
 )
-@settings(max_examples=400, deadline=None, derandomize=True, database=None)
+@settings(derandomize=True, database=None)
 def test_an_answer_of_another_kind_is_wrong(gold, answer, data):
     """Of values that are told apart by their digits, so that no rule for units or percentages can apply."""
     numbers = {"number", "money", "length", "speed", "area", "counted things", "degrees", "percent"}
