@@ -127,7 +127,7 @@ def measure_chunk(
 
 
 class _OneKernel(torch.autograd.Function):
-    """A norm that keeps what a card's kernel keeps (engine/update_norms.py): its input and a number a token."""
+    """A norm that keeps what a card's kernel keeps (engine/update_memory.py): its input and a number a token."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

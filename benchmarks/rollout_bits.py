@@ -32,7 +32,7 @@ from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read
 from grpo_kit import GRPOTrainer, evaluate, load_policy, next_run_folder, preset, read_metrics
 from grpo_kit.rollout import RolloutEngine, layers
 from grpo_kit.rollout.cpu_matmul import Projection
-from grpo_kit.rollout.sixteen_bits import rounded
+from grpo_kit.rollout.layers import rounded
 
 PATH = RESULTS / "rollout_bits.json"
 ARMS = (32, 16, 8)

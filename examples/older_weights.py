@@ -23,7 +23,7 @@ from grpo_kit.argument_checks import check_choice, check_whole
 from grpo_kit.loop.generate import generate
 from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate
-from grpo_kit.loop.reference import weights_of
+from grpo_kit.loop.policy_loss import weights_of
 from grpo_kit.loop.seeds import rows_of_step
 from grpo_kit.loop.step_batch import Batch, padded
 

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from grpo_kit.hooks.control_folder import control  # steer a run from elsewhere
     from grpo_kit.record.control import read_changes  # what was changed in a run
     from grpo_kit.record.files import next_run_folder, read_completions, read_metrics
-    from grpo_kit.watch.unfinished_run import unfinished_run
+    from grpo_kit.watch.terminal import unfinished_run
 
     # After training.
     from grpo_kit.evaluation.accuracy import evaluate  # accuracy on held-out rows, with intervals

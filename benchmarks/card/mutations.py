@@ -114,7 +114,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a stale address: the places of attention's rows in new tensors, after rows ended",
-        "rollout/bucket_attention.py",
+        "rollout/row_attention.py",
         "self._to_rows[: rows * heads] = (place * seats + (cell % seats)[:, None]).flatten()",
         "self._to_rows = (place * seats + (cell % seats)[:, None]).flatten()",
         (CUDA,),
@@ -210,7 +210,7 @@ MUTATIONS = [
     ),
     Mutation(
         "autocast off in the rollout",
-        "engine/engine_sample.py",
+        "engine/fast.py",
         "            with autocast(config, next(model.parameters()).device):\n",
         "            if True:\n",
         (RULES,),
@@ -274,8 +274,8 @@ MUTATIONS = [
     ),
     Mutation(
         "prompts silently unfused: key heads left to a kernel that does not share them",
-        "rollout/prompt_attention.py",
-        "            name = NAME\n",
+        "rollout/attention.py",
+        "            name = REPEATED_HEADS\n",
         "            pass\n",
         (RULES,),
         "one_kernel",

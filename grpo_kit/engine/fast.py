@@ -1,10 +1,14 @@
-"""fast: the engine and the packed update as the loop's `sample` and `update`, for models that they know."""
+"""fast: the engine and the packed update as the loop's `sample` and `update`, for models that they know.
+
+EngineSample makes the completions of a step, on the weights that are trained; there is no second copy.
+"""
 
 from __future__ import annotations
 
+import os
 import weakref
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,18 +17,17 @@ from transformers import GenerationConfig
 
 from grpo_kit import cuda
 from grpo_kit.engine.check_card import checked
-from grpo_kit.engine.engine_sample import EngineSample
-from grpo_kit.engine.freed_memory import kept_for_the_next_step
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.engine.packing import why_not_packed
-from grpo_kit.loop.generate import generate
-from grpo_kit.loop.grpo_config import Config
+from grpo_kit.loop.generate import as_batch, generate, generation_config, prompts_of_groups
+from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.hooks import Hook
-from grpo_kit.loop.padded_update import PaddedUpdate
-from grpo_kit.memory.free import free_bytes
+from grpo_kit.loop.padded_update import PaddedUpdate, autocast
+from grpo_kit.loop.step_batch import Batch
+from grpo_kit.memory.free import free_bytes, glibc
 from grpo_kit.models.layer_kinds import is_tested
 from grpo_kit.models.model_facts import base_model
-from grpo_kit.models.token_lists import why_not_padded
+from grpo_kit.models.token_lists import end_ids, why_not_padded
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.first_use import FEW_KERNELS, WRONG
 from grpo_kit.rollout.supported_models import decode_by_modules, decoded_by_modules
@@ -32,8 +35,35 @@ from grpo_kit.rollout.supported_models import decode_by_modules, decoded_by_modu
 _ROOM_ON_A_CPU = 16 * 2**30  # bytes free after a rollout above which its keys and values are kept
 
 
+# glibc hands large blocks back to the system as they are freed, and every step gets gigabytes anew, page by page, each
+# page cleared by the kernel. Cards, other C libraries, and a glibc that somebody has set up, are left alone.
+
+# mallopt's parameters (malloc.h). Afterwards: where glibc's own adjusting ends once large blocks have been freed.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
+_WHILE_TRAINING = ((_TRIM_THRESHOLD, -1), (_MMAP_MAX, 0))
+_AFTER = ((_MMAP_MAX, 65536), (_MMAP_THRESHOLD, 32 * 2**20), (_TRIM_THRESHOLD, 64 * 2**20))
+
+
+@contextmanager
+def kept_for_the_next_step(device: torch.device) -> Iterator[None]:
+    """While inside, freed memory is kept; afterwards it goes back to the system."""
+    set_up = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
+    libc = glibc() if device.type == "cpu" and not set_up else None
+    if libc is None:
+        yield
+        return
+    for parameter, value in _WHILE_TRAINING:
+        libc.mallopt(parameter, value)
+    try:
+        yield
+    finally:
+        for parameter, value in _AFTER:
+            libc.mallopt(parameter, value)
+        libc.malloc_trim(0)
+
+
 class _KeepFreedMemory(Hook):
-    """On a CPU, what a step frees stays with the process for the next step; see freed_memory.py."""
+    """On a CPU, what a step frees stays with the process for the next step."""
 
     def begin(self, trainer: Any) -> None:
         """Until the run ends."""
@@ -43,6 +73,45 @@ class _KeepFreedMemory(Hook):
     def end(self, trainer: Any, error: BaseException | None) -> None:
         """Freed memory goes back to the system."""
         self._inside.close()
+
+
+class EngineSample:
+    """Called as `generate` is. may_stay(engine, prompt_ids, completion_ids): may keys, values and graphs be kept?
+
+    bits: of the engine's products. Its log-probabilities are those that it sampled by.
+    """
+
+    def __init__(
+        self, model: Any, may_stay: Callable[[RolloutEngine, list, list], bool], bits: int = 32
+    ) -> None:
+        self.engine, self.may_stay, self.bits = RolloutEngine(model, bits=bits), may_stay, bits
+
+    def __call__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        task: Any,
+        rows: Sequence[dict[str, Any]],
+        config: Config,
+        numbers: StepNumbers,
+    ) -> Batch:
+        """group_size completions of each row's prompt, with their log-probabilities and entropies."""
+        prompts = prompts_of_groups(model, tokenizer, task, rows, config)
+        ends, stays = end_ids(model, tokenizer), False
+        how = generation_config(tokenizer, ends, config, numbers)
+        first = numbers.first * config.group_size
+        places = range(first, first + len(prompts))  # a completion's draws do not depend on who makes it
+        try:
+            with autocast(config, next(model.parameters()).device):
+                made = self.engine.generate(prompts, how, seed=int(torch.randint(2**62, ())), rows=places)
+            stays = self.may_stay(self.engine, prompts, made.completion_ids)
+        finally:
+            if not stays:
+                self.engine.release()
+        return as_batch(
+            tokenizer, rows, config.group_size, prompts, made.completion_ids, ends,
+            sampler_logprobs=made.policy_logprobs, entropies=made.entropies,
+        )  # fmt: skip
 
 
 class Seams(NamedTuple):

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from grpo_kit.engine.cpu_lm_head import embed, head_logprobs, usable_head
-from grpo_kit.engine.packed_attention import PackedMasks
-from grpo_kit.engine.packing import FLEX_BLOCK, PackedBatch, Row, make_chunks, pack_rows
+from grpo_kit.engine.packing import FLEX_BLOCK, PackedBatch, PackedMasks, Row, make_chunks, pack_rows
 from grpo_kit.engine.update_memory import UpdateMemory
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.padded_update import autocast

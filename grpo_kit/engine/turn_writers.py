@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from grpo_kit.engine.engine_sample import EngineSample
-from grpo_kit.engine.fast import OrPlainly
+from grpo_kit.engine.fast import EngineSample, OrPlainly
 from grpo_kit.loop.generate import complete_prompts, generation_config
 from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.padded_update import autocast

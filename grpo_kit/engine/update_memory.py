@@ -13,17 +13,17 @@ from traceback import walk_tb
 from typing import Any
 
 import torch
+from torch.nn.functional import rms_norm
 from torch.utils.checkpoint import checkpoint
 
-from grpo_kit.engine.packed_attention import NAME as PACKED
-from grpo_kit.engine.packing import Row, make_chunks
-from grpo_kit.engine.update_norms import norms_in_one_kernel
+from grpo_kit.engine.packing import PACKED, Row, make_chunks
 from grpo_kit.memory.activations import PREFERRED_TOKENS, has_sizes, update_budget
 from grpo_kit.memory.free import free_bytes
 from grpo_kit.models.layer_kinds import is_tested
 from grpo_kit.models.model_facts import base_model, has_adapters
 from grpo_kit.rollout.attention import attention_named
 from grpo_kit.rollout.backoff import Backoff
+from grpo_kit.rollout.layers import shipped_norms
 from grpo_kit.rollout.tree import tree_tokens
 from grpo_kit.rollout.tree_attention import NAME as TREE
 
@@ -49,7 +49,7 @@ class UpdateMemory:
     checkpointed_layers: the first so many layers
     compute their activations again in the backward pass. attention: "flex_attention" (CUDA), the kit's own for a tree
     (CPU), or "sdpa" under a dense mask.
-    compute_itemsize: bytes a number under autocast, None without it. by_layer: see packed_attention.py.
+    compute_itemsize: bytes a number under autocast, None without it. by_layer: see PackedMasks.
     entropy_bonus: do entropies have a gradient?
     """
 
@@ -256,3 +256,33 @@ def _attention(model: torch.nn.Module, device: torch.device) -> str:
         return "flex_attention" if compiled else "sdpa"
     dropout = getattr(base_model(model).config, "attention_dropout", 0.0)
     return "sdpa" if dropout or device.type != "cpu" else TREE  # of other devices only SDPA is sure
+
+
+# ---- RMSNorm as one kernel each way, on a card ------------------------------------------------------------------
+# By transformers' module it is some 20 kernels over every token, in float32, and two copies are kept for the backward
+# pass. torch's own rms_norm computes the same in float32, rounds once in place of twice, and keeps its input and a
+# number a token.
+
+
+@contextmanager
+def norms_in_one_kernel(model: torch.nn.Module) -> Iterator[None]:
+    """Inside, the model's norms are torch's; also while the backward pass recomputes layers. Not on a CPU."""
+    before = {kind: kind.forward for kind in shipped_norms(model)}
+    for kind, forward in before.items():
+        kind.forward = _in_one_kernel(forward)
+    try:
+        yield
+    finally:
+        for kind, forward in before.items():
+            kind.forward = forward
+
+
+def _in_one_kernel(forward: Any) -> Any:
+    def norm(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+        weight = self.weight
+        if hidden_states.dtype != weight.dtype:
+            return forward(self, hidden_states)
+        with torch.autocast(hidden_states.device.type, enabled=False):  # which would make 16 bits float32
+            return rms_norm(hidden_states, weight.shape, weight, self.variance_epsilon)
+
+    return norm

@@ -29,7 +29,6 @@ from grpo_kit.memory.free import free_bytes
 from grpo_kit.models.context import context_length
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.rewards.combine import Pay, Verdicts, all_in_full, score_in_full
-from grpo_kit.rewards.off_scale import warn_off_scale
 from grpo_kit.rewards.parts import (
     Reward,
     check_column_names,
@@ -38,7 +37,7 @@ from grpo_kit.rewards.parts import (
     judges_answer,
     reward_names,
 )
-from grpo_kit.rewards.scoring import Scores, totals
+from grpo_kit.rewards.scoring import Scores, totals, warn_off_scale
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.complete import Completion, Progress, check_room, complete
 from grpo_kit.tasks.measure import Measure, has_accuracy, measure_of, reads_tag

@@ -36,8 +36,7 @@ except ModuleNotFoundError as error:
 
 from grpo_kit.argument_checks import check_known, check_model, check_task, template_tokens
 from grpo_kit.evaluation.held_out import HeldOut
-from grpo_kit.hooks.autosave import Autosave
-from grpo_kit.hooks.standard import GRPOTrainer
+from grpo_kit.hooks.standard import Autosave, GRPOTrainer
 from grpo_kit.integrations.trl_config import config_of, fields_of, steps_between
 from grpo_kit.integrations.trl_fields import IGNORED, PRINTED, check_fields, is_set
 from grpo_kit.integrations.trl_task import TrlTask, warn_of_bare_prompt

@@ -27,8 +27,8 @@ from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.step_batch import Batch, padded
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.models.token_lists import end_ids
-from grpo_kit.rollout.compare_logprobs import few
-from grpo_kit.rollout.weight_version import weight_version
+from grpo_kit.rollout.first_use import few
+from grpo_kit.rollout.kv_prefill import weight_version
 
 # Nats a token, the mean over a rollout. The floor of 16-bit samplers is the red flag "sampler gap"'s.
 _FLOOR = {True: 2e-3, False: 0.05}  # by: both in float32

@@ -45,9 +45,8 @@ from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import InterruptGuard, Stopped
 from grpo_kit.loop.measures import completions_table, first_rollout, measures, tokens_of
 from grpo_kit.loop.padded_update import PaddedUpdate
-from grpo_kit.loop.policy_loss import PolicyLoss
+from grpo_kit.loop.policy_loss import PolicyLoss, start_weights, weights_of
 from grpo_kit.loop.processes import Processes
-from grpo_kit.loop.reference import start_weights, weights_of
 from grpo_kit.loop.run_checks import (
     check_given,
     check_loaded,

@@ -92,7 +92,7 @@ def layer_bytes(
     mask_keys: keys of a dense mask (columns); PyTorch's SDPA keeps a converted copy of it in every layer.
     0 means no dense mask (FlexAttention).
     trainable "lora": adapters of `rank` in float32 on every linear layer; weights are frozen.
-    fused_norms: norms are one kernel, as in the packed update on a card (engine/update_norms.py).
+    fused_norms: norms are one kernel, as in the packed update on a card (engine/update_memory.py).
     Raises ValueError for an unknown architecture or size.
 
     >>> from transformers import Qwen2Config

@@ -9,9 +9,8 @@ import pandas as pd
 from grpo_kit.argument_checks import check_whole, is_number
 from grpo_kit.display import cut
 from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, TaskWithCases
-from grpo_kit.rewards.off_scale import warn_off_scale
 from grpo_kit.rewards.parts import Reward, check_column_names, reward_names
-from grpo_kit.rewards.scoring import RewardError, score_all, totals
+from grpo_kit.rewards.scoring import RewardError, score_all, totals, warn_off_scale
 
 _PAYS = 1e-9
 

@@ -17,7 +17,7 @@ from grpo_kit.models.own_head import head_of
 from grpo_kit.models.renamed import cache_name
 from grpo_kit.models.token_rows import token_rows
 from grpo_kit.rollout.attention import NAME as OVER_SLOTS
-from grpo_kit.rollout.attention import attention_named
+from grpo_kit.rollout.attention import attention_named, attention_over_prompts
 from grpo_kit.rollout.cpu_matmul import padded_rows
 from grpo_kit.rollout.fused_layers import FusedLayers
 from grpo_kit.rollout.graphs import DecodeGraphs
@@ -25,7 +25,6 @@ from grpo_kit.rollout.kv_cache import KVCache, fill_holes, row_bucket
 from grpo_kit.rollout.kv_prefill import TreeKVPrefill, common_length
 from grpo_kit.rollout.layers import PlainLayers, plain_layers
 from grpo_kit.rollout.output_buffer import EndWatch, OutputBuffer
-from grpo_kit.rollout.prompt_attention import attention_over_prompts
 from grpo_kit.rollout.sampling import Sampler
 
 _PREFILL_TOKENS = 16_384  # a padded batch of prompts on CUDA holds at most so many

@@ -26,9 +26,9 @@ from grpo_kit.rollout.autocast_cache import AutocastCache
 from grpo_kit.rollout.backoff import Backoff
 from grpo_kit.rollout.decode import Decoder, Spent
 from grpo_kit.rollout.first_use import why_unproven
+from grpo_kit.rollout.layers import why_not_here
 from grpo_kit.rollout.output_buffer import OutputBuffer
 from grpo_kit.rollout.sampling import Processor, Sampler
-from grpo_kit.rollout.sixteen_bits import why_not_here
 from grpo_kit.rollout.supported_models import decode_by_modules, unsupported
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class RolloutEngine:
 
     Nothing is allocated before the first rollout. Keys, values and graphs are then kept until `release`.
     bits: of the products of weights and tokens; 32: the weights' own, of any dtype; 16: bfloat16 over float32 weights
-    on a CPU, see sixteen_bits.py. Raises ValueError where 16 cannot be.
+    on a CPU, see layers.py. Raises ValueError where 16 cannot be.
 
     >>> engine = RolloutEngine(model)  # doctest: +SKIP
     >>> engine.generate([[1, 2, 3]] * 8, GenerationConfig(max_new_tokens=64, do_sample=True), seed=0)  # doctest: +SKIP

@@ -15,8 +15,7 @@ import torch
 from transformers import Cache
 
 from grpo_kit.rollout.attention import OUTSIDE, attend, attend_fused, join
-from grpo_kit.rollout.bucket_attention import BucketAttention
-from grpo_kit.rollout.row_attention import RowAttention
+from grpo_kit.rollout.row_attention import BucketAttention, RowAttention
 
 
 def fill_holes(live: Sequence[bool]) -> list[tuple[int, int]]:

@@ -1,16 +1,18 @@
-"""Follows a run from another terminal: lines from its files, worded like the run's own output."""
+"""Follows a run from another terminal: lines from its files, worded like the run's own output; which run can go on."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 from grpo_kit.record.control import read_changes
-from grpo_kit.record.files import has_metrics, run_settings
+from grpo_kit.record.files import RunFolderError, has_metrics, next_run_folder, numbered, run_settings
 from grpo_kit.record.kernel import visible
-from grpo_kit.record.lines import read_json
+from grpo_kit.record.lines import METRICS_LINES, last_step, read_json
 from grpo_kit.record.run_lock import is_locked
 from grpo_kit.record.run_path import path_of
 from grpo_kit.watch.follow import signature
@@ -113,3 +115,15 @@ def _says_its_task(folder: Path) -> bool:
     """Can `grpo-kit train --resume` find the task of the run?"""
     settings = run_settings(folder) or {}
     return bool(settings.get("task", {}).get("file") or settings.get("config", {}).get("task"))
+
+
+def unfinished_run(root: str | Path, name: str) -> Path | None:
+    """The newest of root/name, root/name-2, ... that can go on: it has a checkpoint, fewer steps than it was last asked
+    for, and no process that trains it. None where there is none; `train(resume=True)` in that folder goes on.
+    """
+    free, found = next_run_folder(root, name), None
+    for path in takewhile(lambda path: path != free, numbered(root, name)):
+        if next(path.glob("checkpoint-*"), None) and is_locked(path) is not True:
+            with suppress(RunFolderError):  # of a run that is damaged
+                found = path if last_step(path / METRICS_LINES) < steps_asked_for(path) else found
+    return found

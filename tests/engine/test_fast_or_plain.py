@@ -6,8 +6,7 @@ from loop_runs import letters, make, record, task
 from peft import IA3Config, PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from grpo_kit.engine.engine_sample import EngineSample
-from grpo_kit.engine.fast import fast
+from grpo_kit.engine.fast import EngineSample, fast
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.hooks.standard import GRPOTrainer
 from grpo_kit.loop import Config

@@ -12,8 +12,8 @@ import pytest
 import torch
 from loop_runs import make
 
-from grpo_kit.engine import freed_memory
-from grpo_kit.engine.freed_memory import kept_for_the_next_step
+from grpo_kit.engine import fast
+from grpo_kit.engine.fast import kept_for_the_next_step
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 CPU = torch.device("cpu")
@@ -60,7 +60,7 @@ def test_a_second_step_gets_no_new_pages():
 @glibc
 def test_a_malloc_that_somebody_set_up_is_left_alone(monkeypatch):
     monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
-    monkeypatch.setattr(freed_memory, "glibc", lambda: pytest.fail("asked for"))
+    monkeypatch.setattr(fast, "glibc", lambda: pytest.fail("asked for"))
     with kept_for_the_next_step(CPU):
         pass
 
@@ -83,10 +83,10 @@ def test_an_error_ends_it_too():
 
 
 def test_cards_and_other_systems_are_left_alone(monkeypatch):
-    monkeypatch.setattr(freed_memory, "glibc", lambda: pytest.fail("asked for"))
+    monkeypatch.setattr(fast, "glibc", lambda: pytest.fail("asked for"))
     with kept_for_the_next_step(torch.device("cuda")):
         pass
-    monkeypatch.setattr(freed_memory, "glibc", lambda: None)
+    monkeypatch.setattr(fast, "glibc", lambda: None)
     with kept_for_the_next_step(CPU):
         pass
 
@@ -94,13 +94,13 @@ def test_cards_and_other_systems_are_left_alone(monkeypatch):
 @glibc
 def test_training_is_inside(tmp_path, monkeypatch):
     asked = []
-    real = freed_memory.glibc()
+    real = fast.glibc()
 
     class Libc:
         malloc_trim = staticmethod(lambda pad: asked.append("trim") or real.malloc_trim(pad))
         mallopt = staticmethod(lambda *call: asked.append(call) or real.mallopt(*call))
 
-    monkeypatch.setattr(freed_memory, "glibc", lambda: Libc)
+    monkeypatch.setattr(fast, "glibc", lambda: Libc)
     trainer = make(tmp_path / "run", seams="fast", steps=1)
     assert not asked
     trainer.train()

@@ -6,7 +6,7 @@ import torch
 from fake_cuda import FakeCuda
 from loop_runs import make, record
 
-from grpo_kit.engine import engine_sample, fast
+from grpo_kit.engine import fast
 from grpo_kit.models import load_policy
 from grpo_kit.optim.split_adamw import SplitAdamW8bit
 from grpo_kit.rollout import RolloutEngine
@@ -32,7 +32,7 @@ class Graphed(RolloutEngine):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_graphs_are_captured_once_a_shape_over_rollouts_and_optimizer_steps(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(engine_sample, "RolloutEngine", Graphed)
+    monkeypatch.setattr(fast, "RolloutEngine", Graphed)
     monkeypatch.setattr(fast, "free_bytes", lambda device: 2**40)  # what the engine holds may stay
     torch.manual_seed(0)
     model = load_policy(few_words.folder(), quiet=True, **KINDS[kind])[0]

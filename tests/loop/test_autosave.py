@@ -7,7 +7,7 @@ import pytest
 import torch
 from standard_runs import make
 
-from grpo_kit.hooks.autosave import Autosave
+from grpo_kit.hooks.standard import Autosave
 from grpo_kit.loop.checkpoint import CheckpointNotSaved
 from grpo_kit.loop.hooks import Hook
 
@@ -15,7 +15,7 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 from standard_runs import make
-from grpo_kit.hooks.autosave import Autosave
+from grpo_kit.hooks.standard import Autosave
 from grpo_kit.loop.hooks import Hook
 class Kill(Hook):
     def before_step(self, trainer):

@@ -10,8 +10,7 @@ from benchmarks.oracle.compare import worst
 from benchmarks.oracle.loop import loop_steps
 from benchmarks.oracle.step_runs import RUNS
 from benchmarks.oracle.steps import compare_steps
-from grpo_kit.engine.episode_measures import episode_measures
-from grpo_kit.engine.episode_sample import EpisodeSample, turns_of
+from grpo_kit.engine.episode_sample import EpisodeSample, episode_measures, turns_of
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.episodes.environment import EpisodeError
 from grpo_kit.episodes.observation import View

@@ -16,7 +16,7 @@ from loop_runs import letters, make, press_stop, record, same, task, weights
 import grpo_kit as kit
 from examples import older_weights
 from examples.older_weights import OlderWeights
-from grpo_kit.engine.engine_sample import EngineSample
+from grpo_kit.engine.fast import EngineSample
 from grpo_kit.loop.generate import generate
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import Stopped

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from grpo_kit import rewards
-from grpo_kit.hooks.still_step_hook import StillStep
+from grpo_kit.hooks.standard import StillStep
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.tasks import from_rows
 from tests.loop_runs import make

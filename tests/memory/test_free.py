@@ -6,7 +6,7 @@ import psutil
 import pytest
 import torch
 
-from grpo_kit.engine.freed_memory import kept_for_the_next_step
+from grpo_kit.engine.fast import kept_for_the_next_step
 from grpo_kit.memory import free
 from grpo_kit.memory.free import container_bytes, free_bytes, kept_by_malloc
 

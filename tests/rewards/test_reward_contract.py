@@ -18,8 +18,8 @@ from grpo_kit.rewards.combine import Clipped, Gated, WeightedSum
 from grpo_kit.rewards.format import SoftFormat
 from grpo_kit.rewards.language import Language
 from grpo_kit.rewards.length import Repetition, RightSize
-from grpo_kit.rewards.off_scale import off_scale
 from grpo_kit.rewards.parts import range_of
+from grpo_kit.rewards.scoring import off_scale
 from grpo_kit.rewards.scoring import score as judge_ask
 from grpo_kit.rewards.tool_calls import CallAccuracy, CallEfficiency, CallShape, CallValidity
 from grpo_kit.sandbox import isolation

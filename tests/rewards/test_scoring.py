@@ -16,7 +16,7 @@ from loop_runs import letters, make
 from loop_runs import task as largest_task
 
 import grpo_kit as kit
-from grpo_kit.hooks.off_scale_hook import OffScale
+from grpo_kit.hooks.standard import OffScale
 from grpo_kit.hooks.watch_run import WatchRun
 from grpo_kit.loop.score import advantages
 from grpo_kit.record.files import read_completions, read_metrics

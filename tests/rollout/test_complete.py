@@ -8,7 +8,7 @@ from transformers import GenerationConfig
 
 from benchmarks.architectures import tiny
 from grpo_kit import cuda
-from grpo_kit.rollout import RolloutEngine, compare_logprobs, first_use
+from grpo_kit.rollout import RolloutEngine, first_use
 from grpo_kit.rollout import complete as decoding
 from grpo_kit.rollout.complete import complete, row_batches
 from grpo_kit.rollout.decode import Decoder
@@ -315,8 +315,8 @@ def test_where_the_engine_is_silently_wrong_on_a_card_transformers_takes_over(
 
 def test_the_engine_is_looked_at_once_a_kind_of_model_and_on_a_card_only(monkeypatch, tmp_path):
     looked = []
-    inner = compare_logprobs._plain
-    monkeypatch.setattr(compare_logprobs, "_plain", lambda *a, **k: looked.append(1) or inner(*a, **k))
+    inner = first_use._plain
+    monkeypatch.setattr(first_use, "_plain", lambda *a, **k: looked.append(1) or inner(*a, **k))
     model = tiny_model()
     complete(model, Numbers(), PROMPTS, max_completion_tokens=4)
     assert not looked

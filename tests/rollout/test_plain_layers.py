@@ -22,9 +22,9 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, Lla
 from grpo_kit.models.model_facts import MODEL_TYPES
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.cpu_matmul import padded_rows, product, projection
+from grpo_kit.rollout.kv_prefill import weight_version
 from grpo_kit.rollout.layers import plain_layers
 from grpo_kit.rollout.row_attention import RowAttention
-from grpo_kit.rollout.weight_version import weight_version
 
 PROMPTS = ragged_prompts()
 

@@ -9,7 +9,7 @@ from transformers import GenerationConfig
 from grpo_kit.loop import Config
 from grpo_kit.record.jsonl_run import lines_of
 from grpo_kit.rollout import RolloutEngine
-from grpo_kit.rollout.sixteen_bits import why_not_here
+from grpo_kit.rollout.layers import why_not_here
 
 here = pytest.mark.skipif(why_not_here() is not None, reason="this processor has no bfloat16 products")
 SAMPLED = GenerationConfig(max_new_tokens=7, do_sample=True, top_k=0, eos_token_id=[], pad_token_id=0)
