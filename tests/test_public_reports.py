@@ -18,7 +18,6 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
-from grpo_kit.hooks.still_step_hook import StillStep
 from loop_runs import SMALL, letters, make, press_stop, task
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
@@ -33,6 +32,7 @@ from grpo_kit.evaluation import as_trained
 from grpo_kit.exports.gguf_writer import write_gguf
 from grpo_kit.exports.template import ExportError
 from grpo_kit.exports.weights import whole_model
+from grpo_kit.hooks.standard import StillStep
 from grpo_kit.hooks.watchdog import Watchdog
 from grpo_kit.loop import Config, GRPOTrainer, checkpoint
 from grpo_kit.loop import generate as plain
