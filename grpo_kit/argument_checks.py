@@ -49,6 +49,7 @@ ELSEWHERE = {
     "nothing: every step is written down": "logging_steps logging_strategy log_completions",
     "nothing: completions end at the end tokens of tokenizer and model, and the task has the answer's tag":
         "stop stop_strings stop_token_ids eos_token_id",
+    "nothing: a prompt is never cut off": "max_prompt_length max_seq_length",
     "nothing: the engine has no graph for torch.compile to make": "torch_compile",
 }  # fmt: skip
 
