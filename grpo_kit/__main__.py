@@ -20,6 +20,9 @@ for command in (train, watch, diagnose, evaluate, readiness, chat, export, docto
     app.command()(command)
 
 
+LOADING = {"train", "evaluate", "readiness", "chat", "export", "doctor"}  # commands that ask a model
+
+
 @app.callback(invoke_without_command=True, help=kit.__doc__.splitlines()[0])
 def _kit(version: bool = Option(False, "--version", help="Show the version and exit.")) -> None:
     if version:
@@ -29,6 +32,13 @@ def _kit(version: bool = Option(False, "--version", help="Show the version and e
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. argv: without the program's name; None: the process's."""
     words = sys.argv[1:] if argv is None else [*argv]
+    if (
+        {*words[:1]} & LOADING
+        and "--help" not in words
+        and sys.stderr.isatty()
+        and "torch" not in sys.modules
+    ):
+        print("Loading torch and transformers: some seconds.", file=sys.stderr, flush=True)
     try:
         app(words, prog_name="grpo-kit")
     except SystemExit as end:  # what was asked wrongly is said by then
