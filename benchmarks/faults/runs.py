@@ -19,7 +19,7 @@ from grpo_kit.loop.generate import generate
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.record.digests import what_is_wrong
 from grpo_kit.record.files import KEPT
-from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES, lines_of
+from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES, RUN_ID, lines_of
 
 STEPS, EVERY = 6, 2  # a checkpoint and an evaluation every so many steps
 
@@ -148,7 +148,7 @@ def _of_checkpoint(folder: Path) -> str:
     if wrong := what_is_wrong(folder):
         return wrong
     files = sorted(path for path in folder.glob("*.safetensors"))
-    state = {name: value for name, value in read_state(folder).items() if name != "seconds"}
+    state = {name: value for name, value in read_state(folder).items() if name not in ("seconds", RUN_ID)}
     return _digest([[hashlib.sha256(path.read_bytes()).hexdigest() for path in files], state])
 
 
