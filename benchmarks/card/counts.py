@@ -145,8 +145,9 @@ def in_four_bits(model: Any) -> Any:
         )
 
 
-class _Enough(Exception):
-    """The decode steps that are counted are over."""
+class _Enough(BaseException):
+    """The decode steps that are counted are over. No Exception: the engine would take that for a failure of its fused
+    layers, and from then on call the model's modules instead."""
 
 
 def decode(card: Any, model: Any, width: int, *, fused: bool, autocast: bool) -> dict[str, float]:
@@ -182,6 +183,10 @@ def decode(card: Any, model: Any, width: int, *, fused: bool, autocast: bool) ->
     finally:
         Decoder._step, Decoder._width = kept
         decoding.FusedLayers.parts_of = parts_of
+    if engine.in_few_kernels != fused:
+        raise RuntimeError(
+            f"{width=}: asked for {'fused layers' if fused else 'modules'}, the others decoded"
+        )
     return less(seen[3], seen[1], 2)
 
 

@@ -19,13 +19,15 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import GenerationConfig
 
+from benchmarks.card.counts import in_four_bits
 from benchmarks.result import command_line
 from benchmarks.step.floor import device_peaks
 from benchmarks.step.sizes import qwen_config, random_weights, tiny_config
 from grpo_kit.cuda import has_bf16
+from grpo_kit.models.adapters import add_adapters
 from grpo_kit.rollout import RolloutEngine
 
-CAP_GIB, ROWS = 22.5, ((8, 8), (1, 1), (8, 32))
+CAP_GIB, ROWS = 22.5, ((8, 8), (1, 1), (1, 8), (8, 32))
 TOKENS = (32, 288)  # written in the two calls whose difference is timed
 
 
@@ -70,7 +72,10 @@ def measure(tuning: str, *, small: bool = False) -> dict[str, Any]:
     """One kind of model. small: of tiny shapes, some tokens."""
     torch.manual_seed(0)
     dtype, config = "bfloat16" if has_bf16() else "float32", tiny_config() if small else qwen_config()
-    model = random_weights(tuning, dtype, config)[0].cuda().eval()
+    model = random_weights("full" if tuning == "qlora" else tuning, dtype, config)[0]
+    if tuning == "qlora":
+        model = add_adapters(in_four_bits(model), tuning, {}, 0)
+    model = model.cuda().eval()
     engine, row = RolloutEngine(model), {"dtype": dtype}
     begin, end = (4, 12) if small else TOKENS
     for count, group in ROWS:
@@ -113,15 +118,16 @@ def kernels(engine: RolloutEngine, rows: list[list[int]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure both kinds, save."""
+    """Measure these kinds, save after each."""
     parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--small", action="store_true", help="tiny shapes, to see that it runs")
+    parser.add_argument("--kinds", nargs="+", choices=("full", "lora", "qlora"), default=("full", "lora"))
     asked = parser.parse_args()
     out, dtype = asked.out, torch.bfloat16 if has_bf16() else torch.float16
     result = {"device": capped_card(), "torch": torch.__version__}
     result |= {} if asked.small else {"peaks": device_peaks(True, dtype)}
-    for kind in ("full", "lora"):
+    for kind in asked.kinds:
         result[kind] = measure(kind, small=asked.small)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

@@ -92,7 +92,8 @@ def test_launches_a_layer_are_those_that_the_pretend_card_counts(kind, most):
     """The ratchet of test_counts_on_a_card.py: who lowers it counts again, `python -m benchmarks.card.counts`."""
     ratchet = (RIG / "card_tests" / "test_counts_on_a_card.py").read_text()
     assert f'"launches a layer, {kind}": {most},' in ratchet
-    assert counted(kind, "decode fused 64", "layer").launches == most * peaks.layers()
+    for width in peaks.results(peaks.COUNTS)["widths"]:
+        assert counted(kind, f"decode fused {width}", "layer").launches == most * peaks.layers(), width
 
 
 def test_cards_are_the_pretend_ones(monkeypatch):
