@@ -1,6 +1,6 @@
 """A rollout on a machine that is quiet, and on one where other processes work: threads that spin, sleep, or one alone.
 
-    python -m benchmarks.busy --others 0 4               # 3 minutes; 8 completions of 24 tokens, SmolLM2
+    python -m benchmarks.busy --others 0 4               # 4 minutes; 8 completions of 24 tokens, SmolLM2
 
 Each arm is a process of its own with its environment, since libgomp reads GOMP_SPINCOUNT when torch is imported: how$
 often a thread looks whether the others are done before it sleeps. Writes results/busy.json.
@@ -21,7 +21,7 @@ ARMS = {
     "two threads that sleep soon (the kit's)": {"GOMP_SPINCOUNT": "1000", "OMP_NUM_THREADS": "2"},
     "one thread": {"OMP_NUM_THREADS": "1"},
 }
-ROUNDS, LIMIT = 4, 400
+ROUNDS, LIMIT = 3, 90
 
 
 def measured() -> dict[str, list[float]]:
