@@ -189,7 +189,7 @@ def test_folder_whose_weights_were_cut_off(tiny, tmp_path):
 
 def test_folder_without_a_tokenizer(tiny, tmp_path):
     tiny[0].save_pretrained(tmp_path)
-    with pytest.raises(PolicyLoadError, match="holds no tokenizer; save it there too"):
+    with pytest.raises(PolicyLoadError, match="(?s)holds no tokenizer.*save it there too"):
         load_policy(tmp_path)
 
 
@@ -212,7 +212,7 @@ def test_adapters_are_a_function_of_the_seed_alone():
 def test_bitsandbytes_does_not_load_the_compiler():
     """torch._inductor takes a second, and nobody has asked for anything compiled."""
     code = (
-        "import sys, grpo_kit; grpo_kit.load_policy, grpo_kit.GRPOTrainer; import torch; "
+        "import sys, grpo_kit; from grpo_kit.models.libraries import load_peft; load_peft(); import torch; "
         "loaded = 'torch._inductor.compile_fx' in sys.modules; "
         "print('bitsandbytes' in sys.modules, loaded, torch.compile.__module__)"
     )

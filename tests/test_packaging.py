@@ -175,6 +175,7 @@ def test_make_lists_every_target():
         "help",
         "train",
         "test",
+        "test-all",
         "card",
         "browser",
         "lowest",
@@ -186,7 +187,7 @@ def test_make_lists_every_target():
         "clean",
     }
     for arguments in ((), ("help",)):
-        listed = re.findall(r"^make (\w+) +\S", _make("--no-print-directory", *arguments).stdout, re.M)
+        listed = re.findall(r"^make ([\w-]+) +\S", _make("--no-print-directory", *arguments).stdout, re.M)
         assert sorted(listed) == sorted(targets)
 
 

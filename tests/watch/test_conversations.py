@@ -232,7 +232,7 @@ def test_outside_a_notebook_a_row_has_its_whole_conversation(run):
         "group 0, episode 0, reward 0.25, advantage +0.50, 2 turns, not ended\n"
         "1. Goal: door 0\nstart 0\n>>> left  (invalid)\n2. saw left\n>>> up  (reward 0.25)\nsaw up"
     )
-    assert table["conversation"].iloc[1] is first and table["conversation"].iloc[2] != first
+    assert table["conversation"].iloc[1] == first and table["conversation"].iloc[2] != first
     assert first == conversation(table.head(2).to_dict("records"))
     prefilled = episode(0)[0] | {"prefill": "Move: "}
     assert "\n>>> Move: go  (reward 1.00)\n" in conversation([prefilled])
