@@ -229,7 +229,9 @@ class GRPOTrainer:
         self._call_hooks("after_step", row, whole)
         stays = self.processes.from_main(lambda: f"checkpoint-{self.step}" in self.kept_checkpoints)
         due = self.config.save_steps and self.step % self.config.save_steps == 0
-        if due or stays or self._save_failed:
+        if stays:  # weights that must not be lost: training ends where the disk does not take them
+            self.save()
+        elif due or self._save_failed:
             self._save_or_warn()
         if self.guard.patient and self.processes.any(self.guard.pending):
             raise KeyboardInterrupt
