@@ -27,6 +27,7 @@ from grpo_kit.loop import Batch, Config, GRPOTrainer
 from grpo_kit.loop.generate import generate
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.padded_update import PaddedUpdate
+from grpo_kit.models.token_lists import why_not_padded
 
 
 def cannot_run(arm: str) -> str | None:
@@ -86,6 +87,8 @@ def kit(setup: Setup, model: Any, folder: str, *, engine: bool = True, packed: b
     )  # fmt: skip
     seams = fast(model, config)
     sample = seams.sample if engine else generate
+    for gradient in (False, True):  # asked once a model, by the first step that pads: not a part of a step
+        why_not_padded(model, gradient=gradient)
 
     def in_order(model: Any, tokenizer: Any, task: Any, _: Any, *more: Any) -> Batch:
         return sample(model, tokenizer, task, rows, *more)
