@@ -334,7 +334,9 @@ class Scripted(LlamaForCausalLM):
         logits = torch.zeros(*input_ids.shape[:1], 1, self.config.vocab_size)
         for row, mask, scores in zip(input_ids, attention_mask, logits, strict=True):
             ids = row[mask.bool()].tolist()
-            prompt = next(p for p in self.script if tuple(ids[: len(p)]) == p)
+            prompt = next((p for p in self.script if tuple(ids[: len(p)]) == p), None)
+            if prompt is None:  # words of the proof that padding is hidden
+                continue
             place = len(ids) - len(prompt)
             if place < len(self.script[prompt]):  # rows that have ended are asked on while others write
                 scores[0, self.script[prompt][place]] = self.sharp
