@@ -26,12 +26,12 @@ BUDGETS = {
     "public names": 991,
     "public names shown nowhere": 605,
     "file names that repeat another": 0,
-    "lines": 43873,
+    "lines": 43875,
 }
 
 ROOM_LINES = {
     "rewards": 4633, "rollout": 3819, "watch": 3819, "verdicts": 3379, "tasks": 3193, "evaluation": 2808,
-    "loop": 2593, "exports": 1999, "engine": 1638, "episodes": 1536, "integrations": 1578, "lab": 1604,
+    "loop": 2595, "exports": 1999, "engine": 1638, "episodes": 1536, "integrations": 1578, "lab": 1604,
     "sandbox": 1237, "objectives": 1120, "memory": 1096, "models": 1410, "record": 1022, "doctor": 772,
     "optim": 533, "hooks": 790, "prompts": 531, "trackers": 368, "commands": 360, "preferences": 286,
     "display": 344, "config_checks": 208, "presets": 194, "schedules": 184, "argument_checks": 271,
