@@ -217,9 +217,8 @@ def template_tokens(tokenizer: Any, ends: Collection[int] = ()) -> dict[int, str
     >>> template_tokens(qwen25_tokenizer)  # doctest: +SKIP
     {151643: '<|endoftext|>', 151644: '<|im_start|>', 151645: '<|im_end|>'}
     """
-    added = getattr(
-        tokenizer, "added_tokens_decoder", {}
-    )  # a tokenizer that is not transformers' may have none
+    # A tokenizer that is not transformers' may have none.
+    added = getattr(tokenizer, "added_tokens_decoder", {})
     special = {number: token.content for number, token in added.items() if token.special}
     if special.keys() <= set(ends):
         return special

@@ -144,9 +144,8 @@ class GRPOTrainer:
         self.log: RunLog | None = None
         self.completions: dict[str, list[Any]] = {}  # of the last step, as columns
         self.notes: dict[str, Any] = {}  # whatever you want run.json to hold besides
-        self.kept_checkpoints: set[str] = (
-            set()
-        )  # names of those that stay, such as the best; a hook says which
+        # Names of those that stay, such as the best; a hook says which.
+        self.kept_checkpoints: set[str] = set()
         self._changes, self._opened, self._begun = Changes(self.config), False, False
         self._run_id: str | None = None  # drawn when the run is opened
         self._sample_state = self._state_of_sample()  # after the last step that is done
