@@ -1,7 +1,7 @@
 """Compiles cpp/card.cpp against the torch of this interpreter, once; the library is kept in the cache.
 
-The library's name says what it was made of: the sources, torch's and Python's version, the compiler's flags. A change
-of any makes another. GRPO_KIT_CACHE names the cache, default ~/.cache/grpo_kit, as for the kit itself. Nothing here may
+The library's name says what it was made of: the sources, torch's and Python's version, the compiler's flags, and where
+torch lies, for the library looks for torch's own there. A change of any makes another. GRPO_KIT_CACHE names the cache, default ~/.cache/grpo_kit, as for the kit itself. Nothing here may
 import torch: the library must be loaded first.
 """
 
@@ -34,7 +34,7 @@ def library() -> Path:
     root = Path(find_spec("torch").submodule_search_locations[0])
     if list((root / "lib").glob("libtorch_cuda*")) or list((root / "lib").glob("libtorch_hip*")):
         raise NotHere(f"torch {torch_version} is built for cards; a pretend one needs the CPU's build")
-    path = _folder() / f"card-{_digest(torch_version)}.so"
+    path = _folder() / f"card-{_digest(torch_version, root)}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         _compile(compiler, root, path, torch_version)
@@ -46,8 +46,8 @@ def _folder() -> Path:
     return cache / "pretend_card"
 
 
-def _digest(torch_version: str) -> str:
-    made_of = hashlib.sha256(f"{torch_version} {sys.version_info[:3]} {FLAGS}".encode())
+def _digest(torch_version: str, root: Path) -> str:
+    made_of = hashlib.sha256(f"{torch_version} {sys.version_info[:3]} {FLAGS} {root}".encode())
     for source in sorted(SOURCES.iterdir()):
         made_of.update(source.name.encode() + source.read_bytes())
     return made_of.hexdigest()[:16]

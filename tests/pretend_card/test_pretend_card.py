@@ -73,3 +73,8 @@ def test_a_failure_is_told_whole():
     said = "..F\n===== FAILURES =====\n__ test_x __\nE  assert 1 == 2\n==== short test summary info ===="
     assert readable(said, "").startswith("===== FAILURES")
     assert "no library" in readable("", "ImportError: no library")
+
+
+def test_a_library_is_not_taken_from_another_environment(tmp_path):
+    """It looks for torch where torch lay when it was compiled: in an environment that is gone, in a cache that is not."""
+    assert build._digest("2.9.0", tmp_path / "one") != build._digest("2.9.0", tmp_path / "other")
