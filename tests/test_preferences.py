@@ -22,7 +22,7 @@ from torch import nn
 
 from grpo_kit import sample
 from grpo_kit.evaluation import sample_cache
-from grpo_kit.evaluation.sample_cache import trained_as_sampled, weights_digest
+from grpo_kit.evaluation.sample_cache import _digest_of_every_bit, trained_as_sampled
 from grpo_kit.preferences import Samples
 from grpo_kit.record.files import RunFolderError
 from grpo_kit.rewards import ExactAnswer, RightSize, SoftFormat
@@ -495,16 +495,16 @@ def test_adapters_switched_off_are_another_model(tmp_path):
 
 def test_digest_sees_every_bit_and_not_the_place(tiny, tmp_path):
     model, _ = tiny
-    before = weights_digest(model)
+    before = _digest_of_every_bit(model)
     model.save_pretrained(tmp_path)
-    assert weights_digest(type(model).from_pretrained(tmp_path)) == before
+    assert _digest_of_every_bit(type(model).from_pretrained(tmp_path)) == before
     for name, parameter in model.named_parameters():
         last = parameter.data.view(-1)[-1:]
         was = last.clone()
         last.copy_(torch.nextafter(last, torch.tensor(9.0)))
-        assert weights_digest(model) != before, name
+        assert _digest_of_every_bit(model) != before, name
         last.copy_(was)
-    assert weights_digest(model) == before != weights_digest(model.to(torch.bfloat16))
+    assert _digest_of_every_bit(model) == before != _digest_of_every_bit(model.to(torch.bfloat16))
 
 
 def test_what_failed_before_a_chunk_was_there_does_not_bind(spelling, tmp_path, monkeypatch):

@@ -100,7 +100,7 @@ def sample_chunks(
     return kept, settings
 
 
-def weights_digest(model: PreTrainedModel) -> str:
+def _digest_of_every_bit(model: PreTrainedModel) -> str:
     """Digest of every weight's name, type, shape and bytes: equal for equal models on any device.
 
     Reads all of them: about 1 s for 135 M parameters in float32 on a CPU.
@@ -122,7 +122,7 @@ def _settings(
     layers = [m for m in model.modules() if isinstance(getattr(m, "disable_adapters", None), bool)]
     return {
         "model": type(base_model(model)).__name__,
-        "weights": weights_digest(model),
+        "weights": _digest_of_every_bit(model),
         "adapters": sorted({"off" if a.disable_adapters else str(a.active_adapters) for a in layers}),
         "ends": end_ids(model, tokenizer),
         "prompts": f"{len(prompts)}, digest {content_digest([list(prompts), list(ids)])}",

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from grpo_kit.argument_checks import check_choice, check_known, nearest
 from grpo_kit.engine.episode_sample import fast_for
 from grpo_kit.evaluation.held_out import HeldOut
@@ -30,6 +28,7 @@ from grpo_kit.loop.grpo_config import FIELDS, Config
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.run_checks import check_given
 from grpo_kit.loop.step_batch import Batch
+from grpo_kit.models.model_facts import few_weights
 from grpo_kit.models.token_rows import close_rows
 from grpo_kit.record.digests import newest_whole
 from grpo_kit.record.files import next_run_folder
@@ -123,13 +122,13 @@ class StillStep(Hook):
     def before_step(self, trainer: Any) -> None:
         """Keep some of the weights that the step begins with."""
         if not self._said:
-            self._weights = _some_weights(trainer)
+            self._weights = few_weights(trainer.trained.values())
 
     def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
         """Look at the step's gradient, rewards and weights."""
         if self._said:
             return
-        moved = (_some_weights(trainer) - self._weights).square().mean().sqrt().item()
+        moved = (few_weights(trainer.trained.values()) - self._weights).square().mean().sqrt().item()
         before, self._moved = self._moved, moved
         if row.get("grad_norm"):
             return
@@ -148,12 +147,6 @@ class StillStep(Hook):
             "kit.readiness(...) counts how many groups would have a signal.",
             flush=True,
         )
-
-
-def _some_weights(trainer: Any) -> torch.Tensor:
-    """Up to 64 of each tensor that is trained."""
-    few = [p.detach().flatten()[:: max(p.numel() // 64, 1)][:64] for p in trainer.trained.values()]
-    return torch.cat([weights.float() for weights in few])
 
 
 class ReboundConfig(Hook):

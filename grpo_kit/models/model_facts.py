@@ -35,10 +35,15 @@ def model_name(model: Any) -> str:
     return str(getattr(config, "name_or_path", None) or config.model_type)
 
 
+def few_weights(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Up to 64 numbers of each tensor, in one: two models differ in nearly all, and an update moves nearly all."""
+    few = [p.detach().flatten()[:: max(p.numel() // 64, 1)][:64] for p in tensors]
+    return torch.cat([weights.float() for weights in few])
+
+
 def weights_digest(tensors: Iterable[torch.Tensor]) -> str:
-    """16 hexadecimal digits of weights. Of each tensor up to 64 numbers count: two models differ in nearly all."""
-    few = [p.detach().flatten()[:: max(p.numel() // 64, 1)][:64].float() for p in tensors]
-    return sha256(torch.cat(few).cpu().numpy().tobytes()).hexdigest()[:16]
+    """16 hexadecimal digits of few_weights."""
+    return sha256(few_weights(tensors).cpu().numpy().tobytes()).hexdigest()[:16]
 
 
 def has_dropout(model: torch.nn.Module) -> bool:
