@@ -73,7 +73,7 @@ def test_what_means_something_is_taken():
     assert Config(learning_rate=stepwise([0, 1e-5, 0], at=[0.1, 0.3])).at(20).learning_rate > 0
     assert Config(discount=0.9, credit="return").discount == 0.9
     assert Config(epsilon=1, temperature=0.01).epsilon == 1
-    assert str(inspect.signature(Config)).startswith("(preset")  # editors complete its fields
+    assert str(inspect.signature(Config)).startswith("(*, preset")  # editors complete its fields
 
 
 def between(low, high, bad, good):

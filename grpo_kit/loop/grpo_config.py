@@ -6,7 +6,6 @@ Longer than 300 lines because the fields of a run are read together.
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +32,20 @@ def _number(default: Any, unit: str, *, changes: bool = False) -> Any:
     return field(**how, metadata={"unit": unit, "changes": changes})
 
 
-@dataclass
-class Config:
+class _ByName:
+    """Refuses what is no field before Config's own __init__, whose signature editors complete, would."""
+
+    def __new__(cls, *unnamed: Any, **values: Any) -> Any:
+        if unnamed:
+            what = unnamed[0]
+            cure = f"kit.preset({what!r}) fills one" if isinstance(what, str) else "of a dict, Config(**values)"
+            raise ValueError(f"Config({what!r:.100}): name each field, such as Config(steps=100); {cure}")
+        check_fields({name: value for name, value in values.items() if name != "reasons"})
+        return super().__new__(cls)
+
+
+@dataclass(kw_only=True)
+class Config(_ByName):
     """Every number of a run. kit.preset gives one that fits a machine; Config() has each field's default.
 
     A model and a task are made from it, load_policy(cfg.model, tuning=cfg.tuning, dtype=cfg.dtype) and cfg.make_task(),
@@ -272,22 +283,6 @@ def check_fields(values: Mapping[str, Any], besides: Sequence[str] = ()) -> None
     ValueError: lerning_rate=1e-05: Config has no such field; did you mean 'learning_rate'?
     """
     check_known("Config has no such field", values, [*FIELDS, *besides])
-
-
-_as_made = Config.__init__
-
-
-@functools.wraps(_as_made)
-def _by_name(self: Config, *unnamed: Any, **values: Any) -> None:
-    if unnamed:
-        what = unnamed[0]
-        cure = f"kit.preset({what!r}) fills one" if isinstance(what, str) else "of a dict, Config(**values)"
-        raise ValueError(f"Config({what!r:.100}): name each field, such as Config(steps=100); {cure}")
-    check_fields({name: value for name, value in values.items() if name != "reasons"})
-    _as_made(self, **values)
-
-
-Config.__init__ = _by_name
 
 
 @dataclass(frozen=True)
