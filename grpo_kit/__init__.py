@@ -89,21 +89,4 @@ if TYPE_CHECKING:
     from grpo_kit import lab  # lab.compare(arms, seeds): several settings, several seeds
     from grpo_kit import objectives  # every loss by hand
 
-__all__ = [
-    "build_prompt", "build_dataset", "audit_tags", "roundtrip_drift",
-    "rewards",
-    "constant", "cosine", "exponential", "linear", "stepwise",
-    "tasks", "preset", "plan_memory", "describe", "load_policy",
-    "readiness", "length_probe",
-    "Config", "GRPOTrainer", "Hook", "Stopped", "HeldOut", "check_card", "from_trl", "to_trl", "make_optimizer",
-    "survival_plot", "update_survival", "RolloutEngine",
-    "episodes", "audit_turns", "show_turns",
-    "plot_run", "diagnose", "browse", "read_flags", "control", "read_changes", "next_run_folder",
-    "unfinished_run",
-    "read_completions", "read_metrics",
-    "evaluate", "compare", "results", "rescore", "plot_pass_at_k", "export", "chat", "model_card", "sample",
-    "branch", "branches", "power",
-    "lab", "objectives",
-]  # fmt: skip
-
-lazy.lazy(__name__)
+__all__ = lazy.lazy(__name__)

@@ -37,17 +37,18 @@ class _LazyPackage(ModuleType):
 
 
 def lazy(package: str) -> list[str]:
-    """Make a package's public names load at their first use; returns them, in order, for its `__all__`.
+    """Make a package's public names load at their first use; returns them, sorted, for its `__all__`.
 
     package: its `__name__`. The names are what its source imports under `if TYPE_CHECKING`, which editors read too.
     """
     module = sys.modules[package]
     tree = ast.parse(module.__spec__.loader.get_source(package))
     (block,) = (node for node in tree.body if isinstance(node, ast.If) and node.test.id == "TYPE_CHECKING")
-    imports = [each for each in block.body if each.module != package]  # without the package's own modules
+    module_of = {alias.name: imports.module for imports in block.body for alias in imports.names}
     module.__class__ = _LazyPackage
-    module.__dict__["_names"] = {alias.name: each.module for each in imports for alias in each.names}
-    return sorted(module.__dict__["_names"])
+    # Without the package's own modules: they are found by their names.
+    module.__dict__["_names"] = {name: origin for name, origin in module_of.items() if origin != package}
+    return sorted(module_of)
 
 
 def _load(module: str) -> ModuleType:

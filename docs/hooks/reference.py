@@ -26,7 +26,7 @@ def rooms(root: Path) -> dict[str, str]:
 def read(root: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Name of a page -> its Markdown; what users write (kit.evaluate) -> where it is defined."""
     kit = griffe.load("grpo_kit", search_paths=[str(root)], allow_inspection=False)
-    door = {f"kit.{name}": found(kit, name) for name in kit.exports}
+    door = {f"kit.{name}": found(kit, name) for name in exports(kit)}
     names = {name: member.path for name, member in door.items()}
     pages = {"index": door_page(door, rooms(root))}
     for room in rooms(root):
@@ -45,7 +45,10 @@ def read(root: Path) -> tuple[dict[str, str], dict[str, str]]:
 
 def exports(room: griffe.Module) -> list[str]:
     """A room's `__all__`, in the order of its imports; where lazy() makes it, what is imported for editors."""
-    own = [name for name, path in room.imports.items() if path.startswith(f"{room.path}.")]
+    inner = ("lazy", "__version__")  # of the front door's imports
+    own = [
+        name for name, path in room.imports.items() if path.startswith(f"{room.path}.") and name not in inner
+    ]
     return sorted(room.exports, key=list(room.members).index) if room.exports else own
 
 

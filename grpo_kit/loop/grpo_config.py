@@ -37,9 +37,12 @@ class _ByName:
 
     def __new__(cls, *unnamed: Any, **values: Any) -> Any:
         if unnamed:
-            what = unnamed[0]
-            cure = f"kit.preset({what!r}) fills one" if isinstance(what, str) else "of a dict, Config(**values)"
-            raise ValueError(f"Config({what!r:.100}): name each field, such as Config(steps=100); {cure}")
+            cure = "of a dict, Config(**values)"
+            if isinstance(unnamed[0], str):
+                cure = f"kit.preset({unnamed[0]!r}) fills one"
+            raise ValueError(
+                f"Config({unnamed[0]!r:.100}): name each field, such as Config(steps=100); {cure}"
+            )
         check_fields({name: value for name, value in values.items() if name != "reasons"})
         return super().__new__(cls)
 

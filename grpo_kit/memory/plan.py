@@ -15,14 +15,10 @@ from transformers import PretrainedConfig
 
 from grpo_kit.argument_checks import check_above_zero, check_choice, check_whole
 from grpo_kit.loop.grpo_config import Config
-from grpo_kit.memory.activations import checkpoint_bytes, chunk_bytes, head_bytes, layer_bytes, update_budget
 from grpo_kit.memory.plan_table import GIB, MemoryPlan
 from grpo_kit.memory.request import USABLE, WITHOUT_BFLOAT16, Request, has_reference, optimizer_of
 from grpo_kit.memory.shapes import config_of, count, counted
 from grpo_kit.presets import preset
-
-__all__ = ["MemoryPlan", "plan_memory"]
-__all__ += ["checkpoint_bytes", "chunk_bytes", "head_bytes", "layer_bytes", "update_budget"]
 
 
 def plan_memory(

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from grpo_kit.rewards.cancel import cancelled_groups
     from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, crafted_cases
     from grpo_kit.rewards.check import check_rewards
-    from grpo_kit.rewards.code_rewards import CodeFormat, CodeRuns, CodeTests, extract_code
+    from grpo_kit.rewards.code_answer import extract_code
+    from grpo_kit.rewards.code_rewards import CodeFormat, CodeRuns, CodeTests
     from grpo_kit.rewards.code_runner import CodeRunner
     from grpo_kit.rewards.combine import Clipped, Gated, WeightedSum
     from grpo_kit.rewards.format import SoftFormat

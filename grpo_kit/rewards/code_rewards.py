@@ -19,14 +19,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo_kit.rewards.cheat_cases import Case
-from grpo_kit.rewards.code_answer import answer_block, extract_code, own_code
+from grpo_kit.rewards.code_answer import answer_block, own_code
 from grpo_kit.rewards.code_blocks import read_blocks, without_end_tokens
 from grpo_kit.rewards.code_runner import CodeRunner
 from grpo_kit.rewards.code_tests import CallTest, Job, Outcome, Test, function_name, passes, read_tests
 from grpo_kit.rewards.response import ResponseReward, is_blank, pair_prefill
 from grpo_kit.rewards.response import column as get_column
-
-__all__ = ["CodeFormat", "CodeRuns", "CodeTests", "extract_code", "own_code"]
 
 
 class CodeFormat(ResponseReward):

@@ -6,9 +6,6 @@ import json
 import math
 from typing import Any
 
-from grpo_kit.rewards.code_harness import encode
-
-__all__ = ["decode", "encode", "keys_once", "read_json", "same"]
 _DEEP = 40
 
 

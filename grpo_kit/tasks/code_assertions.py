@@ -7,8 +7,8 @@ import operator
 from typing import Any
 
 from grpo_kit.literal_calls import call_from_node, literal_value
+from grpo_kit.rewards.code_harness import encode
 from grpo_kit.rewards.code_tests import READ_AS
-from grpo_kit.rewards.code_values import encode
 
 _ARITHMETIC = {
     ast.Add: operator.add,

@@ -10,14 +10,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 
 from benchmarks.memory import PeakMemory, fake_case, measure_chunk
 from grpo_kit.engine.packed_update import tiled_logprobs
-from grpo_kit.memory.plan import (
+from grpo_kit.memory.activations import (
     checkpoint_bytes,
     chunk_bytes,
     head_bytes,
     layer_bytes,
-    plan_memory,
     update_budget,
 )
+from grpo_kit.memory.plan import plan_memory
 from grpo_kit.models import load_policy
 from grpo_kit.presets import preset
 

@@ -4,8 +4,9 @@ import time
 
 import pytest
 
+from grpo_kit.rewards.code_answer import extract_code, own_code
 from grpo_kit.rewards.code_blocks import read_blocks
-from grpo_kit.rewards.code_rewards import CodeFormat, extract_code, own_code
+from grpo_kit.rewards.code_rewards import CodeFormat
 
 F = "def f(n):\n    return n * 2\n"
 OTHER = "def f(n):\n    return n * 3\n"

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from grpo_kit import sandbox
 from grpo_kit.rewards import WeightedSum, check_rewards, code_runner
 from grpo_kit.rewards.cheat_cases import Case
+from grpo_kit.rewards.code_answer import extract_code, own_code
 from grpo_kit.rewards.code_harness import as_json, encode
-from grpo_kit.rewards.code_rewards import CodeFormat, CodeRuns, CodeTests, extract_code, own_code
+from grpo_kit.rewards.code_rewards import CodeFormat, CodeRuns, CodeTests
 from grpo_kit.rewards.code_runner import CodeRunner
 from grpo_kit.rewards.code_tests import (
     Answer,
