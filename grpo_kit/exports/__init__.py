@@ -25,7 +25,7 @@ from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.evaluation.as_trained import run_of, say_difference
 from grpo_kit.exports.export_folder import CARD, REPORT, finish, part_folder
 from grpo_kit.exports.gguf_writer import why_unread
-from grpo_kit.exports.model_card import base_of_run, curve, export_card, license_of, push_to_hub
+from grpo_kit.exports.model_card import curve, export_card, license_of, push_to_hub
 from grpo_kit.exports.template import (
     ExportError,
     Prompting,
@@ -173,7 +173,8 @@ def export(
     questions = _questions(task, chosen)
     check_questions(tokenizer, served, prompting, questions)
     check_weights(model)
-    base = (run and base_of_run(run)) or model_name(model)
+    settings = (run and run_settings(run)) or {}
+    base = settings.get("model") or model_name(model)
     part = part_folder(target, bytes_needed(model, format, stored))
     try:
         file, notes = write_files(part, model, served, prompting, format, stored, target, sampling, base)

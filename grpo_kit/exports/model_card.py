@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from grpo_kit.exports.export_folder import read_report
 from grpo_kit.exports.template import ExportError
 from grpo_kit.models.gguf_reader import EMBEDDED
 from grpo_kit.models.saved_adapters import BASE
-from grpo_kit.record.files import RunFolderError, read_metrics, run_settings
+from grpo_kit.record.files import RunFolderError, read_metrics
 from grpo_kit.record.run_path import path_of
 from grpo_kit.watch.chart import plot_run
 from grpo_kit.watch.run_card import card_text
@@ -66,15 +65,8 @@ def export_card(
 
     made: an Exported. beside: an adapter's base lies in the folder. drawn: CURVE does.
     """
-    if run is not None and run_settings(run) is not None:
-        text = card_text(run, comparison, license=license, library=_LIBRARY[made.format])
-    else:
-        head = [f"license: {license}"] if license else []
-        head += [f"library_name: {_LIBRARY[made.format]}"]
-        head = ["---", *head, f"base_model: {json.dumps(base)}", "tags: [grpo, grpo_kit]", "---"]
-        text = "\n".join(
-            [*head, "", f"# {made.folder.name}", *([f"\n```\n{comparison}\n```"] if comparison else [])]
-        )
+    of_run = made.folder if run is None else run
+    text = card_text(of_run, comparison, base=base, license=license, library=_LIBRARY[made.format])
     opened = f"{made.folder.name}/{BASE}" if beside else base
     use = _USE[made.format].format(folder=made.folder.name, question=question, file=made.file, base=opened)
     notes = [f"- {note}" for note in made.notes]
@@ -99,14 +91,6 @@ def export_card(
         use,
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def base_of_run(run: Path) -> str | None:
-    """The model that the run began from, by its run.json."""
-    try:
-        return (run_settings(run) or {}).get("model")
-    except (OSError, ValueError):
-        return None
 
 
 def curve(run: Path, folder: Path) -> bool:

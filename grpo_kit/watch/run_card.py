@@ -44,17 +44,25 @@ def card_text(
     folder: str | Path,
     comparison: object | None = None,
     *,
+    base: str | None = None,
     license: str | None = None,
     library: str | None = None,
 ) -> str:
-    """The text of model_card. license: of the base, for the head. library: that loads it; None: by kind of training."""
+    """The text of model_card. license: of the base, for the head. library: that loads it; None: by kind of training.
+
+    base: of a model that need not be of a run: where the folder holds none, the card is head, name and comparison.
+    """
     path = path_of(folder)
     config = run_settings(path)
-    if config is None:
+    if config is None and base is None:
         raise RunFolderError(f"folder={str(folder)!r} holds no run; give a run's folder, like 'runs/full'.")
+    if config is None:
+        results = f"\n\n```\n{comparison}\n```" if comparison else ""
+        return f"{_head(base, license, library)}\n\n# {path.name}{results}\n"
     metrics = read_metrics(path)
+    adapters = config["trainable_parameters"] < config["parameters"]
     parts = [
-        _head(config, license, library),
+        _head(config.get("model"), license, library or ("peft" if adapters else "transformers")),
         f"# {path.name}",
         f"Trained with GRPO by grpo_kit {__version__}.",
         _table(config, metrics),
@@ -78,17 +86,10 @@ def card_text(
     return "\n\n".join(parts) + "\n"
 
 
-def _head(config: Mapping[str, Any], license: str | None, library: str | None) -> str:
-    lora = config["trainable_parameters"] < config["parameters"]
-    lines = [
-        f"library_name: {library or ('peft' if lora else 'transformers')}",
-        "tags: [grpo, grpo_kit]",
-    ]
-    if config.get("model"):
-        lines.insert(0, f"base_model: {json.dumps(config['model'])}")
-    if license:
-        lines.insert(0, f"license: {license}")
-    return "\n".join(["---", *lines, "---"])
+def _head(base: str | None, license: str | None, library: str | None) -> str:
+    fields = {"license": license, "base_model": base and json.dumps(base), "library_name": library}
+    lines = [f"{name}: {value}" for name, value in fields.items() if value]
+    return "\n".join(["---", *lines, "tags: [grpo, grpo_kit]", "---"])
 
 
 def _table(config: Mapping[str, Any], metrics: pd.DataFrame) -> str:
