@@ -6,7 +6,7 @@ from loop_runs import make
 from grpo_kit import trackers
 from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.record.files import read_metrics
-from grpo_kit.trackers.tracker_table import table_is_due, table_of
+from grpo_kit.trackers import _table_is_due, _table_of
 
 
 def rewards_in(folder):
@@ -71,7 +71,7 @@ def test_a_tracker_that_comes_later_gets_the_steps_before(tmp_path):
 
 
 def test_what_is_not_installed_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr("grpo_kit.trackers.tracker_hook.find_spec", lambda name: None)
+    monkeypatch.setattr("grpo_kit.trackers.find_spec", lambda name: None)
     for name in trackers.TRACKERS:
         with pytest.raises(ValueError, match=f"{name} is not installed; pip install {name}"):
             trackers.by_name(name)
@@ -81,7 +81,7 @@ def test_what_is_not_installed_is_refused_by_name(monkeypatch):
 
 def test_tables_are_bounded():
     table = {"group": [n // 40 for n in range(160)], "completion": ["x"] * 160, "tokens": [["x"]] * 160}
-    assert len(table_of(table)["group"]) == 40 and set(table_of(table)) == {"group", "completion"}
-    assert len(table_of(table | {"completion": ["x" * 10_000] * 160})["group"]) == 40  # one group at least
-    assert sum(table_is_due(step, 10_000) for step in range(1, 10_001)) == 101
-    assert all(table_is_due(step, 32) for step in range(1, 33))
+    assert len(_table_of(table)["group"]) == 40 and set(_table_of(table)) == {"group", "completion"}
+    assert len(_table_of(table | {"completion": ["x" * 10_000] * 160})["group"]) == 40  # one group at least
+    assert sum(_table_is_due(step, 10_000) for step in range(1, 10_001)) == 101
+    assert all(_table_is_due(step, 32) for step in range(1, 33))

@@ -12,7 +12,6 @@ import pytest
 from grpo_kit.record.control import read_changes
 from grpo_kit.record.files import read_completions, read_metrics
 from grpo_kit.trackers import TRACKERS
-from grpo_kit.trackers.tracker_hook import name_of
 from grpo_kit.watch.monitor import read_flags
 
 HERE = Path(__file__).parent
@@ -57,7 +56,7 @@ def test_every_number_of_the_run_folder_is_there_once(run, tracker, when):
         told.setdefault((step, name), []).append(value)
     assert table["step"].tolist() == [0, *STEPS] and {"eval/accuracy", "reward/letters"} <= set(table)
     cells = {
-        (row["step"], name_of(name)): value
+        (row["step"], name if name.startswith("eval/") else f"train/{name}"): value
         for row in table.to_dict("records")
         for name, value in row.items()
         if value == value and name != "step"

@@ -1,0 +1,299 @@
+"""Trackers as hooks of a run: TensorBoard, trackio and Weights & Biases have what the run folder holds, step by step.
+
+>>> GRPOTrainer(model, task, config, tokenizer=tokenizer, hooks=[trackers.TensorBoard()])  # doctest: +SKIP
+
+Each is over its tracker's own API. accelerate's trackers have neither alerts nor, but for wandb, tables; TensorBoard's
+takes no nested settings, and wandb's drops steps that are done again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from grpo_kit.argument_checks import check_choice
+from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.step_batch import Batch
+from grpo_kit.record.files import run_settings, write_whole
+from grpo_kit.record.lines import METRICS_LINES, lines_of, plain, read_json
+from grpo_kit.watch.monitor import read_flags
+
+_KEPT = "trackers.json"  # in the run folder: what finds each tracker's run again
+_TABLES, _ROWS, _CHARACTERS = 100, 64, 200_000  # of a run; of a table
+_LEFT_OUT = ("tokens", "logprobs")  # a value a token: for kit.browse
+_WANDB_STEP = "train/global_step"  # the axis of every chart: wandb's own step counts calls
+
+
+class _Tracker(Hook):
+    """Writes each step to a tracker as it is done: numbers, changes, red flags, now and then its completions.
+
+    Give it after the hooks that add to a step's row, as `hooks=` of kit.GRPOTrainer does. A run that goes on goes on in
+    the tracker's run of before; a tracker that a run has only now gets the rows of the steps before too.
+    A tracker that fails is reported once per train(), and ends nothing: metrics.jsonl has every row.
+    Raises ValueError, with the pip line, where the tracker is not installed.
+
+    A subclass has `name`, the package; `takes_back`, whether what steps done again write hides what they wrote before;
+    _open(folder, run.json, kept, step) -> (kept, where), where kept finds its run again, {} of a new one;
+    _numbers(step, {name: number}); _text(step, "INFO" or "WARN", title, text); _table(step, columns); _close(failed).
+    """
+
+    name: str
+    takes_back = False
+
+    def __init__(self) -> None:
+        if find_spec(self.name) is None:
+            raise ValueError(
+                f"{self.name} is not installed; pip install {self.name} (or grpo-kit[trackers]), or leave it out: the "
+                "run folder has everything"
+            )
+        self._is_open, self._where = False, ""
+
+    def begin(self, trainer: Any) -> None:
+        """Open the tracker's run. One that is new gets the rows so far."""
+        self._folder, self._failed, rows = trainer.folder, False, {}
+        kept = self._all_kept().get(self.name, {})
+        self._evaluated = kept.pop("evaluated", -1)  # last step whose evaluation the tracker has
+        flags = read_flags(trainer.folder) if kept else []
+        self._flags = {each.name for each in flags if not self.takes_back or each.step <= trainer.step}
+        self._try(self._begin, kept, trainer.step)
+        for line in lines_of(trainer.folder / METRICS_LINES):
+            rows.setdefault(line["step"], {}).update(line)
+        if kept:  # the last step's evaluation alone: the run may have ended before it was written
+            last = {name: v for name, v in rows.get(trainer.step, {}).items() if name.startswith("eval/")}
+            rows = {trainer.step: last} if trainer.step > self._evaluated else {}
+        for step, row in rows.items():
+            if self._is_open:
+                self._try(self._write, step, row)
+
+    def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
+        """Write the step."""
+        if self._is_open:
+            self._try(self._write, trainer.step, row)
+        if self._is_open and _table_is_due(trainer.step, trainer.config.steps):
+            self._try(lambda: self._table(trainer.step, _table_of(trainer.completions)))
+
+    def end(self, trainer: Any, error: BaseException | None) -> None:
+        """Close the tracker's run, after a stop and an error too."""
+        if self._is_open:
+            self._is_open = False
+            self._try(self._close, isinstance(error, Exception))
+
+    def _begin(self, kept: dict[str, Any], step: int) -> None:
+        self._kept, where = self._open(self._folder, run_settings(self._folder) or {}, kept, step)
+        self._is_open = True
+        if where != self._where:
+            print(f"{self.name}: {where}", flush=True)
+        self._where = where
+        self._keep()
+
+    def _write(self, step: int, row: Mapping[str, Any]) -> None:
+        for name, (was, now) in (row.get("changes") or {}).items():
+            self._text(step, "INFO", "change", f"{name} {was} -> {now}")
+        numbers = _numbers_of(row)
+        if numbers:
+            self._numbers(step, numbers)
+        for flag in read_flags(self._folder):
+            if flag.name not in self._flags:
+                self._flags.add(flag.name)
+                self._numbers(
+                    flag.step, {f"flags/{flag.name.replace(' ', '_')}": 1.0}
+                )  # at the step since when
+                self._text(flag.step, "WARN", f"red flag: {flag.name}", str(flag))
+        if any(name.startswith("eval/") for name in numbers):
+            self._evaluated = step
+            self._keep()
+
+    def _all_kept(self) -> dict[str, dict[str, Any]]:
+        path = self._folder / _KEPT
+        return read_json(path) if path.exists() else {}
+
+    def _keep(self) -> None:
+        kept = self._all_kept() | {self.name: self._kept | {"evaluated": self._evaluated}}
+        write_whole(self._folder / _KEPT, (json.dumps(kept, indent=2) + "\n").encode())
+
+    def _try(self, work: Callable[..., None], *arguments: Any) -> None:
+        try:
+            work(*arguments)
+        except Exception as error:  # a tracker's own, of any kind: no reason to end a training
+            why = f"{type(error).__name__}: {str(error)[:200]}"
+            if not self._failed:
+                print(
+                    f"{self.name} failed ({why}). Training goes on; metrics.jsonl has every row.", flush=True
+                )
+            self._failed = True
+
+
+class TensorBoard(_Tracker):
+    """Event files in <run folder>/tensorboard, with numbers in 32 bits. Steps done again hide those of before."""
+
+    name, takes_back = "tensorboard", True
+
+    def _open(self, folder: Path, settings: dict, kept: dict, step: int) -> tuple[dict, str]:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if kept else None)
+        if not kept:
+            self._text(step, "INFO", "config", json.dumps(settings, indent=2, default=str))
+        return {"folder": "tensorboard"}, f"look at it with: tensorboard --logdir {folder.parent}"
+
+    def _numbers(self, step: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def _text(self, step: int, level: str, title: str, text: str) -> None:
+        self._writer.add_text(title, _shown(text), step)
+
+    def _table(self, step: int, table: Mapping[str, list]) -> None:
+        rows = [table, ["---"] * len(table), *zip(*table.values(), strict=True)]
+        lines = [" | ".join(value if value == "---" else _shown(value) for value in row) for row in rows]
+        self._writer.add_text("completions", "\n".join(f"| {line} |" for line in lines), step)
+
+    def _close(self, failed: bool) -> None:
+        self._writer.close()
+
+
+class Trackio(_Tracker):
+    """A run in a project of trackio. project: its name. space_id: of the Hugging Face Space that gets the rows too.
+
+    Besides, a Space, a server or a webhook gets them where TRACKIO_SPACE_ID, TRACKIO_SERVER_URL or TRACKIO_WEBHOOK_URL
+    names one. No dashboard is opened in a notebook: on a hosted one it would have a public address.
+    """
+
+    name = "trackio"
+
+    def __init__(self, project: str = "grpo_kit", *, space_id: str | None = None) -> None:
+        super().__init__()
+        self.project, self.space_id = project, space_id
+
+    def _open(self, folder: Path, settings: dict, kept: dict, step: int) -> tuple[dict, str]:
+        import trackio
+
+        self._trackio, project = trackio, kept.get("project") or self.project
+        run = kept.get("run") or self._free_name(project, folder.absolute().name)
+        given = {"config": settings, "space_id": self.space_id, "resume": "allow", "embed": False}
+        self._run = trackio.init(project, name=run, **given)
+        where = f"project {project!r}, run {run!r}; look at it with: trackio show --project {project}"
+        return {"project": project, "run": run}, where
+
+    def _numbers(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._run.log(dict(numbers), step=step)
+
+    def _text(self, step: int, level: str, title: str, text: str) -> None:
+        self._run.alert(title, text, self._trackio.AlertLevel[level], step=step)
+
+    def _table(self, step: int, table: Mapping[str, list]) -> None:
+        rows = self._trackio.Table(dataframe=pd.DataFrame(table, dtype=object))
+        self._run.log({"completions": rows}, step=step)
+
+    def _close(self, failed: bool) -> None:
+        self._trackio.finish()
+
+    def _free_name(self, project: str, name: str) -> str:
+        """A name that no run of the project has: trackio finds a run again by its name."""
+        try:
+            taken = {run.name for run in self._trackio.Api().runs(project)}
+        except ValueError:  # no such project yet
+            taken = set()
+        names = [name, *(f"{name}-{number}" for number in range(2, len(taken) + 2))]
+        return next(free for free in names if free not in taken)
+
+
+class Wandb(_Tracker):
+    """A run of wandb. project: its name; None: WANDB_PROJECT, else grpo_kit.
+
+    mode: "offline" writes into <run folder>/wandb and sends nothing; "online" sends, for whoever is logged in. None:
+    WANDB_MODE, else offline. A run that you began yourself (wandb.init) is used, and left open.
+    """
+
+    name = "wandb"
+
+    def __init__(self, project: str | None = None, *, mode: str | None = None) -> None:
+        super().__init__()
+        self.project = project or os.getenv("WANDB_PROJECT") or "grpo_kit"
+        self.mode = mode or os.getenv("WANDB_MODE") or "offline"
+
+    def _open(self, folder: Path, settings: dict, kept: dict, step: int) -> tuple[dict, str]:
+        import wandb
+
+        self._wandb, self._own = wandb, wandb.run is None
+        if self._own:
+            self._mode_before = wandb.setup().settings.mode
+            # As init's mode alone, telemetry would be sent.
+            wandb.setup(settings=wandb.Settings(mode=self.mode))
+            known = {"project": self.project, "name": folder.absolute().name, "id": uuid.uuid4().hex[:8]}
+            wandb.init(dir=folder, resume="allow", **(known | kept))
+        self._run = run = wandb.run
+        run.define_metric(_WANDB_STEP)
+        run.define_metric("*", step_metric=_WANDB_STEP, step_sync=True)
+        run.config.update(settings, allow_val_change=True)
+        offline = f"{Path(run.dir).parent}; nothing is sent; `wandb sync` on that folder does it"
+        return {"project": run.project, "name": run.name, "id": run.id}, offline if run.offline else run.url
+
+    def _numbers(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._run.log({**numbers, _WANDB_STEP: step})
+
+    def _text(self, step: int, level: str, title: str, text: str) -> None:
+        self._run.alert(title, f"Step {step}: {text}", level, wait_duration=0.001)
+
+    def _table(self, step: int, table: Mapping[str, list]) -> None:
+        rows = [list(row) for row in zip(*table.values(), strict=True)]
+        shown = self._wandb.Table(columns=list(table), data=rows, allow_mixed_types=True)
+        self._run.log({"completions": shown, _WANDB_STEP: step})
+
+    def _close(self, failed: bool) -> None:
+        if self._own:
+            self._run.finish(exit_code=int(failed))
+            self._wandb.setup(settings=self._wandb.Settings(mode=self._mode_before or "online"))
+
+
+_BY_NAME = {each.name: each for each in (TensorBoard, Trackio, Wandb)}
+TRACKERS = tuple(_BY_NAME)
+
+
+def by_name(name: str) -> _Tracker:
+    """The tracker of this name, one of TRACKERS. Raises ValueError for another, and for one that is not installed."""
+    check_choice("tracker", name, TRACKERS)
+    return _BY_NAME[name]()
+
+
+def _numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Those of a row of metrics.jsonl, by their names in every tracker: train/<column>; eval/... stays as it is."""
+    numbers = {}
+    for column, value in row.items():
+        if column != "step" and isinstance(value, (int, float)) and value == value:
+            numbers[column if column.startswith("eval/") else f"train/{column}"] = value
+    return numbers
+
+
+def _shown(value: Any) -> str:
+    """So that TensorBoard, which reads Markdown, shows just this text; html.unescape gives it back."""
+    text = "" if value is None else str(value)
+    return "".join(c if c.isalnum() or c in " .,:;!?()" else f"&#{ord(c)};" for c in text)
+
+
+def _table_is_due(step: int, steps: int) -> bool:
+    """Does a tracker get this step's table? The first step's, and at most _TABLES of the others', evenly."""
+    return step == 1 or step % max(1, -(-steps // _TABLES)) == 0
+
+
+def _table_of(completions: Mapping[str, list]) -> dict[str, list]:
+    """The columns of completions.jsonl without _LEFT_OUT: whole groups, at least one, up to _ROWS or _CHARACTERS."""
+    columns = {
+        name: list(map(plain, values)) for name, values in completions.items() if name not in _LEFT_OUT
+    }
+    groups, rows, characters = columns["group"], 0, 0
+    for row, group in enumerate(groups):
+        characters += sum(len(values[row]) for values in columns.values() if isinstance(values[row], str))
+        if rows and (row >= _ROWS or characters > _CHARACTERS):
+            break
+        if row + 1 == len(groups) or groups[row + 1] != group:
+            rows = row + 1
+    return {name: values[:rows] for name, values in columns.items()}
