@@ -46,7 +46,8 @@ def doctor(
     if failed:
         again = "" if verbose else "run it again with --verbose and "
         to_do.append(
-            f"{', '.join(failed)} failed: where no line above says why, {again}open an issue with all of this"
+            f"{', '.join(failed)} failed: where no line above says why, {again}open an issue with all of this and the "
+            "output of python -m torch.utils.collect_env"
         )
     print("\nWhat to do")
     print("\n".join(f"  - {scrubbed(line)}" for line in to_do) or "  nothing: no trouble was found")

@@ -6,9 +6,7 @@ import importlib.util
 import os
 import platform
 import shutil
-import subprocess
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from grpo_kit.doctor.report import Row, Section
@@ -59,38 +57,36 @@ def versions(section: Section) -> None:
 
 
 def machine(section: Section) -> None:
-    """System, CPU, memory, cards, and the environment variables that matter."""
+    """Memory, cards, and the environment variables that matter: what torch.utils.collect_env does not say."""
     add, to_do = section.rows.append, section.to_do.append
-    add(Row("system", f"{platform.system()} {platform.release()} {platform.machine()}"))
     for name in filter(os.environ.get, _VARIABLES):
         add(Row(name, os.environ[name]))
     import psutil
     import torch
+    from torch.utils import collect_env
 
     from grpo_kit.memory.free import container_bytes, free_bytes
-    from grpo_kit.models.model_facts import processor
 
-    add(Row("CPU", processor()))
-    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    fast = [name for name in ("amx_bf16", "avx512_bf16") if name in flags]
-    add(Row("bfloat16 instructions", ", ".join(fast) or "none seen"))
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    add(Row("cores", usable or 0, f"of {os.cpu_count()}; torch uses {torch.get_num_threads()} threads"))
+    add(
+        Row(
+            "threads of torch", torch.get_num_threads(), f"{usable} of {os.cpu_count()} cores are free to use"
+        )
+    )
     memory, left = psutil.virtual_memory().total, container_bytes()
     add(Row("memory (GiB)", memory / GIB))
     by = f"a container leaves {left / GIB:.1f}" if left < memory else ""
     add(Row("memory free (GiB)", free_bytes(torch.device("cpu")) / GIB, by))
-    driver, seen = _nvidia_smi()
-    add(Row("CUDA of torch", torch.version.cuda, f"driver {driver}" if driver else ""))
-    if not torch.cuda.is_available():
-        add(Row("card", None, f"nvidia-smi sees {', '.join(seen)}" if seen else ""))
-        if seen:
-            to_do(
-                f"nvidia-smi sees {', '.join(seen)}, torch {torch.__version__} does not: install torch's CUDA build, "
-                "a driver that is new enough for it, and look at CUDA_VISIBLE_DEVICES"
-            )
+    if torch.cuda.is_available():
+        _cards(section)
         return
-    _cards(section)
+    cards = collect_env.get_gpu_info(collect_env.run)  # nvidia-smi's
+    add(Row("card", None, f"nvidia-smi sees {cards}" if cards else ""))
+    if cards:
+        to_do(
+            f"nvidia-smi sees {cards}, torch {torch.__version__} does not: install torch's CUDA build, a driver that "
+            "is new enough for it, and look at CUDA_VISIBLE_DEVICES"
+        )
 
 
 def _cards(section: Section) -> None:
@@ -110,8 +106,6 @@ def _cards(section: Section) -> None:
     ampere = torch.cuda.get_device_capability(0)[0] >= 8
     add(Row("tf32", ampere, "turned on by load_policy" if ampere else ""))
     triton = importlib.util.find_spec("triton") is not None
-    compiler = next(filter(shutil.which, ("gcc", "clang", "cc")), None)
-    add(Row("triton", metadata.version("triton") if triton else None, f"C compiler: {compiler or 'none'}"))
     flex = triton and ampere
     how = "compiled by triton" if flex else "the memory-efficient kernel, under a dense mask"
     add(Row("attention of the update", "FlexAttention" if flex else "SDPA", how))
@@ -126,7 +120,7 @@ def _cards(section: Section) -> None:
         )
     if ampere and not triton:
         to_do("triton is missing: the update's attention on a card is compiled with it; install torch's own")
-    elif ampere and compiler is None:
+    elif ampere and not any(map(shutil.which, ("gcc", "clang", "cc"))):
         to_do(
             "no C compiler was found (gcc, clang): triton asks for one where it compiles for the first time"
         )
@@ -145,16 +139,3 @@ def _required(about: Any) -> dict[str, tuple[Any, str]]:
             if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
                 found.setdefault(requirement.name, (requirement, extra))
     return found
-
-
-def _nvidia_smi() -> tuple[str, list[str]]:
-    """The driver's version and its cards; "" and [] without a driver."""
-    command = ["nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return "", []
-    lines = [line.split(", ", 1) for line in done.stdout.splitlines() if ", " in line]
-    if done.returncode or not lines:
-        return "", []
-    return lines[0][0], [name for _, name in lines]
