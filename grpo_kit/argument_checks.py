@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
-_PROBE = "KITPROBE"  # a word that no template holds
+PROBE = "KITPROBE"  # a message by which a chat template is read: no template holds, trims or looks for it
 COLDEST, HOTTEST, FASTEST = 0.01, 10, 1  # beyond: samples alike, noise, weights gone after a step
 SLOWEST = 1e-9  # AdamW moves a weight by about the rate; below, float32 rounds that away at most weights
 LARGEST_REWARD = 1e15  # and weight of one: training squares rewards in float32, which ends at 3e38
@@ -236,12 +236,12 @@ def _between_messages(tokenizer: Any) -> str:
 
     The text behind the question is left out: a template may open the answer with a tag of its thoughts.
     """
-    turns = [{"role": role, "content": _PROBE} for role in ("user", "assistant", "user")]
+    turns = [{"role": role, "content": PROBE} for role in ("user", "assistant", "user")]
     try:
         rendered = tokenizer.apply_chat_template(turns, tokenize=False)
     except Exception:  # no template, or one that refuses these roles
         return ""
-    return "".join(rendered.split(_PROBE)[2:])
+    return "".join(rendered.split(PROBE)[2:])
 
 
 def _not_loaded(name: str, value: Any) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from transformers import PreTrainedTokenizerBase
 
-from grpo_kit.argument_checks import check_tokenizer, is_whole, template_tokens
+from grpo_kit.argument_checks import PROBE, check_tokenizer, is_whole, template_tokens
 from grpo_kit.unsloth import warn_if_late
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _OPENING_TAG = re.compile(r"<[A-Za-z][\w-]*>\s*\Z")
 _EMPTY_THOUGHT = re.compile(r"\s*<([A-Za-z][\w-]*)>\s*</\1>\s*")
 _LONGEST_TAG = 100  # characters
-_PROBE = "KITPROBE"  # any word that a template neither trims nor looks for
 BEFORE = ("\n", " ", "7", "x", ".")
 AFTER = ("\n", "\n\n", " ", "7", "x", "The", ">", ".")
 
@@ -386,7 +385,7 @@ def _begun_by_the_template(
     if tag is None:
         return ""
     try:
-        header = _continue(tokenizer, messages, _PROBE, **template).removesuffix(_PROBE)
+        header = _continue(tokenizer, messages, PROBE, **template).removesuffix(PROBE)
     except PromptError:
         return tag[0]
     return "" if header.endswith(tag[0]) else tag[0]
@@ -403,7 +402,7 @@ def _opens_a_thought(
     if not tag or f"</{tag[1]}>" in prefill:
         return False
     try:
-        header = _continue(tokenizer, messages, _PROBE, **template).removesuffix(_PROBE)
+        header = _continue(tokenizer, messages, PROBE, **template).removesuffix(PROBE)
     except PromptError:
         return False
     empty = _EMPTY_THOUGHT.fullmatch(header[len(commonprefix([header, opened])) :])
@@ -422,7 +421,7 @@ def _check_prefill(
     if prompt == opened + prefill:
         return
     # Compared with a harmless opening, so that a newline of the header is not taken for one of the prefill.
-    header = _continue(tokenizer, messages, _PROBE, **template).removesuffix(_PROBE)
+    header = _continue(tokenizer, messages, PROBE, **template).removesuffix(PROBE)
     if prompt != header + prefill:
         shown = prompt[len(commonprefix([prompt, header])) :]
         cure = f"use prefill={shown!r}" if shown == prefill.strip() else "use another prefill"

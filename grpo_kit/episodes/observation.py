@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from grpo_kit.argument_checks import check_choice, check_whole, template_tokens
+from grpo_kit.argument_checks import PROBE, check_choice, check_whole, template_tokens
 from grpo_kit.prompts import PromptError, build_prompt, opening_messages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_PROBE, _NEXT, _ANSWER = "KITPROBE", "KITNEXT", "KITANSWER"
+_NEXT, _ANSWER = "KITNEXT", "KITANSWER"
 
 THOUGHT = ("<think>", "</think>")  # the tags around a thought
 
@@ -136,7 +136,7 @@ class Renderer:
     @cached_property
     def _frame(self) -> tuple[str, str]:
         """The text before and behind a message in a prompt of one message."""
-        before, _, behind = self._built(_PROBE).rpartition(_PROBE)
+        before, _, behind = self._built(PROBE).rpartition(PROBE)
         return before, behind
 
     def _built(self, message: str) -> str:
@@ -210,7 +210,7 @@ class Renderer:
     @cached_property
     def _turn_over(self) -> tuple[str, str]:
         """The template's text between an answer and the next message, and between that message and the next answer."""
-        asked = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _ANSWER}]
+        asked = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": _ANSWER}]
         text = self._chat([*self._before, *asked, {"role": "user", "content": _NEXT}])
         between, _, behind = text.partition(_ANSWER)[2].partition(_NEXT)
         if not between or _NEXT not in text:
@@ -232,8 +232,8 @@ class Renderer:
     def _around(self) -> tuple[str, str]:
         """The text that a rendered conversation loses in front (a BOS that the tokenizer adds); and its prefill."""
         plain, built = (
-            self._rendered([*self._before, {"role": "user", "content": _PROBE}]),
-            self._built(_PROBE),
+            self._rendered([*self._before, {"role": "user", "content": PROBE}]),
+            self._built(PROBE),
         )
         for bos in ("", self.tokenizer.bos_token or ""):
             if built.startswith(plain.removeprefix(bos)):

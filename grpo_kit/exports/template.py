@@ -15,10 +15,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from grpo_kit.argument_checks import PROBE
 from grpo_kit.prompts import NO_TEMPLATE, PromptError, build_prompt
 from grpo_kit.tasks import Task
 
-_PROBE = "KITPROBE"
 _CLOSED = "{% set kit_open = add_generation_prompt %}{% set add_generation_prompt = false %}"
 
 
@@ -58,7 +58,7 @@ def with_serving_template(
 
     Raises ExportError if the template renders an open answer in its own way.
     """
-    question = _PROBE
+    question = PROBE
     trained = prompting.prompt(tokenizer, question)
     made = copy.copy(tokenizer)  # its own template, the same vocabulary
     plain = _template_of(tokenizer)

@@ -10,6 +10,7 @@ from datasets import Dataset
 from transformers import TrainerState
 from trl import is_conversational
 
+from grpo_kit.argument_checks import PROBE
 from grpo_kit.config_checks import checked
 from grpo_kit.prompts import NO_TEMPLATE, continue_messages, cure_of
 from grpo_kit.rewards.parts import all_parts, bare_name, check_calls, range_of
@@ -17,7 +18,6 @@ from grpo_kit.rewards.parts import all_parts, bare_name, check_calls, range_of
 _ROW = "trl_row"  # the data set's row, under a name that no column of it can take
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # TRL keeps them from rewards
 _GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-_PROBE = "KITPROBE"  # a word that no template holds
 
 
 class TrlTask:
@@ -213,11 +213,11 @@ def warn_of_bare_prompt(tokenizer: Any, prompt: Any) -> None:
         return
     try:
         shown = tokenizer.apply_chat_template(
-            [{"role": "user", "content": _PROBE}], tokenize=False, add_generation_prompt=True
+            [{"role": "user", "content": PROBE}], tokenize=False, add_generation_prompt=True
         )
     except Exception:  # a template that wants other roles: nothing to compare with
         return
-    mark = next(iter(shown.partition(_PROBE)[2].split()), "")  # what closes the user's turn: "<|im_end|>"
+    mark = next(iter(shown.partition(PROBE)[2].split()), "")  # what closes the user's turn: "<|im_end|>"
     if mark and mark not in prompt:
         warnings.warn(
             f"train_dataset: the first prompt, {prompt[:60]!r}, holds no {mark!r}, as a chat that this tokenizer's "
