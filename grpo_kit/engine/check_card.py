@@ -7,7 +7,6 @@ way on the same rows, moved to other positions. Where that rounding alone would 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from grpo_kit.loop.padded_update import PaddedUpdate, autocast
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models.model_facts import evaluating
+from grpo_kit.models.same_numbers import Finding, is_narrow, judged, relative
 from grpo_kit.models.token_rows import token_rows
 from grpo_kit.optim.choose import choose_optimizer, new_optimizer
 from grpo_kit.rollout import RolloutEngine
@@ -30,11 +30,8 @@ from grpo_kit.rollout.first_use import (
     GROUP,
     SHIFT,
     TOKENS,
-    Finding,
     engine_findings,
     guarded,
-    judged,
-    limits,
     random_prompts,
     remembered,
 )
@@ -86,26 +83,45 @@ def _update(model: Any, config: Config, batch: Batch) -> Finding:
         return [p.grad.float().cpu() for p in model.parameters() if p.grad is not None]
 
     wanted = gradient(PaddedUpdate(plain))
-    rounding = _relative(gradient(PaddedUpdate(plain, shift=SHIFT)), wanted)
-    least = limits(model, autocast=config.autocast != "none").gradient
-    return judged("packed update", _relative(gradient(PackedUpdate(model, plain)), wanted), rounding, least)
+    rounding = relative(gradient(PaddedUpdate(plain, shift=SHIFT)), wanted)
+    narrow = is_narrow(model, autocast=config.autocast != "none")
+    return judged("packed update", relative(gradient(PackedUpdate(model, plain)), wanted), rounding, narrow)
 
 
 def _optimizer(model: Any, name: str) -> Finding:
-    """Two steps on copies of a matrix and a vector of the trained weights, with drawn gradients."""
+    """Two steps beside AdamW's, with one drawn gradient, on copies of a matrix and a vector of the trained weights.
+
+    The second step reads the moments that the first one stored.
+    """
     trained = sorted((p for p in model.parameters() if p.requires_grad), key=lambda p: -p.ndim)
     weights = [p.detach().flatten()[:_WEIGHTS] for p in (trained[0], trained[-1])]
     draw = torch.Generator().manual_seed(0)
     gradients = [(1e-3 * torch.randn(len(w), generator=draw, dtype=torch.float32)).to(w) for w in weights]
-    how = {"learning_rate": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": [0.1, 0.0]}
-    return judged("optimizer", beside_adamw(name, weights, gradients, **how), 0.0, MOST)
+    copies = [torch.nn.Parameter(w.clone()) for w in weights]
+    # Below this rate float32's own rounding of a weight is visible in the change.
+    options = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8}
+    optimizer = new_optimizer(name, _groups(copies), **options)
+    master = getattr(optimizer, "master", None)
+    for copy in copies:
+        if copy.dtype != torch.float32 and master is None:
+            copy.data.zero_()  # its other bits cannot be read: on a weight of 0 a change keeps its own 8 bits
+    plain = [torch.nn.Parameter(copy.detach().float().clone()) for copy in copies]
+    adamw = torch.optim.AdamW(_groups(plain), **options, foreach=False, fused=False)
+    starts = [p.detach().clone() for p in plain]
+    for _ in range(2):
+        for copy, p, gradient in zip(copies, plain, gradients, strict=True):
+            copy.grad, p.grad = gradient.to(copy.dtype, copy=True), gradient.float()
+        optimizer.step()
+        adamw.step()
+    ends = [copy.detach().float() if master is None else master(copy) for copy in copies]
+    changes = [end.double() - start for end, start in zip(ends, starts, strict=True)]
+    wanted = [p.detach().double() - start for p, start in zip(plain, starts, strict=True)]
+    return judged("optimizer", relative(changes, wanted), 0.0, narrow=False)
 
 
-def _relative(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
-    apart = sum((a - b).double().square().sum().item() for a, b in zip(found, wanted, strict=True))
-    size = sum(b.double().square().sum().item() for b in wanted)
-    error = math.sqrt(apart / size) if size else math.inf
-    return error if math.isfinite(error) else math.inf
+def _groups(parameters: Sequence[torch.nn.Parameter]) -> list[dict]:
+    """The matrix decays, the vector does not."""
+    return [{"params": [p], "weight_decay": d} for p, d in zip(parameters, (0.1, 0.0), strict=True)]
 
 
 def _random_batch(model: Any) -> Batch:
@@ -131,54 +147,3 @@ def _as_it_was(model: Any) -> Iterator[None]:
             yield
         finally:
             model.zero_grad(set_to_none=True)
-
-
-_LEAST_RATE = 1e-4  # below this, float32's own rounding of a weight is visible in the change
-# Measured on SmolLM2-135M's weights and policy gradients: 8-bit moments are 0.07 to 0.12 off in the second step, fused
-# AdamW under 1e-5; steps three times as long are 1.9 off, a wrong sign 2.
-MOST = 0.4
-
-
-def beside_adamw(
-    name: str,
-    weights: Sequence[torch.Tensor],
-    gradients: Sequence[torch.Tensor],
-    *,
-    learning_rate: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: Sequence[float],
-) -> float:
-    """Norm of the difference in the change of all weights, divided by the norm of AdamW's change; infinite for a NaN.
-
-    name: a key of choose.OPTIMIZERS. weights, gradients: 1-d tensors, copied first; weight_decay: one a tensor.
-    Two steps with one gradient: the second reads the moments stored by the first. A result up to MOST is rounding.
-    """
-    options = {"lr": max(learning_rate, _LEAST_RATE), "betas": betas, "eps": eps}
-    narrow = [w.dtype != torch.float32 for w in weights]
-    copies = [torch.nn.Parameter(w.detach().clone()) for w in weights]
-    optimizer = new_optimizer(name, _groups(copies, weight_decay), **options)
-    master = getattr(optimizer, "master", None)
-    for copy, short in zip(copies, narrow, strict=True):
-        if (
-            short and master is None
-        ):  # its other bits cannot be read: on a weight of 0 a change keeps its own 8 bits
-            copy.data.zero_()
-    plain = [torch.nn.Parameter(copy.detach().float().clone()) for copy in copies]
-    reference = torch.optim.AdamW(_groups(plain, weight_decay), **options, foreach=False, fused=False)
-    starts = [p.detach().clone() for p in plain]
-    for _ in range(2):
-        for copy, p, gradient in zip(copies, plain, gradients, strict=True):
-            copy.grad, p.grad = gradient.to(copy.dtype, copy=True), gradient.float()
-        optimizer.step(), reference.step()
-    apart = size = 0.0
-    for copy, p, start in zip(copies, plain, starts, strict=True):
-        found = copy.detach().float() if master is None else master(copy)
-        apart += (found - p.detach()).double().square().sum().item()
-        size += (p.detach() - start).double().square().sum().item()
-    error = math.sqrt(apart / size) if size else math.inf
-    return error if math.isfinite(error) else math.inf
-
-
-def _groups(parameters: Sequence[torch.nn.Parameter], decay: Sequence[float]) -> list[dict]:
-    return [{"params": [p], "weight_decay": d} for p, d in zip(parameters, decay, strict=True)]

@@ -26,16 +26,25 @@ OBEYED = (
 def check_names(values: Mapping[str, Any]) -> None:
     """Raises ValueError for a name that is no field, with the nearest one, and for a field that cannot change."""
     check_fields(values)
-    free = [name for name, each in FIELDS.items() if each.metadata["changes"]]
-    if fixed := sorted(set(values) - set(free)):
-        raise ValueError(
-            f"{fixed[0]}={values[fixed[0]]!r} {CANNOT_CHANGE}; what can: {', '.join(free)}. For another {fixed[0]} "
-            "make a new trainer, with a new folder"
-        )
+    for name, value in values.items():
+        if not FIELDS[name].metadata["changes"]:
+            free = ", ".join(field for field, each in FIELDS.items() if each.metadata["changes"])
+            raise ValueError(
+                f"{name}={value!r} {CANNOT_CHANGE}; what can: {free}. For another {name} make a new trainer, with a "
+                "new folder"
+            )
 
 
 def check_values(trainer: Any, values: Mapping[str, Any]) -> None:
     """Raises ValueError for a field that cannot change, or not to that value in this run. Nothing is set here."""
+    _check_in_run(trainer, values)
+    changed = copy.copy(trainer.config)
+    vars(changed).update(values)
+    check_steps(changed)
+
+
+def _check_in_run(trainer: Any, values: Mapping[str, Any]) -> None:
+    """What a config cannot know, which checks itself when a field is set."""
     check_names(values)
     if values.get("beta") and trainer.reference is None:
         raise ValueError(
@@ -43,9 +52,6 @@ def check_values(trainer: Any, values: Mapping[str, Any]) -> None:
             "small beta above 0"
         )
     check_weights(trainer.task, values.get("reward_weights"))
-    changed = copy.copy(trainer.config)
-    vars(changed).update(values)
-    check_steps(changed)
     if values.get("steps", trainer.step) < trainer.step:
         raise ValueError(f"steps={values['steps']!r}: {trainer.step} are done already; give more, or stop")
 
@@ -136,7 +142,7 @@ class Changes:
                 setattr(config, name, from_json(name, value, getattr(config, name)))
         now = config.values() | self._made
         found = {name: [self.known[name], now[name]] for name in now if now[name] != self.known[name]}
-        check_values(trainer, {name: getattr(config, name) for name in found if name in asked})
+        _check_in_run(trainer, {name: getattr(config, name) for name in found if name in asked})
         return ({"changes": found} if found else {}), now
 
 

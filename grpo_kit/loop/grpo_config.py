@@ -43,7 +43,8 @@ class _ByName:
             raise ValueError(
                 f"Config({unnamed[0]!r:.100}): name each field, such as Config(steps=100); {cure}"
             )
-        check_fields({name: value for name, value in values.items() if name != "reasons"})
+        values.pop("reasons", None)
+        check_fields(values)
         return super().__new__(cls)
 
 
@@ -253,8 +254,9 @@ class Config(_ByName):
         progress = min(step / max(self.steps - 1, 1), 1.0)
         rate = self.learning_rate  # an end at 0 lies outside the steps; stepwise is asked for as it is
         moves = callable(rate) and not isinstance(rate, stepwise)
-        zero = [moves and self._at("learning_rate", end) == 0 for end in (0.0, 1.0)]
-        of_rate = min((step + zero[0]) / max(self.steps - 1 + sum(zero), 1), 1.0)
+        starts_at_zero = moves and self._at("learning_rate", 0.0) == 0
+        ends_at_zero = moves and self._at("learning_rate", 1.0) == 0
+        of_rate = min((step + starts_at_zero) / max(self.steps - 1 + starts_at_zero + ends_at_zero, 1), 1.0)
         warm = min(1.0, (step + 1) / (self.warmup_steps + 1))
         rate, temperature = self._at("learning_rate", of_rate) * warm, self._at("temperature", progress)
         return StepNumbers(step, progress, temperature, rate, self._at("beta", progress))

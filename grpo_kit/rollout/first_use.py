@@ -12,10 +12,10 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -26,6 +26,7 @@ from grpo_kit.models.context import context_length
 from grpo_kit.models.gguf_reader import cache_folder
 from grpo_kit.models.layer_kinds import is_tested, layer_kinds, window_of
 from grpo_kit.models.model_facts import base_model, evaluating, hardware
+from grpo_kit.models.same_numbers import Finding, is_narrow, judged
 from grpo_kit.models.token_lists import left_pad, logits_of
 from grpo_kit.models.token_rows import token_rows
 from grpo_kit.record.files import write_whole
@@ -40,42 +41,14 @@ WRONG = {True: ("differs", "failed"), False: ("differs", "failed", "cannot tell"
 TOKENS, GROUP = 12, 2
 _SHORT = (9, 14)  # tokens of the prompts
 _LONGEST = 1024  # a window that is larger is not filled: that would take minutes on a CPU
-_CANNOT_TELL = (
-    0.4  # a limit above this, in nats or as a share of the gradient, would let a wrong mask through
-)
 
 
-# ---- the engine's log-probabilities beside the plain model's: the rows, the difference, and its limits --------------
+# ---- the engine's log-probabilities beside the plain model's: the rows, and the difference --------------------------
 
 _PROMPTS, _EACH = 2, 2  # two groups, to check both rows that share a prompt and rows that do not
 
 
-class _Limits(NamedTuple):
-    """The most that two correct ways may differ by.
-
-    logprobs: nats a token, the mean over the worst completion. gradient: norm of the difference over the norm of TRL's.
-    """
-
-    logprobs: float
-    gradient: float
-
-
 SHIFT = 8  # positions that rows are moved by
-# SmolLM2-135M on a CPU (python -m benchmarks.check_card --model smollm2-135m-instruct), in nats a token and as a
-# share of the gradient's norm: float32 is 1e-5 and 1.5e-4 off, a wrong mask 0.1 to 0.5 and 0.9, a temperature of 1.25
-# instead of 1 0.5 and 0.2. Narrower dtypes use their own rounding; the floor is for a model whose rows round alike.
-_FLOAT32 = _Limits(1e-4, 1e-3)
-_NARROW = _Limits(1e-2, 5e-2)
-
-
-def limits(model: torch.nn.Module, *, autocast: bool = False) -> _Limits:
-    """The lowest limits of the model's arithmetic: float32's if all of it is float32, else bfloat16's."""
-    exact = all(p.dtype in (torch.float32, torch.float64) for p in model.parameters())
-    if hasattr(torch.backends, "fp32_precision"):
-        rounded = "tf32" in (torch.backends.cuda.matmul.fp32_precision, torch.backends.fp32_precision)
-    else:  # torch 2.8
-        rounded = torch.backends.cuda.matmul.allow_tf32
-    return _FLOAT32 if exact and not (autocast or rounded) else _NARROW
 
 
 def few(prompts: Sequence[Hashable], lengths: Sequence[int]) -> list[int]:
@@ -102,18 +75,19 @@ def gap(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
 
 
 @torch.no_grad()
-def compared(model: Any, prompts: Sequence[list[int]], rollouts: Any) -> tuple[float, float, float]:
-    """Nats a token: how far the engine is from the plain model on a few rows, how far moved rows are, the limit.
+def compared(model: Any, prompts: Sequence[list[int]], rollouts: Any) -> Finding:
+    """The engine beside the plain model on a few rows, in nats a token.
 
-    rollouts: the engine's, sampled at temperature 1.
+    rollouts: the engine's, sampled at temperature 1. Two right ways are the plain one and its rows moved: rotary
+    positions encode differences only, so that these are equal in exact numbers.
     """
     completions = rollouts.completion_ids
     rows = few(list(map(tuple, prompts)), list(map(len, completions)))
     plain = [_plain(model, prompts[i], completions[i]) for i in rows]
     moved = [_plain(model, prompts[i], completions[i], SHIFT) for i in rows]
     engines = [torch.tensor(rollouts.policy_logprobs[i], dtype=torch.float64) for i in rows]
-    narrow = torch.is_autocast_enabled(next(model.parameters()).device.type)
-    return gap(engines, plain), gap(moved, plain), limits(model, autocast=narrow).logprobs
+    narrow = is_narrow(model, autocast=torch.is_autocast_enabled(next(model.parameters()).device.type))
+    return judged("engine", gap(engines, plain), gap(moved, plain), narrow)
 
 
 def _plain(model: Any, prompt: list[int], completion: list[int], shift: int = 0) -> torch.Tensor:
@@ -121,40 +95,6 @@ def _plain(model: Any, prompt: list[int], completion: list[int], shift: int = 0)
     ids, mask = left_pad([[*prompt, *completion]], 0, next(model.parameters()).device)
     scores = logits_of(model, ids, mask, len(completion) + 1, shift)[0, :-1].float().log_softmax(-1)  # (T, V)
     return scores.gather(-1, ids[0, -len(completion) :, None])[:, 0]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One part beside its plain way. outcome: "equal", "differs", "cannot tell" or "failed".
-
-    apart: nats a token of the worst completion (engine), the norm of the difference by the gradient's norm (update), or
-    by the norm of AdamW's change (optimizer; torch's own AdamW is not compared with itself).
-    most: what two right ways may be apart. why: what failed, or what hides a difference.
-    """
-
-    part: str
-    outcome: str
-    apart: float = math.nan
-    most: float = math.nan
-    why: str = ""
-
-    def __str__(self) -> str:
-        if self.outcome in ("equal", "differs"):
-            return f"{self.part}: {self.outcome} (off by {self.apart:.2g}, at most {self.most:.2g})"
-        return f"{self.part}: {self.outcome} ({self.why})"
-
-
-def judged(part: str, apart: float, rounding: float, least: float) -> Finding:
-    """What a difference means where two right ways are `rounding` apart, or `least`.
-
-    rounding: of moved rows. Rotary positions encode differences only, so that they are equal in exact numbers. In
-    bfloat16 a right engine was at most 1.7 times as far off as moved rows, one with a wrong mask 3.5 times and more.
-    """
-    most = max(least, 2.5 * rounding)
-    if apart <= most and most > _CANNOT_TELL:
-        why = f"rounding alone is {rounding:.2g}, so that off by {apart:.2g} says nothing"
-        return Finding(part, "cannot tell", apart, most, why)
-    return Finding(part, "equal" if apart <= most else "differs", apart, most)
 
 
 def guarded(part: str, work: Callable[[], Finding]) -> Finding:
@@ -236,7 +176,7 @@ def engine_findings(model: Any, engine: Callable[[Any], Any], prompts: list[list
     _tried_now.add(base_model(model))
 
     def ask() -> Finding:
-        return judged("engine", *compared(model, prompts, trial.generate(prompts, how, seed=0)))
+        return compared(model, prompts, trial.generate(prompts, how, seed=0))
 
     try:
         finding = guarded("engine", ask)

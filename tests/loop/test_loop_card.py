@@ -16,8 +16,9 @@ from grpo_kit.loop import Config
 from grpo_kit.loop.generate import generate
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.models import load_policy
+from grpo_kit.models.same_numbers import Finding, judged
 from grpo_kit.rollout import RolloutEngine
-from grpo_kit.rollout.first_use import FILE, Finding, judged
+from grpo_kit.rollout.first_use import FILE
 
 
 @pytest.fixture
@@ -98,11 +99,11 @@ def test_what_was_found_is_kept_for_this_card_versions_and_model_type(untried, m
 
 
 def test_rounding_that_hides_an_error_is_never_called_equal():
-    assert judged("engine", 0.3, 0.05, 1e-4).outcome == "differs"
-    assert judged("engine", 0.1, 0.05, 1e-4).outcome == "equal"
-    hidden = judged("engine", 0.5, 0.3, 1e-4)
+    assert judged("engine", 0.3, 0.05, narrow=False).outcome == "differs"
+    assert judged("engine", 0.1, 0.05, narrow=False).outcome == "equal"
+    hidden = judged("engine", 0.5, 0.3, narrow=False)
     assert hidden.outcome == "cannot tell" and "rounding alone is 0.3" in str(hidden)
-    assert judged("engine", float("inf"), 0.3, 1e-4).outcome == "differs"
+    assert judged("engine", float("inf"), 0.3, narrow=False).outcome == "differs"
     assert (
         str(Finding("engine", "failed", why="RuntimeError: no kernel"))
         == "engine: failed (RuntimeError: no kernel)"
