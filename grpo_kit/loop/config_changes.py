@@ -44,7 +44,7 @@ def check_values(trainer: Any, values: Mapping[str, Any]) -> None:
 
 
 def _check_in_run(trainer: Any, values: Mapping[str, Any]) -> None:
-    """What a config cannot know, which checks itself when a field is set."""
+    """What a config cannot know of the run that it belongs to."""
     check_names(values)
     if values.get("beta") and trainer.reference is None:
         raise ValueError(
@@ -143,6 +143,7 @@ class Changes:
         now = config.values() | self._made
         found = {name: [self.known[name], now[name]] for name in now if now[name] != self.known[name]}
         _check_in_run(trainer, {name: getattr(config, name) for name in found if name in asked})
+        check_steps(config)  # the fields may have been assigned one after the other
         return ({"changes": found} if found else {}), now
 
 
