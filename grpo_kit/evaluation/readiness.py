@@ -147,8 +147,8 @@ class Readiness:
 
     def signal_right(self, group_size: int | None = None) -> Estimate:
         """Expected share of groups with both right and wrong completions. group_size: None means self.group_size."""
-        size = self.group_size if group_size is None else group_size
-        return bootstrap_mean([signal_share([c, self.samples - c], size) for c in self.right or [0] * self.n])
+        by_prompt = [{1.0: count, 0.0: self.samples - count} for count in self.right or [0] * self.n]
+        return self._signal_of(by_prompt, group_size)
 
     def signal_reward(self, group_size: int | None = None) -> Estimate:
         """Expected share of groups with unequal rewards: format and soft parts carry a signal too."""
@@ -334,8 +334,7 @@ class Readiness:
             changed[name] = counts and [{float(r): count for r, count in one.items()} for one in counts]
         for name in ("constant", "constant_reward"):
             changed[name] = tuple(data[name]) if data.get(name) else None
-        older = {"needs"}  # kept by earlier versions
-        return cls(**{name: value for name, value in data.items() if name not in older} | changed)
+        return cls(**data | changed)
 
 
 def readiness(
