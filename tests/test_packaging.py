@@ -131,8 +131,10 @@ def test_no_file_names_a_package_index():
 def test_types_and_data_travel_with_the_package():
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     patterns = tool["package-data"]["grpo_kit"]
-    assert "py.typed" in patterns
-    assert all(list((ROOT / "grpo_kit").glob(pattern)) for pattern in patterns)
+    package = ROOT / "grpo_kit"
+    files = {p for p in package.rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")}
+    assert files == {path for pattern in patterns for path in package.glob(pattern)}
+    assert all(list(package.glob(pattern)) for pattern in patterns)
 
 
 def test_version_licence_and_description_are_named_alike():
