@@ -17,7 +17,7 @@ class _LazyPackage(ModuleType):
     module does not hide it.
     """
 
-    _names: dict[str, str]  # public name -> full name of its module
+    _names: dict[str, str]  # public name -> full name of its module, but for modules of the package itself
 
     def __getattr__(self, name: str) -> Any:
         if name in self._names:
@@ -46,8 +46,7 @@ def lazy(package: str) -> list[str]:
     (block,) = (node for node in tree.body if isinstance(node, ast.If) and node.test.id == "TYPE_CHECKING")
     module_of = {alias.name: imports.module for imports in block.body for alias in imports.names}
     module.__class__ = _LazyPackage
-    # Without the package's own modules: they are found by their names.
-    module.__dict__["_names"] = {name: origin for name, origin in module_of.items() if origin != package}
+    vars(module)["_names"] = {name: origin for name, origin in module_of.items() if origin != package}
     return sorted(module_of)
 
 

@@ -25,12 +25,11 @@ from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.padded_update import PaddedUpdate, autocast
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.memory.free import free_bytes, glibc
-from grpo_kit.models.layer_kinds import is_tested
 from grpo_kit.models.model_facts import base_model
 from grpo_kit.models.token_lists import end_ids, why_not_padded
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.first_use import FEW_KERNELS, WRONG
-from grpo_kit.rollout.supported_models import decode_by_modules, decoded_by_modules
+from grpo_kit.rollout.supported_models import decode_by_modules, decoded_by_modules, is_tested
 
 _ROOM_ON_A_CPU = 16 * 2**30  # bytes free after a rollout above which its keys and values are kept
 

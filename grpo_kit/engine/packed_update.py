@@ -21,10 +21,10 @@ from grpo_kit.loop.padded_update import autocast
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.memory.activations import HEAD_TILE
-from grpo_kit.models.layer_kinds import is_tested
 from grpo_kit.models.model_facts import base_model
-from grpo_kit.models.own_head import head_of
 from grpo_kit.models.token_rows import token_rows
+from grpo_kit.rollout.layers import head_of
+from grpo_kit.rollout.supported_models import is_tested
 from grpo_kit.rollout.tree_attention import NAME as TREE
 
 

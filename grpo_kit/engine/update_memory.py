@@ -19,11 +19,11 @@ from torch.utils.checkpoint import checkpoint
 from grpo_kit.engine.packing import PACKED, Row, make_chunks
 from grpo_kit.memory.activations import PREFERRED_TOKENS, has_sizes, update_budget
 from grpo_kit.memory.free import free_bytes
-from grpo_kit.models.layer_kinds import is_tested
 from grpo_kit.models.model_facts import base_model, has_adapters
 from grpo_kit.rollout.attention import attention_named
 from grpo_kit.rollout.backoff import Backoff
 from grpo_kit.rollout.layers import shipped_norms
+from grpo_kit.rollout.supported_models import is_tested
 from grpo_kit.rollout.tree import tree_tokens
 from grpo_kit.rollout.tree_attention import NAME as TREE
 

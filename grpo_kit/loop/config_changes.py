@@ -29,22 +29,12 @@ def check_names(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if not FIELDS[name].metadata["changes"]:
             free = ", ".join(field for field, each in FIELDS.items() if each.metadata["changes"])
-            raise ValueError(
-                f"{name}={value!r} {CANNOT_CHANGE}; what can: {free}. For another {name} make a new trainer, with a "
-                "new folder"
-            )
+            cure = f"what can: {free}. For another {name} make a new trainer, with a new folder"
+            raise ValueError(f"{name}={value!r} {CANNOT_CHANGE}; {cure}")
 
 
 def check_values(trainer: Any, values: Mapping[str, Any]) -> None:
     """Raises ValueError for a field that cannot change, or not to that value in this run. Nothing is set here."""
-    _check_in_run(trainer, values)
-    changed = copy.copy(trainer.config)
-    vars(changed).update(values)
-    check_steps(changed)
-
-
-def _check_in_run(trainer: Any, values: Mapping[str, Any]) -> None:
-    """What a config cannot know of the run that it belongs to."""
     check_names(values)
     if values.get("beta") and trainer.reference is None:
         raise ValueError(
@@ -52,6 +42,11 @@ def _check_in_run(trainer: Any, values: Mapping[str, Any]) -> None:
             "small beta above 0"
         )
     check_weights(trainer.task, values.get("reward_weights"))
+    changed = trainer.config
+    if not values.items() <= vars(changed).items():  # values that are not assigned yet
+        changed = copy.copy(changed)
+        vars(changed).update(values)
+    check_steps(changed)
     if values.get("steps", trainer.step) < trainer.step:
         raise ValueError(f"steps={values['steps']!r}: {trainer.step} are done already; give more, or stop")
 
@@ -142,8 +137,7 @@ class Changes:
                 setattr(config, name, from_json(name, value, getattr(config, name)))
         now = config.values() | self._made
         found = {name: [self.known[name], now[name]] for name in now if now[name] != self.known[name]}
-        _check_in_run(trainer, {name: getattr(config, name) for name in found if name in asked})
-        check_steps(config)  # the fields may have been assigned one after the other
+        check_values(trainer, {name: getattr(config, name) for name in found if name in asked})
         return ({"changes": found} if found else {}), now
 
 

@@ -40,9 +40,8 @@ class _ByName:
             cure = "of a dict, Config(**values)"
             if isinstance(unnamed[0], str):
                 cure = f"kit.preset({unnamed[0]!r}) fills one"
-            raise ValueError(
-                f"Config({unnamed[0]!r:.100}): name each field, such as Config(steps=100); {cure}"
-            )
+            what = f"Config({unnamed[0]!r:.100}): name each field, such as Config(steps=100)"
+            raise ValueError(f"{what}; {cure}")
         values.pop("reasons", None)
         check_fields(values)
         return super().__new__(cls)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import platform
 import sys
 from collections.abc import Iterable, Iterator
@@ -16,6 +17,13 @@ from transformers import PreTrainedModel
 EMBEDDED, TINY = "smollm2-135m-instruct", "tiny-random"  # names that the kit alone knows
 # Types that engine and update are tested with; any other is compared with its own forward pass at its first use.
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
+# Before transformers 5.23 activation checkpointing had another name, before 5.24 a model's cache.
+# Checkpointing, as the argument, and inside the names of a model's property and methods.
+CHECKPOINTING = (
+    "activation_checkpointing"
+    if hasattr(PreTrainedModel, "is_activation_checkpointing")
+    else "gradient_checkpointing"
+)
 
 
 def base_model(model: Any) -> PreTrainedModel:
@@ -77,3 +85,13 @@ def processor() -> str:
     flags = next((line for line in lines if line.startswith("flags")), "")
     vector = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else platform.machine()
     return f"{name} ({vector}), {torch.get_num_threads()} thread(s)"
+
+
+def is_checkpointing(model: Any) -> bool:
+    """Are activations recomputed in the backward pass?"""
+    return getattr(model, f"is_{CHECKPOINTING}")
+
+
+def cache_name(forward: Any) -> str:
+    """The argument of a model's or decoder's forward, and field of its output, that is the cache."""
+    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from grpo_kit.models.own_head import head_of
-from grpo_kit.models.renamed import cache_name
+from grpo_kit.models.model_facts import cache_name
 from grpo_kit.models.token_rows import token_rows
 from grpo_kit.rollout.attention import NAME as OVER_SLOTS
 from grpo_kit.rollout.attention import attention_named, attention_over_prompts
@@ -23,7 +22,7 @@ from grpo_kit.rollout.fused_layers import FusedLayers
 from grpo_kit.rollout.graphs import DecodeGraphs
 from grpo_kit.rollout.kv_cache import KVCache, fill_holes, row_bucket
 from grpo_kit.rollout.kv_prefill import TreeKVPrefill, common_length
-from grpo_kit.rollout.layers import PlainLayers, plain_layers
+from grpo_kit.rollout.layers import PlainLayers, head_of, plain_layers
 from grpo_kit.rollout.output_buffer import EndWatch, OutputBuffer
 from grpo_kit.rollout.sampling import Sampler
 

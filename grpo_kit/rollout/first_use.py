@@ -24,14 +24,19 @@ from transformers import GenerationConfig, PreTrainedModel
 from grpo_kit import cuda
 from grpo_kit.models.context import context_length
 from grpo_kit.models.gguf_reader import cache_folder
-from grpo_kit.models.layer_kinds import is_tested, layer_kinds, window_of
 from grpo_kit.models.model_facts import base_model, evaluating, hardware
 from grpo_kit.models.same_numbers import Finding, is_narrow, judged
 from grpo_kit.models.token_lists import left_pad, logits_of
 from grpo_kit.models.token_rows import token_rows
 from grpo_kit.record.files import write_whole
 from grpo_kit.record.lines import read_json
-from grpo_kit.rollout.supported_models import decode_by_modules, decoded_by_modules
+from grpo_kit.rollout.supported_models import (
+    decode_by_modules,
+    decoded_by_modules,
+    is_tested,
+    layer_kinds,
+    window_of,
+)
 from grpo_kit.version import __version__
 
 FILE = "checked_cards.json"
@@ -42,8 +47,6 @@ TOKENS, GROUP = 12, 2
 _SHORT = (9, 14)  # tokens of the prompts
 _LONGEST = 1024  # a window that is larger is not filled: that would take minutes on a CPU
 
-
-# ---- the engine's log-probabilities beside the plain model's: the rows, and the difference --------------------------
 
 _PROMPTS, _EACH = 2, 2  # two groups, to check both rows that share a prompt and rows that do not
 

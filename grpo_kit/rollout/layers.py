@@ -17,8 +17,8 @@ from transformers.models.llama import modeling_llama as llama
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
-from grpo_kit.models.layer_kinds import is_tested
 from grpo_kit.rollout.cpu_matmul import Projection, available, is_plain, is_plain_weight, projection
+from grpo_kit.rollout.supported_models import is_tested
 
 # ---- products in bfloat16, over float32 weights that are trained --------------------------------------------------
 # The weights are rounded again before each rollout, into a copy half their size that goes when it ends. Embeddings,
@@ -241,3 +241,40 @@ def _is(module: torch.nn.Module, kinds: tuple[type, ...]) -> bool:
     """Exactly one of these, as shipped and not hooked."""
     kind = type(module)
     return kind in kinds and kind.forward is _FORWARDS[kind] and is_plain(module)
+
+
+# ---- the head as the model's own forward pass has it ---------------------------------------------------------------
+# Some models scale logits behind their head, or cap them (Granite, Gemma 2). No name in transformers stands for that
+# part of a forward pass alone, so the whole is called with a decoder that returns the hidden states at once.
+
+
+class _Known:
+    """A decoder's output of which only the hidden states are there."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+    def __getitem__(self, place: int | slice) -> Any:
+        return (self.last_hidden_state,)[place]
+
+
+def head_of(base: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
+    """f(hidden (S, H)) -> logits (S, V). Where the model adds nothing behind its head, that is the head."""
+    if is_tested(base):
+        return base.get_output_embeddings()
+    decoder = base.get_decoder()
+
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        before = vars(decoder).get("forward")
+        decoder.forward = lambda *args, **kwargs: _Known(hidden[None])
+        try:
+            return base(inputs_embeds=hidden[None], use_cache=False).logits[0]
+        finally:
+            del decoder.forward
+            if before is not None:
+                decoder.forward = before
+
+    return logits

@@ -1,4 +1,4 @@
-"""Checks whether the rollout engine supports a model and its settings, before it is called."""
+"""What a model's layers see, whether tests know its kind, and whether the engine supports it and its settings."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from grpo_kit.models.layer_kinds import layer_kinds
-from grpo_kit.models.model_facts import base_model, has_adapters
+from grpo_kit.models.model_facts import MODEL_TYPES, base_model, has_adapters
 from grpo_kit.unsloth import replaced_layers
 
 # Their frequencies change as a sequence grows, so that cached keys would need another rotation.
@@ -37,6 +36,27 @@ _OFF = {
     "encoder_repetition_penalty": 1.0,
     "guidance_scale": 1.0,
 }
+
+
+def is_tested(model: Any) -> bool:
+    """Is it one of MODEL_TYPES, a class of transformers' own, all of whose layers see everything before them?"""
+    base = base_model(model)
+    kind = type(base)
+    own = kind.__module__.startswith("transformers.models.") and kind.__name__.endswith("ForCausalLM")
+    return own and base.config.model_type in MODEL_TYPES and set(layer_kinds(base)) == {"full_attention"}
+
+
+def layer_kinds(model: Any) -> list[str]:
+    """The kinds of its layers, as transformers names them; ["full_attention"] where the config names none."""
+    return list(getattr(base_model(model).config, "layer_types", None) or ["full_attention"])
+
+
+def window_of(model: Any) -> int | None:
+    """Tokens that its layers with a sliding window see, None if it has none."""
+    config = base_model(model).config
+    kinds = getattr(config, "layer_types", None)
+    slides = kinds is None or "sliding_attention" in kinds
+    return getattr(config, "sliding_window", None) if slides else None
 
 
 _failed: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from grpo_kit.argument_checks import is_whole
 from grpo_kit.rewards.cheat_cases import Case
-from grpo_kit.rewards.code_answer import own_code
-from grpo_kit.rewards.code_rewards import CodeFormat, CodeRuns, CodeTests, definition
+from grpo_kit.rewards.code_rewards import CodeFormat, CodeRuns, CodeTests, definition, own_code
 from grpo_kit.rewards.code_runner import CodeRunner
 from grpo_kit.rewards.code_tests import CallTest, StdinTest, read_tests
 from grpo_kit.tasks.code_files import load_problems, to_text

@@ -9,13 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_kit.record.files import (
-    KEPT,
-    RunFolderError,
-    read_metrics,
-    run_settings,
-    write_whole,
-)  # fmt: skip
+from grpo_kit.record.files import KEPT, RunFolderError, read_metrics, run_settings, write_whole
 from grpo_kit.record.lines import read_json
 from grpo_kit.record.run_path import path_of
 from grpo_kit.version import __version__

@@ -12,8 +12,8 @@ from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.engine.packing import pack_rows, why_not_packed
 from grpo_kit.loop import Config
 from grpo_kit.loop.padded_update import PaddedUpdate
-from grpo_kit.models.layer_kinds import is_tested
 from grpo_kit.rollout import first_use
+from grpo_kit.rollout.supported_models import is_tested
 from grpo_kit.rollout.tree import build_tree
 from grpo_kit.rollout.tree_attention import TreePlan, dense_attention, tree_attention
 

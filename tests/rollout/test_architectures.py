@@ -12,12 +12,12 @@ from transformers.modeling_outputs import CausalLMOutput
 from benchmarks.architectures import FAMILIES, alone, batch_of, gradient, off, random_batch, tiny, with_lora
 from grpo_kit.loop import Config
 from grpo_kit.loop.padded_update import PaddedUpdate
-from grpo_kit.models.layer_kinds import is_tested, window_of
-from grpo_kit.models.own_head import head_of
 from grpo_kit.models.token_lists import generate_rows, why_not_padded
 from grpo_kit.rollout import RolloutEngine, first_use
 from grpo_kit.rollout.decode import Decoder
 from grpo_kit.rollout.kv_cache import KVCache
+from grpo_kit.rollout.layers import head_of
+from grpo_kit.rollout.supported_models import is_tested, window_of
 
 PLAIN = {
     "lfm2": "kind conv have another state",
