@@ -1,13 +1,14 @@
 """Which faults does `make test` notice? Lines of the kit drawn at random, each changed a little, one at a time.
 
-    python -m benchmarks.mutants --tests before           # with this checkout's tests; goes on
-    python -m benchmarks.mutants --tests after
+    python -m benchmarks.mutants --tests after            # with this checkout's tests; goes on
+    python -m benchmarks.mutants --tests before --checkout ../old --missed-by after
     python -m benchmarks.mutants --table
 
 Three lines in each of the 20 largest rooms, by seed: a comparison turned, a term dropped, a default changed. A mutant
 meets the tests of its room first (tests/ROOM and the files that name its module), until one fails. Those that live meet
-all other tests together, in one tree; where a test fails there, each is tried on that test alone, and the guilty one is
-taken out. Writes results/mutants.json; the names `before` and `after` are the two test suites that it is to compare.
+all other tests together, in one tree; each is then tried alone on what failed there. Of another checkout, an older one
+with its own tests, only what the first suite missed is asked: none of it noticed there, and nothing was lost. A line
+that the older kit does not have stays out. Writes results/mutants.json.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.result import RESULTS, ROOT, command_line, origin, read_result, write_result
@@ -34,7 +35,7 @@ ROOMS, EACH, SEED = 20, 3, 0
 TURNED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
 TURNED |= {ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is"}
 LIBRARIES = ("datasets", "pandas", "peft", "torch", "transformers.models.llama.modeling_llama")
-SECONDS = 420  # of a mutant in the tests of its room; one that takes longer counts as noticed
+SECONDS = 240  # of a mutant in the tests of its room; one that takes longer counts as noticed
 
 
 @dataclass(frozen=True)
@@ -126,22 +127,35 @@ def near(mutant: Mutant, tree: Path) -> list[str]:
     ]
 
 
-def copy(folder: Path) -> Path:
+def moved(mutant: Mutant, checkout: Path) -> Mutant | None:
+    """The same change in another checkout; None where its line is not there, or there twice."""
+    here, there = ((root / "grpo_kit" / mutant.file) for root in (ROOT, checkout))
+    if not there.exists():
+        return None
+    text, other = here.read_text(encoding="utf-8"), there.read_text(encoding="utf-8")
+    begin = text.rfind("\n", 0, mutant.start) + 1
+    line = text[begin : text.index("\n", mutant.start + len(mutant.old))]
+    if other.count(line) != 1:
+        return None
+    return replace(mutant, start=other.index(line) + mutant.start - begin)
+
+
+def copy(checkout: Path, folder: Path) -> Path:
     """The checkout without its environment, runs and history."""
     tree = folder / "tree"
     names = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "-z"], cwd=checkout, capture_output=True, text=True, check=True
     ).stdout
     for name in filter(None, names.split("\0")):
-        if (ROOT / name).is_file():
+        if (checkout / name).is_file():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tree / name)
+            shutil.copy2(checkout / name, tree / name)
     return tree
 
 
-def failing(tree: Path, tests: list[str], seconds: float, *more: str) -> str | None:
-    """The first test that fails, "too slow" or None; in a fork that has imported the libraries, not the kit."""
-    record = tree / "first_failure.txt"
+def failing(tree: Path, tests: list[str], seconds: float, *more: str) -> list[str]:
+    """The tests that fail, or "too slow"; in a fork that has imported the libraries, not the kit."""
+    record = tree / "failures.txt"
     record.unlink(missing_ok=True)
     child = os.fork()
     if not child:
@@ -156,68 +170,60 @@ def failing(tree: Path, tests: list[str], seconds: float, *more: str) -> str | N
             del sys.modules[name]
         import pytest
 
-        class First:
+        class Failures:
             def pytest_runtest_logreport(self, report):
-                if report.failed and not record.exists():
-                    record.write_text(report.nodeid)
+                if report.failed:
+                    with record.open("a") as file:
+                        file.write(f"{report.nodeid}\n")
 
-            def pytest_collectreport(self, report):
-                if report.failed and not record.exists():
-                    record.write_text(report.nodeid)
+            pytest_collectreport = pytest_runtest_logreport
 
-        words = ["-x", "-q", "-p", "no:cacheprovider", "--timeout", "200", *more, *tests]
-        os._exit(pytest.main(words, plugins=[First()]))
+        words = ["-q", "-p", "no:cacheprovider", "--timeout", "200", *more, *tests]
+        os._exit(pytest.main(words, plugins=[Failures()]))
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         ended, _ = os.waitpid(child, os.WNOHANG)
         if ended:
-            return record.read_text() if record.exists() else None
+            return record.read_text().splitlines() if record.exists() else []
         time.sleep(0.2)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return "too slow"
+    return ["too slow"]
 
 
-def noticed(mutants: list[Mutant], tree: Path, known: dict[str, str | None], keep) -> None:
-    """Fills known: place -> the test that noticed it, None where none did. keep(): saves it."""
-    for number, mutant in enumerate(mutants):
-        if str(number) in known:
-            continue
-        tests, spared = near(mutant, tree), []
-        while True:
-            mutant.apply(tree)
-            test = failing(tree, tests, SECONDS, *(f"--deselect={name}" for name in spared))
-            mutant.apply(tree, back=True)
-            if test in (None, "too slow") or not failing(tree, [test], SECONDS):
-                break
-            spared.append(test)  # it fails without the mutant, too
-        known[str(number)] = test
-        print(number, mutant.file, mutant.line, mutant.kind, "->", known[str(number)], flush=True)
-        keep()
+def noticed(mutants: dict[int, Mutant], tree: Path, known: dict[str, str | None], keep) -> None:
+    """Fills known: number -> the test that noticed it, None where none did. keep(): saves it."""
+    for number, mutant in mutants.items():
+        if str(number) not in known:
+            known[str(number)] = _first_notice(mutant, tree, near(mutant, tree))
+            print(number, mutant.file, mutant.line, mutant.kind, "->", known[str(number)], flush=True)
+            keep()
     # The text of one line may move another's place: all of a file are put in from its end.
-    alive = [number for number, test in known.items() if test is None]
-    order = sorted(map(int, alive), key=lambda number: (mutants[number].file, -mutants[number].start))
-    spared: list[str] = []
-    while order:
-        for number in order:
-            mutants[number].apply(tree)
-        test = failing(tree, ["tests"], 7200, *(f"--deselect={name}" for name in spared))
-        for number in reversed(order):
-            mutants[number].apply(tree, back=True)
-        if test is None:
-            return
-        guilty = []
-        for number in order:
-            mutants[number].apply(tree)
-            if failing(tree, [test], SECONDS):
-                guilty.append(number)
-            mutants[number].apply(tree, back=True)
-        print(test, "notices", guilty, flush=True)
-        known |= {str(number): test for number in guilty}
-        order = [number for number in order if number not in guilty]
-        if not guilty:  # it fails without any, or only by several together
-            spared.append(test)
+    alive = [number for number in mutants if known[str(number)] is None]
+    alive.sort(key=lambda number: (mutants[number].file, -mutants[number].start))
+    for number in alive:
+        mutants[number].apply(tree)
+    tests = failing(tree, ["tests"], 7200) if alive else []
+    for number in reversed(alive):
+        mutants[number].apply(tree, back=True)
+    print(len(alive), "live;", len(tests), "other tests fail with all of them together", flush=True)
+    tests = [test for test in tests if not failing(tree, [test], SECONDS)]
+    for number in alive if tests else []:
+        known[str(number)] = _first_notice(mutants[number], tree, tests)
+        print(number, mutants[number].file, "->", known[str(number)], flush=True)
         keep()
+
+
+def _first_notice(mutant: Mutant, tree: Path, tests: list[str]) -> str | None:
+    """The first of the tests that fails with the mutant and not without."""
+    spared: list[str] = []
+    while True:
+        mutant.apply(tree)
+        failures = failing(tree, tests, SECONDS, "-x", *(f"--deselect={name}" for name in spared))
+        mutant.apply(tree, back=True)
+        if not failures or failures[0] == "too slow" or not failing(tree, failures[:1], SECONDS):
+            return failures[0] if failures else None
+        spared.append(failures[0])
 
 
 def table(result: dict) -> str:
@@ -225,8 +231,9 @@ def table(result: dict) -> str:
     suites = list(result["noticed"])
     lines = ["| file, line | change | " + " | ".join(suites) + " |", "|---|---|" + "---|" * len(suites)]
     for number, mutant in enumerate(result["mutants"]):
-        tests = [result["noticed"][suite].get(str(number)) for suite in suites]
-        shown = " | ".join(f"`{test.split('[')[0]}`" if test else "not noticed" for test in tests)
+        tests = [result["noticed"][suite].get(str(number), "") for suite in suites]
+        said = {None: "not noticed", "": "not asked"}
+        shown = " | ".join(said.get(test, f"`{str(test).split('[')[0]}`") for test in tests)
         lines.append(f"| {mutant['file']}, {mutant['line']} | {mutant['kind']} | {shown} |")
     counts = [
         f"{suite} {sum(map(bool, tests.values()))} of {len(tests)}"
@@ -238,6 +245,10 @@ def table(result: dict) -> str:
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--tests", help="the name that these tests get in the results")
+    parser.add_argument(
+        "--checkout", type=Path, default=ROOT, help="where kit and tests are; default: this one"
+    )
+    parser.add_argument("--missed-by", help="ask only for mutants that these tests did not notice")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     result = read_result(PATH) if PATH.exists() else {}
@@ -250,16 +261,18 @@ def main() -> None:
     mutants = [Mutant(**mutant) for mutant in result["mutants"]] if result else drawn()
     known = result.get("noticed", {}).get(args.tests, {})
     everything = result.get("noticed", {}) | {args.tests: known}
+    missed = everything.get(args.missed_by)
+    asked = {n: mutant for n, mutant in enumerate(mutants) if missed is None or missed[str(n)] is None}
+    if args.checkout != ROOT:
+        asked = {n: there for n, mutant in asked.items() if (there := moved(mutant, args.checkout))}
 
     def keep() -> None:
-        about = origin(f"python -m benchmarks.mutants --tests {args.tests}", "torch", "pytest") | {
-            "seed": SEED
-        }
-        about |= {"mutants": [asdict(mutant) for mutant in mutants]}
+        about = origin(f"python -m benchmarks.mutants --tests {args.tests}", "torch", "pytest")
+        about |= {"seed": SEED, "mutants": [asdict(mutant) for mutant in mutants]}
         write_result(PATH, about | {"noticed": everything})
 
     with tempfile.TemporaryDirectory() as folder:
-        noticed(mutants, copy(Path(folder)), known, keep)
+        noticed(asked, copy(args.checkout, Path(folder)), known, keep)
     keep()
     print(table(read_result(PATH)))
 

@@ -6,6 +6,7 @@ import ast
 import gc
 import importlib.util
 import sys
+from threading import Timer
 from types import ModuleType
 from typing import Any
 
@@ -51,12 +52,15 @@ def lazy(package: str) -> list[str]:
 
 
 def _load(module: str) -> ModuleType:
-    """A module of the kit, and what it needs.
+    """A module of the kit, and what it needs; a notebook is told where that takes seconds.
 
     Collecting garbage while torch and transformers load finds none and takes a quarter of the time: it waits.
     """
     waits, frozen = gc.isenabled(), gc.get_freeze_count()
     gc.disable()
+    notice = Timer(0.3, _say_what_loads)
+    if waits and "ipykernel" in sys.modules and "transformers" not in sys.modules:
+        notice.start()
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError):
@@ -65,8 +69,14 @@ def _load(module: str) -> ModuleType:
         check_builds()  # transformers does not name the package that failed
         raise
     finally:
+        notice.cancel()
         if waits:
             gc.freeze()  # with the next lines: what was loaded counts as old, and is not looked through at once
             if not frozen:  # else somebody has set objects apart before, and they stay so
                 gc.unfreeze()
             gc.enable()
+
+
+def _say_what_loads() -> None:
+    if "torch" in sys.modules:
+        print("Loading torch and transformers: some seconds.", flush=True)

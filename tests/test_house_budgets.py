@@ -26,7 +26,7 @@ BUDGETS = {
     "public names": 985,
     "public names shown nowhere": 600,
     "file names that repeat another": 0,
-    "lines": 43688,
+    "lines": 43698,
 }
 
 ROOM_LINES = {
@@ -36,7 +36,7 @@ ROOM_LINES = {
     "optim": 533, "hooks": 783, "prompts": 530, "trackers": 299, "commands": 360, "preferences": 286,
     "display": 344, "config_checks": 208, "presets": 194, "schedules": 184, "argument_checks": 270,
     "__init__": 92, "__main__": 56, "literal_calls": 120, "torch_builds": 61, "cuda": 72, "unsloth": 55,
-    "lazy": 72, "version": 3,
+    "lazy": 82, "version": 3,
 }  # fmt: skip
 
 
