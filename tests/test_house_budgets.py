@@ -33,7 +33,7 @@ ROOM_LINES = {
     "rewards": 4629, "rollout": 3818, "watch": 3814, "verdicts": 3379, "tasks": 3193, "evaluation": 2807,
     "loop": 2593, "exports": 1984, "engine": 1602, "episodes": 1536, "integrations": 1578, "lab": 1604,
     "sandbox": 1237, "objectives": 1120, "memory": 1092, "models": 1404, "record": 1022, "doctor": 754,
-    "optim": 533, "hooks": 783, "prompts": 530, "trackers": 299, "commands": 360, "preferences": 286,
+    "optim": 533, "hooks": 783, "prompts": 529, "trackers": 299, "commands": 360, "preferences": 286,
     "display": 344, "config_checks": 208, "presets": 194, "schedules": 184, "argument_checks": 270,
     "__init__": 92, "__main__": 56, "literal_calls": 120, "torch_builds": 61, "cuda": 72, "unsloth": 55,
     "lazy": 72, "version": 3,
