@@ -373,7 +373,8 @@ def _ending_in(
     if _opens_a_thought(tokenizer, messages, prefill, opened, **template):
         return opened + prefill
     prompt = _continue(tokenizer, messages, prefill, **template)
-    _check_prefill(tokenizer, messages, prefill, prompt=prompt, opened=opened, **template)
+    if prompt != opened + prefill:
+        _check_prefill(tokenizer, messages, prefill, prompt=prompt, opened=opened, **template)
     return prompt
 
 
@@ -418,8 +419,6 @@ def _check_prefill(
     opened: str,
     **template: Any,
 ) -> None:
-    if prompt == opened + prefill:
-        return
     # Compared with a harmless opening, so that a newline of the header is not taken for one of the prefill.
     header = _continue(tokenizer, messages, PROBE, **template).removesuffix(PROBE)
     if prompt != header + prefill:

@@ -173,8 +173,7 @@ def export(
     questions = _questions(task, chosen)
     check_questions(tokenizer, served, prompting, questions)
     check_weights(model)
-    settings = (run and run_settings(run)) or {}
-    base = settings.get("model") or model_name(model)
+    base = ((run and run_settings(run)) or {}).get("model") or model_name(model)
     part = part_folder(target, bytes_needed(model, format, stored))
     try:
         file, notes = write_files(part, model, served, prompting, format, stored, target, sampling, base)

@@ -16,12 +16,7 @@ from grpo_kit.models.token_lists import end_ids, generate_rows, up_to_end
 
 
 def generate(
-    model: Any,
-    tokenizer: Any,
-    task: Any,
-    rows: Sequence[dict[str, Any]],
-    config: Config,
-    numbers: StepNumbers,
+    model: Any, tokenizer: Any, task: Any, rows: Sequence[dict], config: Config, numbers: StepNumbers
 ) -> Batch:
     """group_size completions of each row's prompt, at the temperature of the step.
 

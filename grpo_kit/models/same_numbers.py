@@ -19,8 +19,6 @@ _LIMITS = {
     "engine": (1e-4, 1e-2, 2.5),
     "packed update": (1e-3, 5e-2, 2.5),
     "optimizer": (0.4, 0.4, 0.0),
-    "padded log-probabilities": (1e-5, 1e-2, 4.0),
-    "padded gradient": (1e-3, 5e-2, 4.0),
 }
 _CANNOT_TELL = 0.4  # a limit above this would let a wrong mask through
 

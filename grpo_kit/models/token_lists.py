@@ -6,7 +6,6 @@ Padding is harmless where a model hides it. That is measured, once for each mode
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -15,13 +14,14 @@ import torch
 
 from grpo_kit.models.context import context_length
 from grpo_kit.models.model_facts import base_model, evaluating
-from grpo_kit.models.same_numbers import is_narrow, judged, relative
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _LONGEST = 32  # tokens of the row beside which a third as many are padded
 _SMALL = 2**16  # numbers of a weight whose gradient is compared
+# What padding may change, by size: of log-probabilities and of the gradient, in float32 and in fewer bits.
+_MOST = ((1e-5, 1e-2), (1e-3, 5e-2))
 
 
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -57,13 +57,12 @@ def why_not_padded(model: torch.nn.Module, *, gradient: bool = False) -> str | N
     answers = _unhidden.setdefault(model, {})
     if gradient not in answers:
         alone, beside, padded = _three_times(model, gradient)
+        narrow = any(p.dtype not in (torch.float32, torch.float64) for p in model.parameters())
         answers[gradient] = None
         for part, name in enumerate(("log-probabilities", "gradient")[: 1 + gradient]):
-            apart, rounding = (relative([other[part]], [alone[part]]) for other in (padded, beside))
-            outcome = judged(f"padded {name}", apart, rounding, is_narrow(model)).outcome
-            if outcome == "differs" or math.isinf(
-                apart
-            ):  # where nothing is finite, not even rounding is known
+            size = alone[part].norm()
+            apart, rounding = ((other[part] - alone[part]).norm() / size for other in (padded, beside))
+            if not apart <= max(_MOST[part][narrow], 4 * rounding):
                 answers[gradient] = f"padding changes a row's {name} by {apart:.2g} of their size"
     return answers[gradient]
 
