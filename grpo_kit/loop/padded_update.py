@@ -15,8 +15,8 @@ from torch import Tensor
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch, padded
+from grpo_kit.models.libraries import CHECKPOINTING, is_checkpointing
 from grpo_kit.models.model_facts import base_model
-from grpo_kit.models.renamed import NAME, is_checkpointing
 from grpo_kit.models.token_lists import left_pad, logits_of, rows_together
 
 
@@ -132,8 +132,8 @@ def checkpointing(model: Any, config: Config) -> Iterator[None]:
     if not config.gradient_checkpointing or is_checkpointing(base):
         yield
         return
-    getattr(base, f"{NAME}_enable")({"use_reentrant": False})
+    getattr(base, f"{CHECKPOINTING}_enable")({"use_reentrant": False})
     try:
         yield
     finally:
-        getattr(base, f"{NAME}_disable")()
+        getattr(base, f"{CHECKPOINTING}_disable")()

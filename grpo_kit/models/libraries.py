@@ -1,14 +1,23 @@
-"""Corrects habits of the libraries that load models, once as the kit loads."""
+"""Corrects habits of the libraries that load models, once as the kit loads, and knows the names that they changed."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 from importlib import import_module
 from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.utils import logging
+
+# Checkpointing, as the argument, and inside the names of a model's property and methods; the latter before 5.23.
+CHECKPOINTING = (
+    "activation_checkpointing"
+    if hasattr(PreTrainedModel, "is_activation_checkpointing")
+    else "gradient_checkpointing"
+)
 
 
 def _bar(factory: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -43,3 +52,13 @@ def load_peft() -> ModuleType:
     finally:
         torch.compile = compile_now
     return import_module("peft")
+
+
+def is_checkpointing(model: Any) -> bool:
+    """Are activations recomputed in the backward pass?"""
+    return getattr(model, f"is_{CHECKPOINTING}")
+
+
+def cache_name(forward: Any) -> str:
+    """The argument of a model's or decoder's forward, and field of its output, that is the cache; new in 5.24."""
+    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"

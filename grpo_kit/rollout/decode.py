@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from grpo_kit.models.libraries import cache_name
 from grpo_kit.models.own_head import head_of
-from grpo_kit.models.renamed import cache_name
 from grpo_kit.models.token_rows import token_rows
 from grpo_kit.rollout.attention import NAME as OVER_SLOTS
 from grpo_kit.rollout.attention import attention_named, attention_over_prompts

@@ -22,7 +22,7 @@ from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.evaluation.rescore import rescore
 from grpo_kit.loop import Config
 from grpo_kit.loop.padded_update import PaddedUpdate
-from grpo_kit.models.renamed import is_checkpointing
+from grpo_kit.models.libraries import is_checkpointing
 from grpo_kit.models.token_lists import why_not_padded
 from grpo_kit.optim.rounding import update_survival
 from grpo_kit.rollout import RolloutEngine, first_use

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from grpo_kit.models.renamed import cache_name
+from grpo_kit.models.libraries import cache_name
 
 SMALL = {
     "hidden_size": 32,

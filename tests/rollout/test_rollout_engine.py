@@ -5,7 +5,7 @@ import torch
 from rollout_models import FAMILIES, config, generate, plain_logits, ragged_prompts, tiny_model
 from transformers import GenerationConfig
 
-from grpo_kit.models.renamed import NAME as CHECKPOINTING
+from grpo_kit.models.libraries import CHECKPOINTING
 from grpo_kit.rollout import RolloutEngine, decode
 
 PROMPTS = ragged_prompts()
