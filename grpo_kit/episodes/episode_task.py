@@ -90,8 +90,6 @@ class EpisodeTask(Task):
         """Environments for a rollout."""
         return VectorEnv(self.environment, seconds=self.seconds)
 
-    # ---- how it is trained, evaluated, served and known again: see loop/protocols.py -----------------------------
-
     def seams(self, model: Any, config: Any) -> Any:
         """An EpisodeSample, by the engine where it knows the model, and the update."""
         from grpo_kit.engine.episode_sample import fast_episodes
@@ -160,7 +158,8 @@ class EpisodeTask(Task):
         known = self.__dict__.setdefault("_blind", {})  # every evaluation needs it
         key = (seed, *map(row_key, rows))
         if key not in known:
-            plans = [p for n in range(1, self._most() + 1) for p in itertools.product(self.actions, repeat=n)]
+            fit = [n for n in range(1, self.max_turns + 1) if len(self.actions) ** n <= _MOST_PLANS] or [1]
+            plans = [plan for n in fit for plan in itertools.product(self.actions, repeat=n)]
             best, place = max((sum(right), -i) for i, right in enumerate(self._by_plans(plans, rows)))
             by_chance = fmean(self.score(_at_random(self.actions), rows, seed=seed + k) for k in range(8))
             named = {f"always {', '.join(plans[-place])}": best / len(rows), "random": by_chance}
@@ -174,11 +173,6 @@ class EpisodeTask(Task):
             found = [self._succeeds(_planned(plan), new) for plan in plans]
             known.update(zip(map(row_key, new), zip(*found, strict=True), strict=True))
         return zip(*(known[row_key(row)] for row in rows), strict=True)
-
-    def _most(self) -> int:
-        """The longest length at which all sequences of actions are tried."""
-        fit = [n for n in range(1, self.max_turns + 1) if len(self.actions) ** n <= _MOST_PLANS]
-        return max(fit, default=1)
 
     def __repr__(self) -> str:
         return f"EpisodeTask({self.name!r}, train={len(self.train)}, held_out={len(self.held_out)})"

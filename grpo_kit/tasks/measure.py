@@ -31,10 +31,8 @@ def has_accuracy(task: Any) -> bool:
     >>> has_accuracy(largest()), has_accuracy(from_rows("short", rows, reward=short))
     (True, False)
     """
-    if task.is_correct is None:
-        return False
     if not isinstance(task.is_correct, PaidInFull):
-        return True
+        return task.is_correct is not None
     if any(str(row["answer"]).strip() for row in [*task.train, *task.held_out]):
         return True
     return any(range_of(part) is not None or not is_own(part) for part in _judges(task))

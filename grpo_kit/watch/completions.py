@@ -83,10 +83,7 @@ def score_html(name: str, value: str, look: str = "white-space:nowrap") -> str:
 
 
 class Pages:
-    """How the rows of completions.jsonl are counted, searched and shown: here each is one completion.
-
-    A run whose rows are read otherwise has a subclass; pages_of finds it.
-    """
+    """How the rows of completions.jsonl are counted, searched and shown: here each is a completion. See pages_of."""
 
     what = "completion"
     scores = staticmethod(reward_columns)  # of a table, to sort by
