@@ -104,11 +104,9 @@ class EpisodeTask(Task):
 
     def questions(self, rows: Sequence[dict]) -> list[str]:
         """The messages of the rows' first turns; of slow environments, which are called only when played, the goals."""
-        seen = [None] * len(rows) if self.seconds else self.world().reset(rows)
-        return [
-            self.view.message(row["question"], [], text or row["question"]).strip()
-            for row, text in zip(rows, seen, strict=True)
-        ]
+        goals = [row["question"] for row in rows]
+        seen = goals if self.seconds else self.world().reset(rows)
+        return [self.view.message(g, [], text or g).strip() for g, text in zip(goals, seen, strict=True)]
 
     def made_of(self) -> dict[str, Any]:
         """What counts in its digest, besides name, rows and length."""
@@ -158,8 +156,7 @@ class EpisodeTask(Task):
         known = self.__dict__.setdefault("_blind", {})  # every evaluation needs it
         key = (seed, *map(row_key, rows))
         if key not in known:
-            fit = [n for n in range(1, self.max_turns + 1) if len(self.actions) ** n <= _MOST_PLANS] or [1]
-            plans = [plan for n in fit for plan in itertools.product(self.actions, repeat=n)]
+            plans = [p for n in range(1, self._most() + 1) for p in itertools.product(self.actions, repeat=n)]
             best, place = max((sum(right), -i) for i, right in enumerate(self._by_plans(plans, rows)))
             by_chance = fmean(self.score(_at_random(self.actions), rows, seed=seed + k) for k in range(8))
             named = {f"always {', '.join(plans[-place])}": best / len(rows), "random": by_chance}
@@ -173,6 +170,11 @@ class EpisodeTask(Task):
             found = [self._succeeds(_planned(plan), new) for plan in plans]
             known.update(zip(map(row_key, new), zip(*found, strict=True), strict=True))
         return zip(*(known[row_key(row)] for row in rows), strict=True)
+
+    def _most(self) -> int:
+        """The longest length at which all sequences of actions are tried."""
+        fit = [n for n in range(1, self.max_turns + 1) if len(self.actions) ** n <= _MOST_PLANS]
+        return max(fit, default=1)
 
     def __repr__(self) -> str:
         return f"EpisodeTask({self.name!r}, train={len(self.train)}, held_out={len(self.held_out)})"

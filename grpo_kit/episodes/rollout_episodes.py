@@ -75,8 +75,7 @@ def rollout_episodes(
 ) -> list[Episode]:
     """One episode of an EpisodeTask a row, in parallel; ended episodes take no part in later turns.
 
-    context: the most tokens of a prompt and its completion together. progress: called with (episodes ended,
-    all) after each turn.
+    context: the most tokens of a prompt with its completion. progress: called with (ended, all) after each turn.
     Raises EpisodeError for an environment that breaks its contract, and for a prompt that leaves no room.
     """
     observations = dict(enumerate(world.reset(rows)))
