@@ -34,7 +34,8 @@ from grpo_kit.record.files import read_completions
 from grpo_kit.record.kernel import visible
 from grpo_kit.rewards.scoring import RewardError, score
 from grpo_kit.watch.browse import browse
-from grpo_kit.watch.conversations import conversation, picks_of
+from grpo_kit.watch.completions import pages_of
+from grpo_kit.watch.conversations import conversation
 from grpo_kit.watch.terminal import follow
 
 
@@ -279,8 +280,8 @@ def printed_by_browse(text, tmp_path, capsys):
         "reward": [1.0, 0.5, 0.0],
     }
     run.write_completions(rows)
-    table = browse(run.path)
-    picked, _ = picks_of(read_completions(run.path))
+    table, recorded = browse(run.path), read_completions(run.path)
+    picked, _ = pages_of(recorded).picks(recorded)
     return "\n".join([table.to_string(), str(table["completion"]), table["response"].iloc[0], picked])
 
 

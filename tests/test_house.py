@@ -11,6 +11,7 @@ import tokenize
 from pathlib import Path
 from types import ModuleType
 
+import forked
 import pytest
 
 import grpo_kit
@@ -19,10 +20,16 @@ ROOT = Path(grpo_kit.__file__).parent
 # A room imports from those before it only.
 ROOMS = [
     "version", "torch_builds", "lazy", "argument_checks", "literal_calls", "schedules", "objectives", "unsloth",
-    "prompts", "cuda", "record", "models", "display", "sandbox", "verdicts", "rewards", "rollout", "episodes", "optim",
-    "tasks", "config_checks", "loop", "watch", "trackers", "presets", "memory", "engine", "evaluation", "hooks",
+    "prompts", "cuda", "record", "models", "display", "sandbox", "verdicts", "rewards", "rollout", "optim", "tasks",
+    "config_checks", "loop", "watch", "trackers", "presets", "memory", "engine", "evaluation", "hooks", "episodes",
     "preferences", "lab", "exports", "integrations", "doctor",
 ]  # fmt: skip
+# Of several turns, in other rooms' folders: they belong to the room of episodes.
+EPISODES = (
+    "grpo_kit.engine.episode_sample", "grpo_kit.engine.turn_writers", "grpo_kit.evaluation.episode_answers",
+    "grpo_kit.tasks.reasoning_gym", "grpo_kit.watch.conversations",
+)  # fmt: skip
+OF_EPISODES = ("grpo_kit.episodes.", *EPISODES)
 FILES = sorted(ROOT.rglob("*.py"))
 MODULES = {
     ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): path
@@ -54,15 +61,21 @@ def imports_of(tree, path):
 
 @functools.cache
 def graph():
-    """module -> modules of the kit that it imports."""
+    """module -> modules of the kit that it imports; a package's list of names loads none of EPISODES by itself."""
     return {
-        name: {found for found in imports(path) if found in MODULES and found != name}
+        name: {
+            found
+            for found in imports(path)
+            if found in MODULES and found != name and not (path.name == "__init__.py" and found in EPISODES)
+        }
         for name, path in MODULES.items()
     }
 
 
 def room(module):
     """The room of a module; a package's __init__ belongs to its own, the command line to the front door."""
+    if module in EPISODES:
+        return "episodes"
     return FRONT_DOOR if module == FRONT_DOOR or module.startswith(COMMAND_LINE) else module.split(".")[1]
 
 
@@ -274,7 +287,7 @@ def test_the_loop_stands_on_the_core_alone():
     lines = {r: 0 for r in CORE}
     for name in found:
         lines[room(name)] += len(MODULES[name].read_text().splitlines())
-    assert lines["loop"] <= 2_600 and sum(lines.values()) <= 6_350, lines
+    assert lines["loop"] <= 2_650 and sum(lines.values()) <= 6_385, lines
 
 
 def test_a_plain_run_loads_no_engine():
@@ -283,6 +296,45 @@ def test_a_plain_run_loads_no_engine():
     *rooms, trl = python(code + said)
     assert not {*rooms} & {"engine", "rollout", "watch", "hooks", "episodes", "evaluation", "integrations"}
     assert trl == "False"
+
+
+# Files that may know several turns, programs and what serves them: they will have a folder of their own.
+KINDS = (
+    "episodes/", "sandbox/", "exports/", "rewards/code_", "tasks/code", "tasks/reasoning_gym", "engine/episode_",
+    "engine/turn_writers", "evaluation/episode_", "watch/conversations", "integrations/vllm",
+)  # fmt: skip
+ASKS = re.compile(r"\bEpisodeTask|\bhas_episodes|read_answer is (?:not )?None|hasattr\(\w*\.?sample\b")
+# The task's own way, or the plain one: each is asked for in one place (docs/architecture.md).
+ASKED = {
+    "seams": "hooks/standard.py",
+    "play": "evaluation/generate_and_score.py",
+    "made_of": "tasks/same_task.py",
+}
+
+
+def test_no_room_knows_which_kind_of_task_it_has(tmp_path):
+    """By names, by imports, and by what a step of the standard trainer on a plain task loads."""
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in FILES if path.name[0] != "_"}
+    plain = {name: text for name, text in texts.items() if not name.startswith(KINDS)}
+    assert len(plain) > 180 and any(ASKS.search(texts[name]) for name in texts.keys() - plain.keys())
+    found = {name: ASKS.findall(text) for name, text in plain.items()}
+    for name in plain:
+        found[name] += [other for other in imports(ROOT / name) if f"{other}.".startswith(OF_EPISODES)]
+    assert not {name: asked for name, asked in found.items() if asked}
+    for method, place in ASKED.items():
+        assert [
+            name
+            for name, text in plain.items()
+            if re.search(rf"\btask\.{method}\(|getattr\(task, .{method}", text)
+        ] == [place]
+    code = (
+        "import sys; from standard_runs import make; import grpo_kit as kit; kit.GRPOTrainer; "
+        f"make({str(tmp_path / 'run')!r}, steps=1, live=True).train(); print(*sys.modules)"
+    )
+    done = forked.bare().run("-c", code, cwd=ROOT.parent)
+    assert not done.returncode, done.stderr
+    loaded = [name for name in done.stdout.split() if name.startswith((*OF_EPISODES, "grpo_kit.sandbox"))]
+    assert "grpo_kit.hooks.standard" in done.stdout.split() and not loaded
 
 
 def test_only_integrations_import_trl():

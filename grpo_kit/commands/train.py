@@ -44,7 +44,6 @@ def train(
     my_task.py has a line task = kit.tasks.from_rows(...). Ctrl-C ends the step, saves and says how to go on. While it
     trains, `grpo-kit watch runs/mine` follows it from another terminal. No run is overwritten.
     """
-    from grpo_kit.episodes.environment import EpisodeError
     from grpo_kit.hooks.watch_run import StoppedByFlag
     from grpo_kit.lab.job import Job, settings_of
     from grpo_kit.record.files import holds_run, run_settings
@@ -68,7 +67,7 @@ def train(
     try:
         with ExitStack() as held:
             _whole(job, run, folder, held, resumed=resume is not None)
-    except (KeyboardInterrupt, kit.rewards.RewardError, EpisodeError, OSError) as error:
+    except (KeyboardInterrupt, kit.rewards.RewardError, OSError) as error:
         goes_on = f"To go on: grpo-kit train --resume {folder}" if run_settings(run) else "Nothing was kept."
         said = str(error).partition("; train() ")[0].rstrip(".") or "Stopped while it was evaluated"
         stopped = isinstance(error, KeyboardInterrupt) and not isinstance(error, StoppedByFlag)

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 from grpo_kit import cuda
 from grpo_kit.engine.fast import Seams, fast
 from grpo_kit.engine.turn_writers import EngineTurns, Writer, plain_turns
-from grpo_kit.episodes.environment import VectorEnv
-from grpo_kit.episodes.episode_task import EpisodeTask
+from grpo_kit.episodes.environment import PART, VectorEnv
 from grpo_kit.episodes.observation import Renderer
 from grpo_kit.episodes.rollout_episodes import Episode, rollout_episodes
 from grpo_kit.episodes.template_audit import audit_turns
@@ -29,14 +28,12 @@ from grpo_kit.models.context import context_length
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.rollout.tree import common_length
 
-PART = "episode_return"  # the one part of an episode's reward, by its name in the record
-
 
 class _Stage(NamedTuple):
     """What rollouts of one task share."""
 
-    given: EpisodeTask  # the task as the loop has it
-    task: EpisodeTask  # the same, with the completion length of the run
+    given: Any  # the EpisodeTask as the loop has it
+    task: Any  # the same, with the completion length of the run
     world: VectorEnv
     renderer: Renderer
 
@@ -61,6 +58,11 @@ class EpisodeSample:
     >>> GRPOTrainer(model, episodes.grid(), config, sample=EpisodeSample(), ...).train()  # doctest: +SKIP
     """
 
+    phases = {
+        VectorEnv.reset.__code__: "an environment's reset",
+        VectorEnv.step.__code__: "an environment's step",
+    }
+
     def __init__(self, writer: Writer = plain_turns) -> None:
         self.writer = writer
         self._stage: _Stage | None = None
@@ -69,7 +71,7 @@ class EpisodeSample:
         self,
         model: Any,
         tokenizer: Any,
-        task: EpisodeTask,
+        task: Any,
         rows: Sequence[dict[str, Any]],
         config: Config,
         numbers: StepNumbers,
@@ -103,12 +105,12 @@ class EpisodeSample:
         batch.entropies = [entropies[key] for key in order] if len(entropies) == len(batch) else None
         return batch
 
-    def measures(self, batch: Batch, task: EpisodeTask) -> dict[str, float]:
+    def measures(self, batch: Batch, task: Any) -> dict[str, float]:
         """Numbers by episode for the step's line; see episode_measures."""
         return episode_measures(batch, success=task.success, chat=task.view.chat)
 
     def _check(self, task: Any, config: Config) -> None:
-        if not isinstance(task, EpisodeTask):
+        if not hasattr(task, "world"):
             raise ValueError(
                 f"task={task!r:.200} is a {type(task).__name__}; EpisodeSample plays an EpisodeTask"
             )
@@ -122,7 +124,7 @@ class EpisodeSample:
                 "them out"
             )
 
-    def _set_up(self, tokenizer: Any, task: EpisodeTask, config: Config) -> _Stage:
+    def _set_up(self, tokenizer: Any, task: Any, config: Config) -> _Stage:
         """World and renderer of the task, made once: an environment may be slow to make."""
         limit = config.max_completion_tokens or task.max_completion_tokens
         last = self._stage
@@ -177,12 +179,7 @@ def fast_episodes(model: Any, config: Config) -> Seams:
     return seams._replace(sample=EpisodeSample(writer))
 
 
-def fast_for(model: Any, task: Any, config: Config) -> Seams:
-    """The seams of this kind of task: `fast_episodes` where it has several turns, else `fast`."""
-    return (fast_episodes if isinstance(task, EpisodeTask) else fast)(model, config)
-
-
-def _warn_of_dropped_thoughts(tokenizer: Any, task: EpisodeTask) -> None:
+def _warn_of_dropped_thoughts(tokenizer: Any, task: Any) -> None:
     """Warns where training would read what the served model never does."""
     if task.view.thoughts != "kept":
         return

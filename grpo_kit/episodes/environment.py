@@ -10,6 +10,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from grpo_kit.rewards.scoring import RewardError
+
+PART = "episode_return"  # the one part of an episode's reward, by its name in the record
 LONGEST = 20_000  # characters of an observation; a longer one is no text for a model
 
 
@@ -29,7 +32,7 @@ class Environment(Protocol):
     def step(self, text: str) -> tuple[str, float, bool]: ...
 
 
-class EpisodeError(RuntimeError):
+class EpisodeError(RewardError, RuntimeError):
     """An environment raised or broke its contract; the message names the environment, the row and the turn."""
 
 

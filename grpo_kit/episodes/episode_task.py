@@ -5,28 +5,24 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_kit.argument_checks import check_whole
-from grpo_kit.episodes.environment import Environment, VectorEnv, row_key
-from grpo_kit.episodes.observation import Renderer, View
+from grpo_kit.episodes.environment import PART, Environment, VectorEnv, row_key
+from grpo_kit.episodes.observation import View
 from grpo_kit.episodes.recorded_env import RecordedEnv
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
+from grpo_kit.loop.protocols import Task
 
 # (row, generator) -> f(observation) -> response
 Policy = Callable[[Mapping[str, Any], random.Random], Callable[[str], str]]
 _LONGEST_EXAMPLE = 100  # turns
-_RESET_AT_ONCE = 64  # rows
 _MOST_PLANS = 4096  # largest number of action sequences to try
 
 
 @dataclass(frozen=True)
-class EpisodeTask:
+class EpisodeTask(Task):
     """A task of several turns.
 
     train, held_out: rows with "question" (the goal, as the model reads it) and the columns that the environment's reset
@@ -54,6 +50,12 @@ class EpisodeTask:
     optimum: Policy | None = None
     actions: tuple[str, ...] = ()
     file: str | None = None
+
+    answers_are, is_correct = "actions", "by the sum of its rewards"
+    rewards, paid_parts = (), (PART,)  # its environment pays
+    system = property(lambda self: self.view.system)
+    prefill = property(lambda self: self.view.prefill)
+    examples = property(lambda self: tuple(self.view.example_pairs()))
 
     def __post_init__(self) -> None:
         if not isinstance(self.view, View):
@@ -88,27 +90,27 @@ class EpisodeTask:
         """Environments for a rollout."""
         return VectorEnv(self.environment, seconds=self.seconds)
 
-    def dataset(self, tokenizer: PreTrainedTokenizerBase) -> Dataset:
-        """The train rows for a trainer: the first turn's prompt, and `row`, the row's place in train."""
-        renderer = Renderer(tokenizer, self.view)
-        rows = self.train
-        # Slow environments are called only when they are played.
-        world, observations = self.world(), [""] * len(rows)
-        for start in range(0, 0 if self.seconds else len(rows), _RESET_AT_ONCE):  # not one environment a row
-            part = rows[start : start + _RESET_AT_ONCE]
-            observations[start : start + len(part)] = world.reset(part)
-        columns = {
-            "prompt": [
-                renderer.first(row["question"], seen or row["question"]).text
-                for row, seen in zip(rows, observations, strict=True)
-            ],
-            "prefill": [self.view.prefill] * len(rows),
-            "question": [row["question"] for row in rows],
-            "row": list(range(len(rows))),
-        }
-        from datasets import Dataset
+    def seams(self, model: Any, config: Any) -> Any:
+        """An EpisodeSample, by the engine where it knows the model, and the update."""
+        from grpo_kit.engine.episode_sample import fast_episodes
 
-        return Dataset.from_dict(columns)
+        return fast_episodes(model, config)
+
+    def play(self, model: Any, tokenizer: Any, rows: Sequence[dict], asked: Any) -> Any:
+        """Episodes of the rows, judged: evaluation.episode_answers.Played."""
+        from grpo_kit.evaluation.episode_answers import play
+
+        return play(self, model, tokenizer, rows, asked)
+
+    def questions(self, rows: Sequence[dict]) -> list[str]:
+        """The messages of the rows' first turns; of slow environments, which are called only when played, the goals."""
+        goals = [row["question"] for row in rows]
+        seen = goals if self.seconds else self.world().reset(rows)
+        return [self.view.message(g, [], text or g).strip() for g, text in zip(goals, seen, strict=True)]
+
+    def made_of(self) -> dict[str, Any]:
+        """What counts in its digest, besides name, rows and length."""
+        return {"view": asdict(self.view), "turns": self.max_turns, "success": self.success}
 
     @property
     def strategies(self) -> tuple[str, ...]:

@@ -6,15 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_kit.episodes.environment import EpisodeError, VectorEnv
 from grpo_kit.episodes.observation import Conversation, Renderer
 from grpo_kit.models.context import check_context
 from grpo_kit.prompts import PromptError
-
-if TYPE_CHECKING:
-    from grpo_kit.episodes.episode_task import EpisodeTask
 
 # (prompts, their episodes, turn from 1) -> for each prompt its completion and, if known, log-probabilities
 Complete = Callable[[list[list[int]], list[int], int], list[tuple[list[int], list[float] | None]]]
@@ -67,7 +64,7 @@ class Episode:
 
 
 def rollout_episodes(
-    task: EpisodeTask,
+    task: Any,
     rows: Sequence[Mapping[str, Any]],
     renderer: Renderer,
     world: VectorEnv,
@@ -76,10 +73,9 @@ def rollout_episodes(
     context: float = math.inf,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Episode]:
-    """One episode a row, in parallel; ended episodes take no part in later turns.
+    """One episode of an EpisodeTask a row, in parallel; ended episodes take no part in later turns.
 
-    context: the most tokens of a prompt and its completion together. progress: called with (episodes ended,
-    all) after each turn.
+    context: the most tokens of a prompt with its completion. progress: called with (ended, all) after each turn.
     Raises EpisodeError for an environment that breaks its contract, and for a prompt that leaves no room.
     """
     observations = dict(enumerate(world.reset(rows)))

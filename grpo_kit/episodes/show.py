@@ -63,8 +63,7 @@ def _walked(
     renderer, world = Renderer(tokenizer, task.view), task.world()
     (observation,) = world.reset([row])
     talk = renderer.first(row["question"], observation)
-    turns: list[tuple[Conversation, str, list[int]]] = []
-    earned = 0.0
+    turns, earned = [], 0.0
     for turn in range(1, task.max_turns + 1):
         answer = respond(observation)
         if answer is None:

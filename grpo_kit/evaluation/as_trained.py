@@ -86,8 +86,7 @@ def say_difference(
     if temperature == 0:  # the most likely token is the same under all of these
         asked |= {name: trained[name] for name in SAMPLING}
     if task is not None:
-        view = getattr(task, "view", task)
-        asked |= {"system": view.system, "prefill": view.prefill}
+        asked |= {"system": task.system, "prefill": task.prefill}
     device = next(model.parameters()).device.type
     now = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else "none"
     asked["autocast"] = now.removeprefix("torch.")

@@ -10,10 +10,11 @@ from grpo_kit.evaluation.intervals import Estimate
 from grpo_kit.rewards.parts import required_columns
 from grpo_kit.rewards.scoring import RewardError, score_all, totals
 from grpo_kit.tasks.right import are_correct
-from grpo_kit.tasks.task import Task, strategy_rewards
+from grpo_kit.tasks.task import strategy_rewards
 
 if TYPE_CHECKING:
     from grpo_kit.evaluation.generate_and_score import Answers
+    from grpo_kit.tasks.task import Task
 
 _EMPTY = "always an empty completion"
 Constant = tuple[str, float]  # its name, and its accuracy or mean reward
@@ -24,10 +25,10 @@ def constant_reward(made: Answers) -> Constant | None:
 
     Candidates: the empty completion, the most frequent and the best paid of the model's own, and the most frequent gold
     if rows have golds. The best of four is picked on the same rows, so its reward is slightly too high, never too low.
-    None for episodes and code, where a completion is played or run.
+    None unless answers are text: a completion that is played or run is right in one place alone.
     """
     task = made.task
-    if not isinstance(task, Task) or task.read_answer is not None:
+    if task.answers_are != "text":
         return None
     known = [
         (reward, text) for reward, text in zip(made.rewards, made.texts, strict=True) if reward is not None
@@ -49,11 +50,11 @@ def constant_reward(made: Answers) -> Constant | None:
 def own_constant(made: Answers) -> Constant | None:
     """The answer that the model gives to more than half of the rows, and its accuracy if it is given to all rows.
 
-    None if no answer is so frequent, and for episodes and code. This answer may be better than the task's strategies,
+    None if no answer is so frequent, and unless answers are text. This answer may be better than the task's strategies,
     which are built from the train rows alone.
     """
     task = made.task
-    if not isinstance(task, Task) or task.read_answer is not None:
+    if task.answers_are != "text":
         return None
     said = Counter(text.strip() for text in map(task.answer_of, made.texts) if text is not None).most_common(
         1

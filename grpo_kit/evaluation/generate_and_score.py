@@ -1,15 +1,15 @@
 """The one loop: renders a task's prompts, completes them with the engine, and judges the completions.
 
-evaluate, readiness, length_probe, sample and the laboratory read Answers. For tasks of several turns, episodes are
-played. Longer than 300 lines because generating and judging are one loop.
+evaluate, readiness, length_probe, sample and the laboratory read Answers. A task that is played otherwise brings its
+own (`play`, see loop/protocols.py). Longer than 300 lines because generating and judging are one loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -19,14 +19,10 @@ from transformers import GenerationConfig
 
 from grpo_kit.argument_checks import check_task, check_whole, is_number, template_tokens
 from grpo_kit.display import progress_line
-from grpo_kit.episodes.episode_task import EpisodeTask
-from grpo_kit.episodes.observation import Renderer
-from grpo_kit.episodes.rollout_episodes import Episode, rollout_episodes
 from grpo_kit.evaluation.sample_cache import sample_chunks
 from grpo_kit.loop.run_checks import check_tags
 from grpo_kit.memory.decoding import UNKNOWN_ROWS, rows_at_once
 from grpo_kit.memory.free import free_bytes
-from grpo_kit.models.context import context_length
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.rewards.combine import Pay, Verdicts, all_in_full, score_in_full
 from grpo_kit.rewards.parts import (
@@ -57,12 +53,14 @@ class Answers:
     need no judge. settings: everything that the completions depend on besides model, task and rows.
     """
 
-    task: Task | EpisodeTask
+    task: Task
     rows: list[dict]
     prompts: list[str]
     completions: list[Completion]
     samples: int
     settings: dict[str, Any]
+
+    by_place = ("rows", "prompts", "completions")  # fields with an entry a row, or a completion
 
     @cached_property
     def asked(self) -> list[dict]:
@@ -191,55 +189,38 @@ class Answers:
         return {name: pd.Series(scores, dtype=float) for name, scores in named.items()}
 
 
-@dataclass(frozen=True, repr=False)
-class Played(Answers):
-    """Episodes of an EpisodeTask's rows. right: did the episode succeed? formatted: was every action valid?
+@dataclass(frozen=True)
+class Asked:
+    """How a model is asked, see answer. settings: everything that the completions depend on besides model, task, rows.
 
-    A completion's text is the episode as a conversation; its tokens are those of all turns. There is no lenient
-    reading: the environment decides what succeeds.
+    progress: called with (done, all).
     """
 
-    episodes: list[Episode]
+    settings: dict[str, Any]
+    batch_size: int | None
+    first: int
+    folder: str | Path | None
+    chunk: int
+    progress: Progress
 
-    @property
-    def credit(self) -> Scores:
-        return self.rewards
-
-    @cached_property
-    def verdicts(self) -> Verdicts:
-        return [episode.total >= self.task.success for episode in self.episodes]
-
-    @cached_property
-    def formatted(self) -> list[bool]:
-        return [share == 1.0 for share in self.read]
-
-    @cached_property
-    def read(self) -> list[float]:
-        """The share of each episode's actions that were valid."""
-        return [fmean(not turn.invalid for turn in episode.turns) for episode in self.episodes]
-
-    @property
-    def readings(self) -> dict[str, list[bool]]:
-        return {"strict": self.right, "formatted": self.formatted}
-
-    @cached_property
-    def parts(self) -> dict[str, Scores]:
-        return {"episode_return": [episode.total for episode in self.episodes]}
-
-    @cached_property
-    def rewards(self) -> Scores:
-        return self.parts["episode_return"]
-
-    def table(self) -> pd.DataFrame:
-        """One row an episode: as Answers.table, with turns and done."""
-        more = {"turns": [len(e.turns) for e in self.episodes], "done": [e.done for e in self.episodes]}
-        return super().table().assign(**more)
+    def at_once(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> int:
+        """Sequences decoded at once: the batch_size, or as many as free memory holds, up to a bound."""
+        if self.batch_size is not None:
+            return self.batch_size
+        limit, samples = self.settings["max_completion_tokens"], max(1, self.settings["samples"])
+        sizes = {"prompt_tokens": max(map(len, prompts)), "completion_tokens": limit}
+        free = free_bytes(next(model.parameters()).device)
+        if RolloutEngine.unsupported(
+            model, GenerationConfig()
+        ):  # then transformers decodes: too many rows fail
+            return min(UNKNOWN_ROWS, rows_at_once(model, free, **sizes))
+        return rows_at_once(model, free, samples=samples, **sizes)
 
 
 def answer(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    task: Task | EpisodeTask,
+    task: Task,
     rows: Sequence[dict] | None = None,
     *,
     samples: int = 1,
@@ -271,27 +252,33 @@ def answer(
     limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
     how = dict(max_completion_tokens=limit, samples=samples, temperature=float(temperature), seed=seed)
     how |= {"sampling": dict(sampling)} if sampling else {}
-    if isinstance(task, EpisodeTask):
-        if folder is not None:
-            raise ValueError(
-                f"folder={str(folder)!r}: completions of task {task.name!r} are not kept, they are turns"
-            )
-        return _in_turns(model, tokenizer, task, rows, how, batch_size, first * samples, progress)
+    play = getattr(task, "play", partial(_complete, task))
+    line = progress_line(f"{task.name}, completions") if progress is None else nullcontext(progress)
+    with line as told:
+        return play(model, tokenizer, rows, Asked(how, batch_size, first, folder, chunk, told))
+
+
+def _complete(
+    task: Task, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[dict], asked: Asked
+) -> Answers:
+    """A plain task is played by completing each row's prompt."""
     _check_columns(task, rows)
     check_tags(task, template_tokens(tokenizer, end_ids(model, tokenizer)).values(), "ends a completion")
     prompts = task.render(tokenizer, rows)
-    if batch_size is None:
-        longest = max(map(len, tokenizer(prompts)["input_ids"]))
-        batch_size = _rows_at_once(model, longest, limit, samples)
-    with _told(f"{task.name}, completions", progress) as progress:
-        progress(0, len(prompts) * samples)
-        run = {**how, "batch_size": batch_size, "progress": progress}
-        if folder is None:
-            numbers = range(first * samples, (first + len(prompts)) * samples) if first else None
-            made, settings = complete(model, tokenizer, prompts, numbers=numbers, **run), how
-        else:
-            made, settings = sample_chunks(model, tokenizer, prompts, folder, chunk=chunk, **run)
-    return Answers(task, rows, prompts, made, samples, settings)
+    how, samples = asked.settings, asked.settings["samples"]
+    asked.progress(0, len(prompts) * samples)
+    run = {
+        **how,
+        "batch_size": asked.at_once(model, tokenizer(prompts)["input_ids"]),
+        "progress": asked.progress,
+    }
+    if asked.folder is not None:
+        made, how = sample_chunks(model, tokenizer, prompts, asked.folder, chunk=asked.chunk, **run)
+    else:
+        first = asked.first * samples
+        numbers = range(first, first + len(prompts) * samples) if first else None
+        made = complete(model, tokenizer, prompts, numbers=numbers, **run)
+    return Answers(task, rows, prompts, made, samples, how)
 
 
 def check_rows(rows: Any) -> list[Any]:
@@ -311,12 +298,12 @@ def check_rows(rows: Any) -> list[Any]:
 def check_before(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    task: Task | EpisodeTask,
+    task: Task,
     rows: Sequence[dict],
     max_completion_tokens: int | None = None,
 ) -> None:
     """Checks the rows as answer() does, before the first row is answered. Raises ValueError."""
-    if not isinstance(task, EpisodeTask):
+    if not hasattr(task, "play"):
         limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
         _check_columns(task, rows)
         check_room(model, tokenizer(task.render(tokenizer, rows))["input_ids"], limit)
@@ -325,70 +312,3 @@ def check_before(
 def _check_columns(task: Task, rows: Sequence[dict]) -> None:
     check_column_names(dict.fromkeys(name for row in rows for name in row), "rows")
     check_columns(task.rewards, set.intersection(*map(set, rows)) | {"prefill"}, "rows")
-
-
-def _told(what: str, progress: Progress | None) -> Any:
-    return progress_line(what) if progress is None else nullcontext(progress)
-
-
-def _rows_at_once(model: Any, prompt_tokens: int, limit: int, samples: int) -> int:
-    sizes = {"prompt_tokens": prompt_tokens, "completion_tokens": limit}
-    free = free_bytes(next(model.parameters()).device)
-    if RolloutEngine.unsupported(model, GenerationConfig()):  # then transformers decodes: too many rows fail
-        return min(UNKNOWN_ROWS, rows_at_once(model, free, **sizes))
-    return rows_at_once(model, free, samples=max(1, samples), **sizes)
-
-
-def _in_turns(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    task: EpisodeTask,
-    rows: Sequence[dict],
-    how: dict[str, Any],
-    batch_size: int | None,
-    first: int,
-    progress: Progress | None,
-) -> Played:
-    """Plays episodes of each row in parallel."""
-    samples, limit = how["samples"], how["max_completion_tokens"]
-    renderer = Renderer(tokenizer, task.view, end_ids(model, tokenizer))
-    asked = [row for row in rows for _ in range(samples)]
-    engine = RolloutEngine(model)
-
-    def write(prompts: list[list[int]], who: list[int], turn: int) -> list[tuple[list[int], None]]:
-        at_once = batch_size or _rows_at_once(model, max(map(len, prompts)), limit, samples)
-        settings = {name: how[name] for name in ("temperature", "sampling") if name in how}
-        settings |= dict(max_completion_tokens=limit, batch_size=at_once)
-        made = complete(
-            model, tokenizer, prompts, numbers=[first + i for i in who], engine=engine, seed=how["seed"] + turn,
-            **settings,
-        )  # fmt: skip
-        return [(list(one.ids), None) for one in made]
-
-    context = context_length(model)
-    with _told(f"{task.name}, episodes", progress) as progress:
-        progress(0, len(asked))
-        played = replace(task, max_completion_tokens=limit)
-        episodes = rollout_episodes(
-            played, asked, renderer, task.world(), write, context=context, progress=progress
-        )
-    completions = [
-        Completion(
-            conversation(episode),
-            sum(len(turn.completion_ids) for turn in episode.turns),
-            any(turn.cut_off for turn in episode.turns),
-        )
-        for episode in episodes
-    ]
-    prompts = [tokenizer.decode(episodes[i].turns[0].prompt_ids) for i in range(0, len(episodes), samples)]
-    return Played(task, list(rows), prompts, completions, samples, how, episodes)
-
-
-def conversation(episode: Episode) -> str:
-    """An episode as text: the observations, the completions, and the environment's last observation.
-
-    >>> conversation(Episode({}, []))
-    ''
-    """
-    lines = [line for turn in episode.turns for line in (turn.observation, f"> {turn.completion.strip()}")]
-    return "\n".join([*lines, *[turn.result for turn in episode.turns[-1:]]])

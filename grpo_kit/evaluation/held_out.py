@@ -101,18 +101,18 @@ class HeldOut:
 
     @cached_property
     def _one_gold(self) -> float | None:
-        """Share of the most frequent gold; None if answers are not the rows' own: programs, calls, episodes."""
+        """Share of the most frequent gold; None if answers are no text to compare with the rows' own."""
         task = self.task
-        if not isinstance(task, Task) or task.read_answer is not None:
+        if task.answers_are != "text":
             return None
         golds = [str(row["answer"]).strip().casefold() for row in task.held_out[: self.rows]]
         return _commonest(golds) if all(golds) else None
 
     @cached_property
     def _constant(self) -> float | None:
-        """Accuracy of the best constant strategy; for episodes it takes long to find."""
+        """Accuracy of the best constant strategy; where each would have to be played it takes long to find."""
         task = self.task
-        if not isinstance(task, Task) or not task.strategies or self.judged_by == "reward":
+        if hasattr(task, "play") or not task.strategies or self.judged_by == "reward":
             return None
         return task.best_constant(task.held_out[: self.rows])[1]
 

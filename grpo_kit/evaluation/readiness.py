@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ from grpo_kit.argument_checks import (
 from grpo_kit.display import progress_line
 from grpo_kit.evaluation.as_trained import say_difference
 from grpo_kit.evaluation.constant import Constant, constant_reward, doing
-from grpo_kit.evaluation.generate_and_score import Answers, Played, answer, check_before, check_rows
+from grpo_kit.evaluation.generate_and_score import Answers, answer, check_before, check_rows
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k
 from grpo_kit.evaluation.lengths import Lengths
 from grpo_kit.evaluation.reflection_words import count_words, word_table
@@ -425,8 +426,8 @@ def _ask_in_time(
 
 def _joined(parts: Sequence[Answers]) -> Answers:
     first = parts[0]
-    names = ["rows", "prompts", "completions", *["episodes"] * isinstance(first, Played)]
-    return replace(first, **{name: [one for part in parts for one in getattr(part, name)] for name in names})
+    joined = {name: [one for part in parts for one in getattr(part, name)] for name in first.by_place}
+    return replace(first, **joined)
 
 
 def _counted(made: Answers, group_size: int, asked_for: int) -> Readiness:
@@ -434,7 +435,7 @@ def _counted(made: Answers, group_size: int, asked_for: int) -> Readiness:
     accuracy = "strict" in readings
     highest = [one for one in made.rewards if one is not None]
     top = sum(w * (range_of(r) or (0.0, 1.0))[1] for r, w in _weighted(task))
-    judges = getattr(getattr(task, "is_correct", None), "judges", None)
+    judges = getattr(task.is_correct, "judges", None)
     return Readiness(
         task=task.name,
         samples=made.samples,
@@ -477,12 +478,12 @@ def _counts(made: Answers, scores: Scores) -> list[dict[float, int]]:
 
 
 def _weighted(task: Task) -> list[tuple[Any, float]]:
-    """The rewards and their weights; an episode's return has neither."""
-    return list(zip(getattr(task, "rewards", [None]), getattr(task, "reward_weights", [1.0]), strict=True))
+    """The rewards and their weights; None for what comes from no reward."""
+    return list(zip_longest(task.rewards, task.reward_weights))
 
 
 def _audited(task: Task, rows: Sequence[dict]) -> str | None:
-    if not hasattr(task, "cases_for") or task.read_answer is not None:  # episodes, code
+    if task.answers_are != "text":
         return None
     try:
         return audit(task, rows[:8], n=8).summary

@@ -21,7 +21,6 @@ import torch
 from safetensors import SafetensorError
 
 from grpo_kit.argument_checks import check_model, check_task, check_temperature, check_tokenizer, check_whole
-from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.evaluation.as_trained import run_of, say_difference
 from grpo_kit.exports.export_folder import CARD, REPORT, finish, part_folder
 from grpo_kit.exports.gguf_writer import why_unread
@@ -91,7 +90,7 @@ def export(
     tokenizer: PreTrainedTokenizerBase,
     folder: str | os.PathLike,
     *,
-    task: Task | EpisodeTask | None = None,
+    task: Task | None = None,
     format: Format = "merged",
     quant: str | None = None,
     temperature: float | None = None,
@@ -115,8 +114,8 @@ def export(
     away most of a short run's change, and the note reports how much is left. An adapter is float32.
     temperature: for serving; None: the trainer's last, or 1 for a model. max_completion_tokens: None means the
     task's, else the trainer's, else 256.
-    rows: number of the task's held-out rows (or the rows) that the export and the model answer greedily; for an
-    EpisodeTask only the first turn is compared. proof=False writes without comparing.
+    rows: number of the task's held-out rows (or the rows) that the export and the model answer greedily; for a
+    task of several turns only the first is compared. proof=False writes without comparing.
     run: the run folder, for the model card README.md; a trainer and a model from a run know theirs. comparison: base
     beside tuned (kit.compare), for the card. license: of the base, by the hub's name, such as "apache-2.0".
     Raises ExportError (a ValueError) for a folder that is not empty, any process but the first of several, a full disk,
@@ -179,7 +178,7 @@ def export(
         file, notes = write_files(part, model, served, prompting, format, stored, target, sampling, base)
         found, objections = None, []
         if proof:
-            judged = task if task is not None and not isinstance(task, EpisodeTask) else None
+            judged = task if task is not None and not hasattr(task, "play") else None
             try:
                 found = prove(
                     model, tokenizer, part, format=format, stored=stored, file=file, prompting=prompting,
@@ -260,14 +259,10 @@ def _rows(task: Any, rows: Sequence[dict] | int) -> list[dict]:
 
 
 def _questions(task: Any, rows: list[dict]) -> list[str]:
-    """The user's messages: the questions, or for several turns the first turns' messages."""
-    if not isinstance(task, EpisodeTask):
-        return [row["question"] for row in rows] or list(_QUESTIONS)
-    seen = [None] * len(rows) if task.seconds else task.world().reset(rows)  # slow worlds are not called
-    return [
-        task.view.message(row["question"], [], text or row["question"]).strip()
-        for row, text in zip(rows, seen, strict=True)
-    ]
+    """The user's first messages, as training wrote them."""
+    if hasattr(task, "questions"):
+        return task.questions(rows)
+    return [row["question"] for row in rows] or list(_QUESTIONS)
 
 
 def _report(

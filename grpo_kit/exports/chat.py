@@ -20,7 +20,6 @@ from grpo_kit.argument_checks import (
     check_whole,
 )
 from grpo_kit.display import escape
-from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.evaluation.as_trained import say_difference
 from grpo_kit.exports.export_folder import is_unfinished, read_report
 from grpo_kit.exports.template import ExportError, Prompting, render
@@ -178,7 +177,7 @@ def chat(
     >>> kit.chat("exports/largest").ask("Which number is the largest: 4, 19, 7?")  # doctest: +SKIP
     {'exports/largest': '<answer>19</answer>'}
     """
-    if isinstance(task, EpisodeTask):
+    if hasattr(task, "play"):
         raise ExportError(
             f"task {task.name!r} has several turns; let evaluate(model, tokenizer, task) play them"
         )

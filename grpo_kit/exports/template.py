@@ -28,7 +28,7 @@ class ExportError(ValueError):
 
 @dataclass(frozen=True)
 class Prompting:
-    """The text around a question in training, from a Task or an EpisodeTask."""
+    """The text around a question in training, from a task."""
 
     system: str | None = None
     prefill: str = ""
@@ -36,12 +36,9 @@ class Prompting:
 
     @classmethod
     def of(cls, task: Any) -> Prompting:
-        """From a Task or an EpisodeTask's view; empty for None."""
+        """From a task; empty for None."""
         if task is None:
             return cls()
-        view = getattr(task, "view", None)
-        if view is not None:
-            return cls(view.system, view.prefill, tuple(view.example_pairs()))
         return cls(task.system, task.prefill, tuple(task.examples))
 
     def prompt(self, tokenizer: PreTrainedTokenizerBase, question: str) -> str:
@@ -122,7 +119,7 @@ def check_trained_prompts(
 
     Several turns, and tasks that were made of TRL's pieces, are not checked.
     """
-    if not isinstance(trained, Task) or hasattr(task, "view"):
+    if not isinstance(trained, Task) or hasattr(task, "play"):
         return
     rows = trained.train[:3]
     for row, text in zip(rows, trained.render(tokenizer, rows), strict=True):

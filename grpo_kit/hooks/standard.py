@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_kit.argument_checks import check_choice, check_known, nearest
-from grpo_kit.engine.episode_sample import fast_for
+from grpo_kit.engine.fast import fast
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.hooks.control_folder import ControlFolder
 from grpo_kit.hooks.held_out_hook import HeldOutHook
@@ -26,6 +26,7 @@ from grpo_kit.loop.checkpoint import CheckpointNotSaved
 from grpo_kit.loop.config_changes import differences
 from grpo_kit.loop.grpo_config import FIELDS, Config
 from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.protocols import Task, optional
 from grpo_kit.loop.run_checks import check_given
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models.model_facts import few_weights
@@ -96,9 +97,7 @@ class OffScale(Hook):
 
     def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
         """Look at the step's scores."""
-        for (name, scores), reward in zip(
-            batch.parts.items(), getattr(trainer.task, "rewards", ()), strict=False
-        ):
+        for (name, scores), reward in zip(batch.parts.items(), trainer.task.rewards, strict=False):
             there = [score for score in scores if score is not None]
             if not there or name in self._said:
                 continue
@@ -153,7 +152,7 @@ class ReboundConfig(Hook):
     """As training begins, compares the trainer's config, task and rewards with what the notebook's variables hold."""
 
     def __init__(self, config: Config, task: Any) -> None:
-        rewards = with_parts(getattr(task, "rewards", ()))
+        rewards = with_parts(task.rewards)
         kinds = [(config, None), (task, task_digest), *((one, reward_digest) for one in rewards)]
         held = {id(value): (value, kind) for value, kind in kinds}
         self._held = {name: held[id(value)] for name, value in _variables().items() if id(value) in held}
@@ -194,7 +193,7 @@ def _variables() -> dict[str, Any]:
 class GRPOTrainer(grpo.GRPOTrainer):
     """The loop with engine, packed update, chart, red flags and controls; see grpo_kit.loop.grpo.GRPOTrainer.
 
-    task: a tasks.Task, or an episodes.EpisodeTask, of which episodes are played.
+    task: a tasks.Task, or one that brings the seams it needs.
     folder: of the run; None: the next free one of runs/<task>, runs/<task>-2, ...
     held_out: measures a few held-out rows while it trains. keep: "best" ends with the best evaluation's weights.
     live, on_flag: see WatchRun. sample, update: None takes the fast ways, or the plain ones where a line says why.
@@ -206,7 +205,7 @@ class GRPOTrainer(grpo.GRPOTrainer):
     def __init__(
         self,
         model: Any,
-        task: Any = None,
+        task: Task | None = None,
         config: Config | None = None,
         *,
         tokenizer: Any = None,
@@ -240,18 +239,17 @@ class GRPOTrainer(grpo.GRPOTrainer):
                 "keep='best' needs held_out, a grpo_kit.HeldOut(task), to judge by: give it, or keep='last'"
             )
         close_rows(model, tokenizer)
-        seams = fast_for(model, task, config)
+        seams = getattr(task, "seams", fast)(model, config)
         if seams.why_not and live is not None and not (sample and update):
             print(f"A slower, plain way is taken, since {seams.why_not}.", flush=True)
-        if hasattr(sample, "around"):
-            sample = sample.around(seams.sample)
+        sample = optional(sample, "around", sample, seams.sample) or seams.sample
         measuring = [] if held_out is None else [HeldOutHook(held_out, keep)]
         watching = WatchRun(live, on_flag)
         scales = [] if live is None else [OffScale(), StillStep(), ReboundConfig(config, task)]
         watchdog = [] if live is None or any(isinstance(each, Watchdog) for each in hooks) else [Watchdog()]
         super().__init__(
             model, task, config, tokenizer=tokenizer, folder=folder,
-            sample=sample or seams.sample, update=update or seams.update,
+            sample=sample, update=update or seams.update,
             hooks=[
                 *seams.hooks, *watchdog, *measuring, *scales, watching, *hooks,
                 ControlFolder(watching.say), Autosave(quiet=live is None),  # last: a checkpoint's row is whole

@@ -7,15 +7,16 @@ import sys
 import sysconfig
 import threading
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
-from types import FrameType
+from types import CodeType, FrameType
 from typing import IO, Any
 
-from grpo_kit.episodes.environment import VectorEnv
 from grpo_kit.loop import grpo
 from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.protocols import Sampler
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.record.files import read_metrics
 from grpo_kit.rewards import scoring
@@ -26,8 +27,6 @@ _PHASES = {  # of the innermost of these functions that runs
     grpo.GRPOTrainer.roll_out.__code__: "sampling",
     grpo.score.__code__: "the rewards",
     scoring.score_all.__code__: "the rewards",
-    VectorEnv.reset.__code__: "an environment's reset",
-    VectorEnv.step.__code__: "an environment's step",
     grpo.GRPOTrainer.learn.__code__: "the update",
 }
 _KIT = str(Path(__file__).parents[1])
@@ -69,7 +68,7 @@ class Watchdog(Hook):
         """From here on the step's time counts."""
         usual = median(self._seconds) if self._seconds else None
         limit = max(self.at_least, _FIRST if usual is None else self.factor * usual)
-        self._said = False
+        self._said, self._phases = False, _PHASES | getattr(trainer.sample, "phases", Sampler.phases)
         self._wait(limit, limit, usual, trainer.step + 1, threading.get_ident())
         if self._file is not None:
             faulthandler.dump_traceback_later(self.stack_after or limit, file=self._file)
@@ -107,18 +106,18 @@ class Watchdog(Hook):
         beside = "" if usual is None else f" (the median of the steps before: {usual:.3g} s)"
         stack = "" if self._file is None else f" The stack of every thread goes to {self._stack}."
         print(
-            f"Step {step} has taken {so_far:.3g} s{beside} and is still in {where(thread)}. Interrupt it to stop the "
-            f"run; what is done is saved.{stack}",
+            f"Step {step} has taken {so_far:.3g} s{beside} and is still in {where(thread, self._phases)}. Interrupt it "
+            f"to stop the run; what is done is saved.{stack}",
             flush=True,
         )
         self._said = True
         self._wait(so_far, 2 * so_far, usual, step, thread)
 
 
-def where(thread: int) -> str:
+def where(thread: int, phases: Mapping[CodeType, str] = _PHASES) -> str:
     """What a thread does, in words: the phase of a step, by name a reward, and the last line that is no library's.
 
-    thread: its identifier (threading.get_ident()).
+    thread: its identifier (threading.get_ident()). phases: functions, by their code, in words.
     """
     frame: FrameType | None = sys._current_frames().get(thread)
     phase = line = None
@@ -126,7 +125,7 @@ def where(thread: int) -> str:
         code = frame.f_code
         if phase is None:
             reward = code is scoring.score.__code__
-            phase = f"reward {frame.f_locals.get('name')!r}" if reward else _PHASES.get(code)
+            phase = f"reward {frame.f_locals.get('name')!r}" if reward else phases.get(code)
         if line is None and not code.co_filename.startswith((_KIT, *_LIBRARIES, "<frozen")):
             line = f"{code.co_name}, line {frame.f_lineno} of {Path(code.co_filename).name}"
         frame = frame.f_back

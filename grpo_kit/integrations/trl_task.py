@@ -12,6 +12,7 @@ from trl import is_conversational
 
 from grpo_kit.argument_checks import PROBE
 from grpo_kit.config_checks import checked
+from grpo_kit.loop.protocols import Task
 from grpo_kit.prompts import NO_TEMPLATE, continue_messages, cure_of
 from grpo_kit.rewards.parts import all_parts, bare_name, check_calls, range_of
 
@@ -20,7 +21,7 @@ _NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # TRL keeps them from
 _GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
 
-class TrlTask:
+class TrlTask(Task):
     """What the loop reads of a task, made of TRL's pieces.
 
     data: a column "prompt", texts or messages, and the columns that rewards need. held_out: more such rows.
@@ -28,9 +29,6 @@ class TrlTask:
     state: the trainer_state that rewards get; whoever trains keeps it up to date.
     Raises ValueError, naming the argument and what would do, for data or rewards that the loop cannot use.
     """
-
-    system = None  # what there is of one stands in the messages
-    examples = ()
 
     def __init__(
         self,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_kit.argument_checks import check_temperature, check_whole
-from grpo_kit.loop.grpo import Sample
 from grpo_kit.loop.grpo_config import FIELDS, Config, check_fields
+from grpo_kit.loop.protocols import Sampler
 from grpo_kit.presets import preset
 from grpo_kit.rewards.parts import all_parts
 from grpo_kit.tasks import Task
@@ -48,7 +48,7 @@ class Arm:
 
     config: Config
     task: Task
-    sample: Callable[[Sample], Sample] | None = None
+    sample: Callable[[Sampler], Sampler] | None = None
     on_flag: OnFlag | None = None
     prepare: Prepare | None = None
     eval_temperatures: tuple[float, ...] = ()

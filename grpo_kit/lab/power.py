@@ -192,7 +192,7 @@ def power(
         if value is not None:
             check_above_zero(name, value, hint="; leave it out where it is not known")
     config = preset(config)
-    kind = "code" if getattr(task, "read_answer", None) is not None else "answer"
+    kind = "code" if task.answers_are == "programs" else "answer"
     used = {"spreads": (spread,) if spread else SPREADS[kind], "noise": NOISE[kind], "rows": ROWS[kind]}
     questions, completions = (
         min(len(task.held_out), config.held_out),

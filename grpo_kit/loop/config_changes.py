@@ -8,6 +8,7 @@ from typing import Any
 
 from grpo_kit.config_checks import LOSSES, UNCLIPPED, check_steps
 from grpo_kit.loop.grpo_config import CANNOT_CHANGE, FIELDS, Config, as_json, check_fields, from_json
+from grpo_kit.loop.protocols import Task
 from grpo_kit.loop.run_checks import trained_before
 from grpo_kit.loop.run_settings import made_with
 from grpo_kit.optim.choose import SETTINGS
@@ -51,9 +52,9 @@ def check_values(trainer: Any, values: Mapping[str, Any]) -> None:
         raise ValueError(f"steps={values['steps']!r}: {trainer.step} are done already; give more, or stop")
 
 
-def check_weights(task: Any, weights: list[float] | None) -> None:
+def check_weights(task: Task, weights: list[float] | None) -> None:
     """Raises ValueError unless there is one a reward of the task, or None."""
-    if weights and len(weights) != (count := len(getattr(task, "rewards", [None]))):
+    if weights and len(weights) != (count := len(task.reward_weights)):
         raise ValueError(f"reward_weights={weights!r}: the task has {count} rewards; give one number each")
 
 

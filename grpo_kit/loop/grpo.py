@@ -26,7 +26,7 @@ import shutil
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +47,7 @@ from grpo_kit.loop.measures import completions_table, first_rollout, measures, t
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss, start_weights, weights_of
 from grpo_kit.loop.processes import Processes
+from grpo_kit.loop.protocols import Sampler, Task, Update, optional
 from grpo_kit.loop.run_checks import (
     check_given,
     check_loaded,
@@ -70,15 +71,6 @@ from grpo_kit.record.lines import RUN, RUN_ID, reading, run_id
 from grpo_kit.record.run_lock import alone
 from grpo_kit.record.run_path import path_of, run_path
 
-Sample = Callable[..., Batch]
-"""sample(model, tokenizer, task, rows, config, numbers) -> Batch, as generate is.
-
-It may have a method measures(batch, task) -> {name: number}: more numbers for the step's line, as EpisodeSample has.
-One that keeps anything from step to step has state() -> dict of tensors and plain values, and load_state(state), as
-examples/older_weights.py has. A checkpoint holds the state after its step, and a step that is done again begins with
-the state that it began with: state() gives what no later call changes.
-"""
-
 
 class GRPOTrainer:
     """Trains a model on a task by GRPO. A notebook holds it: train(), stop, look, change a number, train() again.
@@ -86,7 +78,7 @@ class GRPOTrainer:
     model: any causal model of transformers, or one with LoRA adapters (load_policy); what requires a gradient is
     trained. task: its rows, prompts and rewards. tokenizer: renders the prompts. folder: of the run; it must be new, or
     hold a run to go on with by train(resume=True).
-    sample, update: the two seams. None: plain ones. hooks: see Hook.
+    sample, update: the two seams (protocols.py). None: plain ones. hooks: see Hook.
     Raises ValueError, naming the argument, for what cannot be.
 
     >>> trainer = GRPOTrainer(model, task, Config(steps=32), tokenizer=tokenizer, folder="runs/demo")  # doctest: +SKIP
@@ -96,13 +88,13 @@ class GRPOTrainer:
     def __init__(
         self,
         model: Any,
-        task: Any,
+        task: Task,
         config: Config | None = None,
         *,
         tokenizer: Any,
         folder: str | Path,
-        sample: Sample | None = None,
-        update: Any = None,
+        sample: Sampler | None = None,
+        update: Update | None = None,
         hooks: Sequence[Hook] = (),
     ) -> None:
         check_given(model, task, config, tokenizer, sample, update, hooks)
@@ -119,7 +111,7 @@ class GRPOTrainer:
         check_precision(self.config, model)
         check_task(model, tokenizer, task, self.config)
         self.sample, self.update = sample or generate, update or PaddedUpdate(self.config)
-        if self.config.rollout_bits != getattr(self.sample, "bits", 32):
+        if self.config.rollout_bits != getattr(self.sample, "bits", Sampler.bits):
             raise ValueError("rollout_bits=16 is for the engine on a CPU; this run's sample is another")
         self.device = next(model.parameters()).device
         self.processes = Processes(self.config.prompts_per_step, self.device)
@@ -148,7 +140,7 @@ class GRPOTrainer:
         self.kept_checkpoints: set[str] = set()
         self._changes, self._opened, self._begun = Changes(self.config), False, False
         self._run_id: str | None = None  # drawn when the run is opened
-        self._sample_state = self._state_of_sample()  # after the last step that is done
+        self._sample_state = optional(self.sample, "state", None)  # after the last step that is done
         self._own: list[tuple[torch.nn.Parameter, torch.Tensor]] = []  # what is trained, as the step began
         self._save_failed = False  # the last checkpoint that was due
         self._have_begun: list[Hook] = []  # hooks whose end is due
@@ -222,7 +214,7 @@ class GRPOTrainer:
         seed_everything(self.config.seed, self.step, "update", self.processes.rank)
         metrics = self.learn(batch, numbers)  # from its first update on the stop button waits
         self.step, self._own = self.step + 1, []
-        self._sample_state = self._state_of_sample()
+        self._sample_state = optional(self.sample, "state", None)
         row, whole = self._write(batch, numbers, metrics | reported | changes, time.monotonic() - began)
         self._half_done, self._changes.known = False, known
         self._call_hooks("after_step", row, whole)
@@ -317,9 +309,7 @@ class GRPOTrainer:
         whole = Batch.join(self.processes.gather(replace(batch, old_logprobs=None, ref_logprobs=None)))
         self.seconds += seconds
         self.tokens += more.pop("num_tokens", tokens_of(whole))
-        row = measures(whole, numbers)
-        if hasattr(self.sample, "measures"):
-            row |= self.sample.measures(whole, self.task)
+        row = measures(whole, numbers) | optional(self.sample, "measures", {}, whole, self.task)
         row |= more | {"num_tokens": self.tokens, "step_seconds": seconds, "seconds": self.seconds}
         self.completions = completions_table(whole, self.tokenizer, self.task, numbers)
         if self.log is not None:
@@ -427,8 +417,8 @@ class GRPOTrainer:
 
     @property
     def reward_weights(self) -> list[float]:
-        """The weights of this step: the config's, else the task's. Episodes have one reward: what was paid for them."""
-        return list(self.config.reward_weights or getattr(self.task, "reward_weights", [1.0]))
+        """The weights of this step: the config's, else the task's."""
+        return list(self.config.reward_weights or self.task.reward_weights)
 
     def open(self, *, resume: bool = False) -> None:
         """Write run.json: from here on the folder is this run's. train() does so where it was not done before.
@@ -488,6 +478,3 @@ class GRPOTrainer:
         except checkpoint.CheckpointNotSaved as error:
             where = f"not saved: {error}. It is in memory"
         return f"Stopped after step {self.step} of {self.config.steps} ({why}), {where}; train() continues from here."
-
-    def _state_of_sample(self) -> dict[str, Any] | None:
-        return self.sample.state() if hasattr(self.sample, "state") else None

@@ -189,19 +189,43 @@ class Config(_ByName):
         return {name: as_json(getattr(self, name)) for name in FIELDS}
 
     def table(self) -> pd.DataFrame:
-        """One row a field that the preset sets or that is not at its default: value, unit, reason, as it is printed."""
-        from grpo_kit.loop.config_table import table_of
+        """One row a field that the preset sets or that is not at its default: value, unit, reason, as it is printed.
 
-        return table_of(self)
+        A value that no preset gave is marked "set by you".
+        """
+        import pandas as pd
+
+        rows, defaults, presets = [], Config(), self.reasons
+        its_task = all(
+            name not in presets or getattr(self, name) == presets[name][0]
+            for name in ("task", "task_options")
+        )
+        for name, each in FIELDS.items():
+            value, default = getattr(self, name), getattr(defaults, name)
+            was, reason = presets.get(name, (default, "set by you"))
+            if value == was == default and reason in ("set by you", f"{self.loss}'s own"):
+                continue
+            if value != was:
+                goes_with_it = name == "task_options" and self.task != presets.get("task", (None,))[0]
+                who = "for this task" if goes_with_it else "set by you"
+                reason = f"{who} (was {_shown(name, was)})"
+            elif name == "max_completion_tokens" and value is None and not its_task:
+                reason = "see the task"  # the preset's reason is about the preset's task
+            unit = each.metadata["unit"].partition(";")[0]
+            rows.append((name, _shown(name, value), unit, reason))
+        return pd.DataFrame(rows, columns=["name", "value", "unit", "reason"]).set_index("name")
 
     def why(self, name: str) -> str:
         """The reason of a field in the table: why the preset has its value, or that you have set it."""
         return self.table().loc[name, "reason"]
 
     def __str__(self) -> str:
-        from grpo_kit.loop.config_table import text_of
-
-        return text_of(self)
+        table = self.table().astype(str).reset_index()
+        widths = {column: table[column].str.len().max() for column in ("name", "value", "unit")}
+        return "\n".join(
+            "  ".join([*(f"{getattr(row, column):<{width}}" for column, width in widths.items()), row.reason])
+            for row in table.itertuples(index=False)
+        )
 
     def _repr_html_(self) -> str:
         return self.table().astype(str).to_html().replace("<td>", '<td style="text-align:left">')
@@ -273,6 +297,12 @@ class Config(_ByName):
                 f"{progress:.3g} it raised {type(error).__name__}: {error}"
             ) from error
         return float(checks.checked(name, number, f"{name}({round(progress, 3)})"))
+
+
+def _shown(name: str, value: object) -> object:
+    if value is None:
+        return "the task's" if name == "max_completion_tokens" else "None"
+    return value
 
 
 FIELDS = {each.name: each for each in fields(Config) if each.metadata}

@@ -8,6 +8,7 @@ from typing import Any
 
 from grpo_kit.loop.grpo_config import StepNumbers
 from grpo_kit.loop.processes import Processes
+from grpo_kit.loop.protocols import Sampler, Task, optional
 from grpo_kit.loop.step_batch import Batch
 
 
@@ -43,7 +44,7 @@ def measures(batch: Batch, numbers: StepNumbers) -> dict[str, float | None]:
     }
 
 
-def completions_table(batch: Batch, tokenizer: Any, task: Any, numbers: StepNumbers) -> dict[str, list[Any]]:
+def completions_table(batch: Batch, tokenizer: Any, task: Task, numbers: StepNumbers) -> dict[str, list[Any]]:
     """The completions as columns, one entry each."""
     texts = {ids: tokenizer.decode(list(ids)) for ids in {*map(tuple, batch.prompt_ids)}}
     tokens = [tokenizer.batch_decode([[i] for i in ids]) for ids in batch.completion_ids]
@@ -51,7 +52,7 @@ def completions_table(batch: Batch, tokenizer: Any, task: Any, numbers: StepNumb
     return {
         "group": batch.groups,
         "prompt": [texts[tuple(ids)] for ids in batch.prompt_ids],
-        "prefill": [getattr(task, "prefill", "")] * len(batch),
+        "prefill": [task.prefill] * len(batch),
         "completion": batch.completions,
         "answer": [None if row.get("answer") is None else str(row["answer"]) for row in batch.rows],
         "tokens": tokens,
@@ -70,16 +71,14 @@ def _mean(values: list) -> float | None:
 
 
 def first_rollout(
-    kept: list[Batch], numbers: StepNumbers, processes: Processes, sample: Any, task: Any
+    kept: list[Batch], numbers: StepNumbers, processes: Processes, sample: Sampler, task: Task
 ) -> dict[str, float]:
     """What a row says where groups were drawn anew: kept for their signal, they would show too good a reward.
 
     rollout/extra_completions: those of the further rollouts, the cost. num_tokens: of all rollouts of the step.
     """
     first = Batch.join(processes.gather(replace(kept[0], old_logprobs=None)))
-    found = measures(first, numbers)
-    if hasattr(sample, "measures"):
-        found |= sample.measures(first, task)
+    found = measures(first, numbers) | optional(sample, "measures", {}, first, task)
     made = processes.sums({"all": sum(map(len, kept)), "num_tokens": sum(map(tokens_of, kept))})
     return found | {"rollout/extra_completions": made["all"] - len(first), "num_tokens": made["num_tokens"]}
 

@@ -18,6 +18,7 @@ from grpo_kit.config_checks import check_together
 from grpo_kit.loop.generate import render
 from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.padded_update import autocast
+from grpo_kit.loop.protocols import Task
 from grpo_kit.models.model_facts import base_model, evaluating, has_adapters
 from grpo_kit.models.token_lists import end_ids, left_pad, logits_of
 from grpo_kit.optim.choose import OPTIMIZERS
@@ -59,24 +60,24 @@ def check_given(
             raise ValueError(f"hooks has {hook!r:.100}, which is no Hook; {made}")
 
 
-def check_task(model: Any, tokenizer: Any, task: Any, config: Config) -> None:
+def check_task(model: Any, tokenizer: Any, task: Task, config: Config) -> None:
     """Refuse what would fail after a rollout, in train and held-out rows alike.
 
     Raises ValueError for a reward that the call does not fit, for a tag that ends a completion, and for a prompt that
     cannot be rendered, has no tokens or leaves no room for a completion. Warns where right answers are longer than a
     completion may be.
-    A task of episodes makes its prompts turn by turn: they are checked there.
+    A task that is played makes its prompts meanwhile: they are checked there.
     """
-    if not hasattr(task, "render"):
+    if hasattr(task, "play"):
         return
-    rows = [*task.train, *getattr(task, "held_out", ())]
+    rows = [*task.train, *task.held_out]
     shared = set.intersection(*(set(row) for row in rows))
     check_calls(task.rewards, {*GIVEN, *shared}, f"task {task.name!r}")
     check_tags(task, template_tokens(tokenizer, end_ids(model, tokenizer)).values(), "ends a completion")
     prompts = render(model, tokenizer, task, rows, config.max_completion_tokens)
     if config.autocast == "float16":
         _check_products(model, prompts[0], config)
-    if not hasattr(task, "answer_of"):  # answers may be of any kind
+    if task.answers_are == "anything":
         return
     opened = _OPEN_TAG.search(task.prefill)
     closing = f"</{opened[1]}>" if opened else ""
@@ -92,19 +93,16 @@ def check_task(model: Any, tokenizer: Any, task: Any, config: Config) -> None:
         )
 
 
-def check_tags(task: Any, tokens: Iterable[str], role: str) -> None:
+def check_tags(task: Task, tokens: Iterable[str], role: str) -> None:
     """Raises ValueError where a tag of the task, or a text around its questions, has a token that rewards do not see.
 
     tokens: those taken out of completions. role: what becomes of it, for the message.
     """
     parts = with_parts(task.rewards)
     names = [getattr(part, name, None) for part in parts for name in ("tag", "think", "answer")]
-    names = {name for name in [getattr(task, "answer_tag", None), *names] if isinstance(name, str)}
+    names = {name for name in [task.answer_tag, *names] if isinstance(name, str)}
     tags = [tag for name in sorted(names) for tag in (f"<{name}>", f"</{name}>")]
-    shown = [
-        getattr(task, "system", None) or "",
-        *(text for pair in getattr(task, "examples", ()) for text in pair),
-    ]
+    shown = [task.system or "", *(text for pair in task.examples for text in pair)]
     for text in [*tags, task.prefill, *shown]:
         if taken := next((token for token in tokens if token in text), None):
             raise ValueError(

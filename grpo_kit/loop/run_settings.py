@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from grpo_kit.loop.grpo_config import Config, as_json
+from grpo_kit.loop.protocols import Sampler, Task, optional
 from grpo_kit.models.model_facts import base_model, hardware, model_name, weights_digest
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.optim.choose import SETTINGS
@@ -28,7 +29,7 @@ _ADAPTER = (
 
 
 def settings_of(
-    model: Any, task: Any, config: Config, weights: list[float], optimizer: str, sample: Any
+    model: Any, task: Task, config: Config, weights: list[float], optimizer: str, sample: Sampler
 ) -> dict[str, Any]:
     """The settings of a run, for RunLog.open.
 
@@ -38,33 +39,31 @@ def settings_of(
     that file's SHA-256, and the digest of what the config makes of it (a command finds it by these, or by name); its
     system text and prefill.
     """
-    rewards = getattr(task, "rewards", [])  # episodes have none: they are paid by their environment
-    names = reward_names(rewards)
+    rewards, names = task.rewards, reward_names(task.rewards)
     inside = [pair for r in rewards for pair in zip(getattr(r, "names", ()), all_parts(r), strict=False)]
     known = [*zip(names, rewards, strict=True), *inside]
-    constant = getattr(task, "best_constant_parts", None)
-    prompt = getattr(task, "view", task)
     return {
         "config": config.values(),
-        "reward_parts": list(dict.fromkeys([*names, *(name for name, _ in inside)])) or ["episode_return"],
+        "reward_parts": list(dict.fromkeys([*names, *(name for name, _ in inside)])) or list(task.paid_parts),
         "reward_weights": weights,
         "reward_ranges": {name: stated for name, reward in known if (stated := range_of(reward))},
         "answer_parts": list(answer_parts(rewards, names)),
-        "best_constant": constant() if constant else None,
+        "best_constant": task.best_constant_parts(),
         "temperature_schedule": as_json(config.temperature) if callable(config.temperature) else None,
         "optimizer": optimizer,
         "sample": name_of_sample(sample),
         "model": model_name(model),
-        "task": {name: getattr(prompt, name) for name in ("system", "prefill") if hasattr(prompt, name)}
-        | {"file": getattr(task, "file", None), "sha256": _sha256_of(getattr(task, "file", None))}
-        | {"digest": task_digest(config.cut(task)) if is_dataclass(task) else None},
+        "task": {
+            "system": task.system, "prefill": task.prefill, "file": task.file, "sha256": _sha256_of(task.file),
+            "digest": task_digest(config.cut(task)) if is_dataclass(task) else None,
+        },
         "data": {"task": task.name, "rows": len(task.train)},
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "device": hardware(),
         "command": None if in_notebook() else shlex.join(["python", *sys.orig_argv[1:]]),
         "versions": {name: version(name) for name in ("torch", "transformers", "peft")},
-    }
+    }  # fmt: skip
 
 
 def _sha256_of(file: str | None) -> str | None:
@@ -72,7 +71,7 @@ def _sha256_of(file: str | None) -> str | None:
     return file_digest(path) if path.is_file() else None
 
 
-def name_of_sample(sample: Any) -> str:
+def name_of_sample(sample: Sampler) -> str:
     """A sampler by its name; a dataclass with its options."""
     return repr(sample) if is_dataclass(sample) else getattr(sample, "__name__", type(sample).__name__)
 
@@ -83,7 +82,7 @@ def made_with(trainer: Any) -> dict[str, Any]:
     A checkpoint keeps it, and a run that goes on compares; config_changes.OBEYED says what may be otherwise.
     """
     model, task, tokenizer = trainer.model, trainer.task, trainer.tokenizer
-    rewards = getattr(task, "rewards", [])
+    rewards = task.rewards
     own = [(name, tuple(p.shape), str(p.dtype)) for name, p in trainer.trained.items()]
     adapter = next(iter(getattr(model, "peft_config", {}).values()), None)
     groups = trainer.optimizer.param_groups
@@ -93,14 +92,16 @@ def made_with(trainer: Any) -> dict[str, Any]:
         **trainer.began_with,
         "optimizer_kind": type(trainer.optimizer).__name__,
         **{f"optimizer.{name}": [_plain(group.get(name)) for group in groups] for name in SETTINGS},
-        "sample": name_of_sample(trainer.sample) if hasattr(trainer.sample, "state") else None,
+        "sample": name_of_sample(trainer.sample)
+        if optional(trainer.sample, "state", None) is not None
+        else None,
         "rewards": (names := reward_names(rewards)),
         **{f"reward.{n}": f"code {reward_digest(one)}" for n, one in zip(names, rewards, strict=True)},
-        "task.reward_weights": list(getattr(task, "reward_weights", [])),
+        "task.reward_weights": list(task.reward_weights),
         "rows": f"{len(task.train)} rows, {content_digest(task.train, lambda value: type(value).__name__)}",
-        "system": getattr(task, "system", None),
-        "prefill": getattr(task, "prefill", None),
-        "examples": content_digest(getattr(task, "examples", None), str),
+        "system": task.system,
+        "prefill": task.prefill,
+        "examples": content_digest(task.examples, str),
         "tokenizer": _digest_of_tokenizer(tokenizer),
         "template": content_digest(getattr(tokenizer, "chat_template", None), str),
         "ends": end_ids(model, tokenizer),

@@ -128,7 +128,7 @@ def audit(
     check_whole("n", n, hint=": the texts of either list that a gold gets")
     rewards, honest_of = [task], None
     if hasattr(task, "cases_for"):
-        if task.read_answer is not None:
+        if task.answers_are == "programs":
             raise ValueError(
                 f"{task!r} has no answer tags to put other texts in; audit a reward of its answers"
             )

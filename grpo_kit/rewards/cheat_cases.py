@@ -46,7 +46,7 @@ class TaskWithCases(Protocol):
     rewards: list[Reward]
     reward_weights: list[float]
     answer_tag: str
-    read_answer: Any
+    answers_are: str
 
     def cases_for(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
         """The honest completions of a row, at least one with honest=True, and the cheats to try."""

@@ -23,7 +23,7 @@ _ROUNDING = 1e-6  # how far a sum of float32 parts may lie outside its range, re
 
 
 class RewardError(ValueError):
-    """A reward raised or broke its contract. The message names the reward, the row and the completion."""
+    """A reward, or what pays in its place, raised or broke its contract; the message names it, row and completion."""
 
     def _render_traceback_(self) -> list[str]:
         """IPython shows the message first, then the reward's own lines, and not the way to them."""

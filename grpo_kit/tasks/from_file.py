@@ -8,12 +8,11 @@ import traceback
 import types
 from dataclasses import replace
 
-from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.record.run_path import path_of
 from grpo_kit.tasks.task import Task
 
 
-def from_file(path: str | os.PathLike, name: str = "task") -> Task | EpisodeTask:
+def from_file(path: str | os.PathLike, name: str = "task") -> Task:
     """The task that a Python file has under a name: what stands there, or what a function of that name returns.
 
     The file is run. What it imports may stand beside it. What trains in it belongs under `if __name__ == "__main__":`.
@@ -45,7 +44,7 @@ def from_file(path: str | os.PathLike, name: str = "task") -> Task | EpisodeTask
             raise ValueError(f"{path} is no text in UTF-8 ({error}); save it as that") from error
         line = lines[-1] if lines else getattr(error, "lineno", None)
         raise ValueError(f"{path}, line {line}: {type(error).__name__}: {error}") from error
-    if not isinstance(found, Task | EpisodeTask):
+    if isinstance(found, type) or not (hasattr(found, "train") and hasattr(found, "file")):
         what = f"defines no `{name}`" if found is None else f"has a {type(found).__name__} called `{name}`"
         raise ValueError(
             f"{path} {what}; write {name} = kit.tasks.from_rows(...) in it, or a function {name}() that returns a task"

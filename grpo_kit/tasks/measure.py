@@ -22,7 +22,7 @@ def has_accuracy(task: Any) -> bool:
 
     False also for a task whose is_correct is None: TRL's rows, which rewards of any scale judge.
 
-    A reward states full pay by its range; the kit's rewards that judge an answer pay 1.0. An EpisodeTask has success.
+    A reward states full pay by its range; the kit's rewards that judge an answer pay 1.0.
 
     >>> from grpo_kit.tasks import from_rows, largest
     >>> def short(completions, **columns):
@@ -31,10 +31,8 @@ def has_accuracy(task: Any) -> bool:
     >>> has_accuracy(largest()), has_accuracy(from_rows("short", rows, reward=short))
     (True, False)
     """
-    if getattr(task, "is_correct", True) is None:
-        return False
-    if not isinstance(getattr(task, "is_correct", None), PaidInFull):
-        return True
+    if not isinstance(task.is_correct, PaidInFull):
+        return task.is_correct is not None
     if any(str(row["answer"]).strip() for row in [*task.train, *task.held_out]):
         return True
     return any(range_of(part) is not None or not is_own(part) for part in _judges(task))
@@ -49,7 +47,7 @@ def measure_of(task: Any, verdicts: Verdicts = (), credit: Scores = ()) -> Measu
     """
     if not has_accuracy(task):
         return "reward"
-    if not isinstance(getattr(task, "is_correct", None), PaidInFull):
+    if not isinstance(task.is_correct, PaidInFull):
         return "accuracy"
     judges = _judges(task)
     if not judges or any(getattr(part, "soft", False) for part in judges):
@@ -67,9 +65,9 @@ def reads_tag(task: Any) -> bool:
 
     False if the task's rewards read the whole completion and neither prompt nor reward names the tag.
     """
-    if getattr(task, "is_correct", "own") is None:  # nothing is right or wrong: rows of a TRL script
+    if task.is_correct is None:  # nothing is right or wrong: rows of a TRL script
         return False
-    if not isinstance(getattr(task, "is_correct", None), PaidInFull) or task.read_answer is not None:
+    if not isinstance(task.is_correct, PaidInFull) or task.answers_are == "programs":
         return True
     if has_accuracy(task) and not task.answer_rewards:
         return True

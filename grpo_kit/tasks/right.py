@@ -210,11 +210,11 @@ def leniently_right(
 ) -> list[bool]:
     """Right strictly, or as the last number, or as the text from the last opening tag to a closing tag or line end.
 
-    columns: as for are_correct, one entry a completion. There is no lenient reading for a task with a read_answer,
-    nor where neither a reward nor an answer in the rows can judge.
+    columns: as for are_correct, one entry a completion. There is no lenient reading of programs, nor where
+    neither a reward nor an answer in the rows can judge.
     """
-    judges = getattr(task.is_correct, "rewards", [])
-    if task.read_answer is not None or (judges and not any(map(judges_answer, judges))):
+    judges = task.answer_rewards
+    if task.answers_are == "programs" or (judges and not any(map(judges_answer, judges))):
         return list(strict)
     read = [
         [] if right else [(id(row), text) for text in _read(task, completion)]
@@ -239,7 +239,7 @@ def _read(task: Any, completion: str) -> list[str]:
 
 def giving(task: Any, texts: Sequence[str]) -> list[str]:
     """Completions with these answers that keep the format, behind the task's prefill."""
-    if task.read_answer is not None:
+    if task.answers_are == "programs":
         write = task.write_answer or (lambda text, prefill: text)
         return [write(text, task.prefill) for text in texts]
     before, after, think = f"<{task.answer_tag}>", f"</{task.answer_tag}>", think_of(task.rewards)

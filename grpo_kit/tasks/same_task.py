@@ -11,7 +11,7 @@ import inspect
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, is_dataclass
+from dataclasses import is_dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -39,8 +39,8 @@ def task_digest(task: Any) -> str:
     False
     """
     prompt: dict[str, Any] = {"name": task.name, "length": task.max_completion_tokens}
-    if hasattr(task, "view"):  # of episodes, which the loop that writes digests does not load
-        prompt |= {"view": asdict(task.view), "turns": task.max_turns, "success": task.success}
+    if hasattr(task, "made_of"):
+        prompt |= task.made_of()
     else:
         prompt |= {"system": task.system, "prefill": task.prefill, "examples": task.examples}
         names = [getattr(reward, "__name__", type(reward).__name__) for reward in task.rewards]

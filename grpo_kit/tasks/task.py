@@ -51,7 +51,8 @@ class Task:
     or None where it has none. A trained model must beat the best of them.
     examples: (question, full response) pairs shown in every prompt; never among the rows.
     max_completion_tokens: tokens the model may write.
-    read_answer: (completion, prefill) -> answer text, None without one; default: the text in the answer tags.
+    read_answer: (completion, prefill) -> answer text, None without one; default: the text in the answer tags. With one
+    answers_are "programs", to be run or judged by their rewards alone, else "text".
     write_answer: with a read_answer, (answer text, prefill) -> a completion with that answer; default: the text alone.
     cases: row -> the honest completion and the cheats that check_rewards tries; default: crafted_cases(row["answer"]).
     cheats: (row, honest case) -> more cheats, such as those that training on this task has found.
@@ -76,6 +77,8 @@ class Task:
     cases: Callable[[dict], list[Case]] | None = None
     cheats: Callable[[dict, Case], list[Case]] | None = None
     file: str | None = None
+
+    answers_are = property(lambda self: "programs" if self.read_answer else "text")
 
     def __post_init__(self) -> None:
         check_text("name", self.name, hint="; runs are named by it")
@@ -145,7 +148,7 @@ class Task:
 
     def answer_of(self, completion: str) -> str | None:
         """The answer in the completion, behind the task's prefill; None if there is none, or several."""
-        if self.read_answer is not None:
+        if self.answers_are == "programs":
             return self.read_answer(completion, self.prefill)
         return own_answer(completion, self.prefill, self.answer_tag)
 
@@ -245,7 +248,7 @@ class Task:
         called; the strategy's accuracy stands for it. The red flags of a run compare its scores with these.
         """
         rows = self.train[:_READ]
-        if not self.strategies or self.read_answer is not None:
+        if not self.strategies or self.answers_are == "programs":
             return None
         asked = [one for reward in self.answer_rewards for one in answer_parts([reward]).values() or [reward]]
         cheap = all(isinstance(reward, AnswerReward) for reward in asked)
@@ -306,7 +309,7 @@ def strategy_rewards(task: Task, rows: Sequence[dict] | None = None) -> dict[str
     >>> strategy_rewards(largest())["always the last number"] > 0.25  # the format alone
     True
     """
-    if task.read_answer is not None:
+    if task.answers_are == "programs":
         raise ValueError(f"task {task.name!r} has no answer tags to put a strategy's answer in")
 
     def earned(pairs: list[tuple[str | None, dict]]) -> list[float | None]:

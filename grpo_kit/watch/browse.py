@@ -1,4 +1,4 @@
-"""Completions or episodes beside their rewards: widgets in a notebook, a plain table elsewhere."""
+"""Completions beside their rewards: widgets in a notebook, a plain table elsewhere."""
 
 import importlib.util
 import threading
@@ -13,22 +13,12 @@ from grpo_kit.record.files import RunFolderError, read_completions
 from grpo_kit.record.kernel import in_notebook, visible
 from grpo_kit.record.run_lock import is_locked
 from grpo_kit.record.run_path import path_of
-from grpo_kit.watch.completions import completions_html, numbered, reward_columns
-from grpo_kit.watch.conversations import (
-    conversations_html,
-    first_episodes,
-    has_episodes,
-    numbered_episodes,
-    picks_of,
-    said,
-    whole,
-    with_conversations,
-)
+from grpo_kit.watch.completions import pages_of
 from grpo_kit.watch.follow import Follower
 
 AS_WRITTEN = "as written"
 ALL = "all"
-_MOST = 64  # completions or episodes shown at once
+_MOST = 64  # shown at once
 
 
 def select(
@@ -36,23 +26,21 @@ def select(
 ) -> pd.DataFrame:
     """Completions of one step with `text` (any case) in prompt or response, highest `sort` column first.
 
-    Episodes are whole: if one turn holds the text, in its observation or completion, all turns are shown. The highest
-    turn decides the episode's place.
+    Rows that belong together (turns of an episode) stay so: all are shown where one holds the text, at the place of the
+    highest.
     """
+    pages = pages_of(table)
     step_rows = table[table["step"] == step]
     if group is not None:
         step_rows = step_rows[step_rows["group"] == group]
-    chosen = step_rows[_holds(step_rows, text)]
-    if has_episodes(table):
-        chosen = whole(step_rows, chosen)
+    chosen = pages.whole(step_rows, step_rows[_holds(step_rows, text)])
     if sort == AS_WRITTEN:
         return chosen
-    chosen = chosen.sort_values(sort, ascending=False, kind="stable")
-    return whole(step_rows, chosen) if has_episodes(table) else chosen
+    return pages.whole(step_rows, chosen.sort_values(sort, ascending=False, kind="stable"))
 
 
 class CompletionBrowser:
-    """Widgets over the completions or episodes of a run; the saved notebook keeps three of them. Made by `browse`."""
+    """Widgets over the completions of a run; the saved notebook keeps three of them. Made by `browse`."""
 
     def __init__(self, folder: str | Path) -> None:
         import ipywidgets as w
@@ -99,8 +87,7 @@ class CompletionBrowser:
                     self.step.options = steps
                     self.step.value = steps[-1] if at_end or before not in steps else before
                 more = ["advantage"] * ("advantage" in table)
-                scores = ["reward", "turns"] if has_episodes(table) else reward_columns(table)
-                sortable = [AS_WRITTEN, *scores, *more]
+                sortable = [AS_WRITTEN, *pages_of(table).scores(table), *more]
                 if list(self.sort.options) != sortable:
                     self.sort.options = sortable
             self._show()
@@ -139,22 +126,24 @@ class CompletionBrowser:
         step, text = self.step.value, self.text.value
         group = None if self.group.value == ALL else self.group.value
         found = select(self.table, step, sort=self.sort.value, text=text, group=group)
-        episodes = has_episodes(self.table)
-        what = "episode" if episodes else "completion"
+        pages = pages_of(self.table)
         if found.empty:
             elsewhere = sorted(int(s) for s in self.table.loc[_holds(self.table, text), "step"].unique())
             where = (
                 f"It is in step {', '.join(map(str, elsewhere[:12]))}." if elsewhere else "Nor does any step."
             )
             part = f"step {step}" if group is None else f"group {group} of step {step}"
-            return f"No {what} of {part} holds <b>{escape(text)}</b>. {where}"
-        shown, count = first_episodes(found, _MOST) if episodes else (found.head(_MOST), len(found))
-        page = (conversations_html if episodes else completions_html)(shown)
-        return page + f"<p>{count - _MOST} more are not shown: filter, or pick a group.</p>" * (count > _MOST)
+            return f"No {pages.what} of {part} holds <b>{escape(text)}</b>. {where}"
+        shown, count = pages.first(found, _MOST)
+        return pages.html(shown) + f"<p>{count - _MOST} more are not shown: filter, or pick a group.</p>" * (
+            count > _MOST
+        )
 
     def _repr_mimebundle_(self, **options: Any) -> dict:
         """The widget; for a saved notebook, which keeps no widgets, the three picks of the last step."""
-        text, page = picks_of(self.table) if len(self.table) else (self.view.value, self.view.value)
+        text = page = self.view.value
+        if len(self.table):
+            text, page = pages_of(self.table).picks(self.table)
         return widget_bundle(self.widget, **options) | {"text/plain": text, "text/html": page}
 
 
@@ -173,7 +162,7 @@ def browse(folder: str | Path) -> CompletionBrowser | pd.DataFrame:
     table = _table_of(folder)
     if {"prefill", "completion"} <= set(table):
         table["response"] = table["prefill"].fillna("") + table["completion"].fillna("")
-    table = with_conversations(table) if has_episodes(table) else table
+    table = pages_of(table).told(table)
     return table.map(lambda cell: visible(cell) if isinstance(cell, str) else cell)
 
 
@@ -189,7 +178,7 @@ def _answer_while_busy(control: Any) -> None:
 
 def _table_of(folder: str | Path) -> pd.DataFrame:
     table = _read(folder)
-    return numbered_episodes(table) if has_episodes(table) else numbered(table)
+    return pages_of(table).numbered(table)
 
 
 def _read(folder: str | Path) -> pd.DataFrame:
@@ -207,8 +196,4 @@ def _read(folder: str | Path) -> pd.DataFrame:
 def _holds(table: pd.DataFrame, text: str) -> pd.Series:
     if not text:
         return pd.Series(True, index=table.index)
-    if has_episodes(table):
-        texts = said(table)  # each episode's prompts begin alike
-    else:
-        texts = table["prompt"].fillna("") + table["completion"].fillna("")  # the prompt ends in the prefill
-    return texts.str.lower().str.contains(text.lower(), regex=False)
+    return pages_of(table).texts(table).str.lower().str.contains(text.lower(), regex=False)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
 import pandas as pd
 
 from grpo_kit.display import COLOURS, colours_of, escape
+from grpo_kit.record.kernel import visible
 
+# A column that only other rows than completions have: the module whose pages_of shows them, loaded where it is there.
+_OTHERS = {"turn": "grpo_kit.watch.conversations"}
 _VISIBLE, _LINES = 300, 3  # characters and lines of a text before the click
 # Counters a notebook's own styles: widgets have lines of 28 px, and break words anywhere; outputs align tables right.
 _PAGE = (
@@ -78,6 +82,64 @@ def score_html(name: str, value: str, look: str = "white-space:nowrap") -> str:
     return f'<span style="{look}">{escape(name)} <b>{value}</b></span>'
 
 
+class Pages:
+    """How the rows of completions.jsonl are counted, searched and shown: here each is a completion. See pages_of."""
+
+    what = "completion"
+    scores = staticmethod(reward_columns)  # of a table, to sort by
+    html = staticmethod(completions_html)  # a page of a table, in its order
+
+    def numbered(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The table with a column `number`: the place of a completion in its group, from 0, in the order written."""
+        keys = [name for name in ("step", "group") if name in table]
+        return table.assign(
+            number=table.groupby(keys, dropna=False).cumcount() if keys else range(len(table))
+        )
+
+    def texts(self, table: pd.DataFrame) -> pd.Series:
+        """Each row's text, for searching."""
+        return table["prompt"].fillna("") + table["completion"].fillna("")  # the prompt ends in the prefill
+
+    def whole(self, table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+        """The rows, in their order, and what of the table belongs to them."""
+        return rows
+
+    def first(self, table: pd.DataFrame, most: int) -> tuple[pd.DataFrame, int]:
+        """The first `most`, and how many there are."""
+        return table.head(most), len(table)
+
+    def picks(self, table: pd.DataFrame) -> tuple[str, str]:
+        """The best, the median and the worst of the last step, as text and as HTML."""
+        three = pick_three(table)
+        plain = three[["pick", "reward", "completion"]].to_string(index=False)
+        return visible(plain), self.html(three)
+
+    def told(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The table with what a reader without widgets needs besides."""
+        return table
+
+
+def pages_of(table: pd.DataFrame) -> Pages:
+    """The pages of a table from read_completions, by the columns that it has."""
+    for column, module in _OTHERS.items():
+        if column in table and (pages := import_module(module).pages_of(table)):
+            return pages
+    return Pages()
+
+
+def completions_page(table: pd.DataFrame | None, *, scrolls: bool) -> tuple[str, str]:
+    """Best, median and worst of the last step, as text and as HTML.
+
+    scrolls: in a box of fifteen lines, so that the page does not move; else as many lines as needed.
+    """
+    if table is None or not len(table):
+        plain = page = "The best, the median and the worst completion of the last step come here."
+    else:
+        plain, page = pages_of(table).picks(table)
+    room = "overflow:auto;height" if scrolls else "min-height"
+    return plain, f'<div style="{room}:15em">{page}</div>'
+
+
 def side_by_side(name: str, question: str, answer: str, texts: Mapping[str, str]) -> str:
     """One question with its answer, and several responses to it side by side, each under its author's name."""
     row = {"prompt": question, "answer": answer}
@@ -86,12 +148,6 @@ def side_by_side(name: str, question: str, answer: str, texts: Mapping[str, str]
         for (who, text), colour in zip(texts.items(), colours_of(list(texts)).values(), strict=True)
     ]
     return _in_page(_question_html(row, name) + _cards_html(cards))
-
-
-def numbered(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with a column `number`: the place of a completion in its group, from 0, in the order written."""
-    keys = [name for name in ("step", "group") if name in table]
-    return table.assign(number=table.groupby(keys, dropna=False).cumcount() if keys else range(len(table)))
 
 
 def text_of(row: Mapping[str, Any], name: str) -> str:

@@ -11,8 +11,8 @@ from grpo_kit.display import BADGE, COLOURS
 from grpo_kit.record.kernel import visible
 from grpo_kit.watch.completions import (
     PALE,
+    Pages,
     card_html,
-    completions_html,
     folded,
     groups_html,
     pick_three,
@@ -31,55 +31,68 @@ _NOTE = "font-size:11px;white-space:nowrap;margin-left:4px;"  # behind a complet
 _MARKS = {"invalid": _NOTE + BADGE, "cut off": _NOTE + "border:1px solid;padding:0 5px;border-radius:3px"}
 
 
-def has_episodes(table: pd.DataFrame) -> bool:
-    """Are the rows turns of episodes, as a run of episodes records them?"""
-    return set(table) >= _OF_TURNS and bool(table["episode"].notna().any())
+class Conversations(Pages):
+    """Pages of episodes, whole: turn under turn."""
 
+    what = "episode"
 
-def whole(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """All turns in the table of these rows' episodes: episodes in the rows' order, turns in theirs.
+    def numbered(self, table: pd.DataFrame) -> pd.DataFrame:
+        """With `number`, the episode's place in its group from 0, and `turns`, its number of turns."""
+        places = table.groupby(_EPISODE[:-1])["episode"].transform(lambda episodes: pd.factorize(episodes)[0])
+        return table.assign(number=places, turns=table.groupby(_EPISODE)["turn"].transform("size"))
 
-    A column `pick` of the rows is kept.
-    """
-    order = rows.drop_duplicates(_EPISODE)[[*_EPISODE, *["pick"] * ("pick" in rows)]]
-    found = table.merge(order.assign(_place=range(len(order))), on=_EPISODE)
-    return found.sort_values(["_place", "turn"], ignore_index=True).drop(columns="_place")
+    def scores(self, table: pd.DataFrame) -> list[str]:
+        return ["reward", "turns"]
 
+    def texts(self, table: pd.DataFrame) -> pd.Series:
+        """Each turn's shown text: the message, the completion, the result. Each episode's prompts begin alike."""
+        shown = ("observation", "completion", "result")
+        rows = table.to_dict("records")
+        texts = ["\n".join([question_of(row), *(text_of(row, name) for name in shown)]) for row in rows]
+        return pd.Series(texts, index=table.index, dtype=object)
 
-def numbered_episodes(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with `number`, the episode's place in its group from 0, and `turns`, its number of turns."""
-    places = table.groupby(_EPISODE[:-1])["episode"].transform(lambda episodes: pd.factorize(episodes)[0])
-    return table.assign(number=places, turns=table.groupby(_EPISODE)["turn"].transform("size"))
+    def whole(self, table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+        """All turns in the table of these rows' episodes: episodes in the rows' order, turns in theirs.
 
+        A column `pick` of the rows is kept.
+        """
+        order = rows.drop_duplicates(_EPISODE)[[*_EPISODE, *["pick"] * ("pick" in rows)]]
+        found = table.merge(order.assign(_place=range(len(order))), on=_EPISODE)
+        return found.sort_values(["_place", "turn"], ignore_index=True).drop(columns="_place")
 
-def first_episodes(table: pd.DataFrame, most: int) -> tuple[pd.DataFrame, int]:
-    """The turns of the first `most` episodes, and how many episodes there are."""
-    place = table.groupby(_EPISODE, sort=False).ngroup()
-    return table[place < most], int(place.max() + 1) if len(table) else 0
+    def first(self, table: pd.DataFrame, most: int) -> tuple[pd.DataFrame, int]:
+        """The turns of the first `most` episodes, and how many episodes there are."""
+        place = table.groupby(_EPISODE, sort=False).ngroup()
+        return table[place < most], int(place.max() + 1) if len(table) else 0
 
+    def html(self, table: pd.DataFrame) -> str:
+        """The episodes of a table, whole and in its order, groups together; everything escaped.
 
-def said(table: pd.DataFrame) -> pd.Series:
-    """Each turn's shown text, for searching: the message, the completion, the result."""
-    shown = ("observation", "completion", "result")
-    rows = table.to_dict("records")
-    texts = ["\n".join([question_of(row), *(text_of(row, name) for name in shown)]) for row in rows]
-    return pd.Series(texts, index=table.index, dtype=object)
+        Each group is headed by its first turn's message, the whole prompt a click away. A card has an episode's scores
+        and length, then its turns: the observation, and behind a line the completion.
+        """
+        return groups_html(table, lambda rows: map(_card, _episodes(rows)))
 
-
-def _pick_episodes(table: pd.DataFrame) -> pd.DataFrame:
-    """Like pick_three, for episodes: the turns of the best, the median and the worst of the last step."""
-    return whole(table, pick_three(table.drop_duplicates(_EPISODE)))
-
-
-def picks_of(table: pd.DataFrame) -> tuple[str, str]:
-    """The best, the median and the worst of the last step, completions or episodes, as text and as HTML."""
-    if has_episodes(table):
-        three = _pick_episodes(table)
+    def picks(self, table: pd.DataFrame) -> tuple[str, str]:
+        """The turns of the best, the median and the worst of the last step."""
+        three = self.whole(table, pick_three(table.drop_duplicates(_EPISODE)))
         texts = [conversation(turns) for turns in _episodes(three.to_dict("records"))]
-        return "\n\n".join(texts), conversations_html(three)
-    three = pick_three(table)
-    plain = three[["pick", "reward", "completion"]].to_string(index=False)
-    return visible(plain), completions_html(three)
+        return "\n\n".join(texts), self.html(three)
+
+    def told(self, table: pd.DataFrame) -> pd.DataFrame:
+        """With a column `conversation`: in each row its whole episode as text.
+
+        >>> print(browse("runs/agents").query("step == 12 and episode == 3").conversation.iloc[0])  # doctest: +SKIP
+        """
+        texts = pd.Series("", index=table.index, dtype=object)  # the rows of an episode share one text
+        for _, rows in table.groupby(_EPISODE):
+            texts[rows.index] = conversation(rows.sort_values("turn").to_dict("records"))
+        return table.assign(conversation=texts)
+
+
+def pages_of(table: pd.DataFrame) -> Conversations | None:
+    """None unless the rows are turns of episodes, as a run of episodes records them."""
+    return Conversations() if set(table) >= _OF_TURNS and table["episode"].notna().any() else None
 
 
 def conversation(turns: Sequence[Mapping[str, Any]]) -> str:
@@ -93,26 +106,6 @@ def conversation(turns: Sequence[Mapping[str, Any]]) -> str:
         lines.append(f"{int(row['turn'])}. {read}")
         lines.append(f">>> {wrote}{f'  ({noted})' * bool(noted)}")
     return visible("\n".join([*lines, text_of(turns[-1], "result")]))
-
-
-def with_conversations(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with a column `conversation`: in each row its whole episode as text.
-
-    >>> print(browse("runs/agents").query("step == 12 and episode == 3").conversation.iloc[0])  # doctest: +SKIP
-    """
-    texts = pd.Series("", index=table.index, dtype=object)  # the rows of an episode share one text
-    for _, rows in table.groupby(_EPISODE):
-        texts[rows.index] = conversation(rows.sort_values("turn").to_dict("records"))
-    return table.assign(conversation=texts)
-
-
-def conversations_html(table: pd.DataFrame) -> str:
-    """The episodes of a table, whole and in its order, groups together; everything escaped.
-
-    Each group is headed by its first turn's message, the whole prompt a click away. A card has an episode's scores and
-    length, then its turns: the observation, and behind a line the completion.
-    """
-    return groups_html(table, lambda rows: map(_card, _episodes(rows)))
 
 
 def _episodes(rows: Sequence[dict]) -> list[list[dict]]:
@@ -181,16 +174,3 @@ def _cut_off(row: Mapping[str, Any]) -> bool:
         return False
     last, written = tokens[-1].strip(), text_of(row, "completion").rstrip()
     return "\ufffd" in last or written.endswith(last)  # the former: a part of a letter, never an end
-
-
-def completions_page(table: pd.DataFrame | None, *, scrolls: bool) -> tuple[str, str]:
-    """Best, median and worst of the last step, as text and as HTML; whole episodes if there are any.
-
-    scrolls: in a box of fifteen lines, so that the page does not move; else as many lines as needed.
-    """
-    if table is None or not len(table):
-        plain = page = "The best, the median and the worst completion of the last step come here."
-    else:
-        plain, page = picks_of(table)
-    room = "overflow:auto;height" if scrolls else "min-height"
-    return plain, f'<div style="{room}:15em">{page}</div>'

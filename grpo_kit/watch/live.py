@@ -17,7 +17,7 @@ from grpo_kit.record.control import CONTROL
 from grpo_kit.record.files import read_completions
 from grpo_kit.record.kernel import in_notebook
 from grpo_kit.watch.chart import SHOWN, RunChart
-from grpo_kit.watch.conversations import completions_page
+from grpo_kit.watch.completions import completions_page
 from grpo_kit.watch.flags import Flag
 from grpo_kit.watch.panel import LIVE, panel_row, panel_status, panel_update, panel_values
 from grpo_kit.watch.red_flag import badge, flags_page

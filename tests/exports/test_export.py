@@ -23,6 +23,7 @@ from transformers import (
 
 import grpo_kit.exports as exporting
 from grpo_kit import linear, load_policy, tasks
+from grpo_kit.episodes.observation import Renderer
 from grpo_kit.exports import ExportError, export, write
 from grpo_kit.exports.gguf_writer import write_gguf
 from grpo_kit.exports.model_card import license_of
@@ -334,7 +335,9 @@ def test_a_task_of_several_turns(tmp_path, read_here):
     text = served.apply_chat_template(
         [{"role": "user", "content": message}], tokenize=False, add_generation_prompt=True
     )
-    assert text == task.dataset(tokenizer)["prompt"][0]
+    row = task.train[0]
+    first = Renderer(tokenizer, task.view).first(row["question"], task.environment().reset(row))
+    assert text == first.text
 
 
 def test_another_model_is_refused_and_left_with_its_report(tmp_path, monkeypatch, read_here):

@@ -71,7 +71,7 @@ def run(name, folder, change=lambda text: text):
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_script_runs_in_the_loop(tmp_path, monkeypatch, name, capsys):
     write, parts, weights = WRITTEN[name]
-    fast_for = standard.fast_for
+    fast = standard.fast
 
     def writing(model, tokenizer, task, rows, config, numbers):
         prompts = [
@@ -83,7 +83,7 @@ def test_a_script_runs_in_the_loop(tmp_path, monkeypatch, name, capsys):
         ids = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts]
         return as_batch(tokenizer, rows, 4, prompts, ids, end_ids(model, tokenizer))
 
-    monkeypatch.setattr(standard, "fast_for", lambda *given: fast_for(*given)._replace(sample=writing))
+    monkeypatch.setattr(standard, "fast", lambda *given: fast(*given)._replace(sample=writing))
     trainer = run(name, tmp_path / "run", changed)["trainer"]
     assert isinstance(trainer, GRPOTrainer) and trainer.step == 2
     assert "Slower" not in capsys.readouterr().out

@@ -1,8 +1,8 @@
 """Compiles cpp/card.cpp against the torch of this interpreter, once; the library is kept in the cache.
 
 The library's name says what it was made of: the sources, torch's and Python's version, the compiler's flags, and where
-torch lies, for the library looks for torch's own there. A change of any makes another. GRPO_KIT_CACHE names the cache, default ~/.cache/grpo_kit, as for the kit itself. Nothing here may
-import torch: the library must be loaded first.
+torch lies, for the library looks for torch's own there. A change of any makes another. GRPO_KIT_CACHE names the cache,
+default ~/.cache/grpo_kit, as for the kit itself. Nothing here may import torch: the library must be loaded first.
 """
 
 import hashlib

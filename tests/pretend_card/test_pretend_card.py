@@ -76,5 +76,5 @@ def test_a_failure_is_told_whole():
 
 
 def test_a_library_is_not_taken_from_another_environment(tmp_path):
-    """It looks for torch where torch lay when it was compiled: in an environment that is gone, in a cache that is not."""
+    """It looks for torch where torch lay when it was compiled; the cache outlives an environment."""
     assert build._digest("2.9.0", tmp_path / "one") != build._digest("2.9.0", tmp_path / "other")

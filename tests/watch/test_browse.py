@@ -10,7 +10,7 @@ import pytest
 from grpo_kit.display import escape
 from grpo_kit.record.files import RunFolderError
 from grpo_kit.watch.browse import ALL, CompletionBrowser, browse, select
-from grpo_kit.watch.completions import completions_html, numbered, pick_three
+from grpo_kit.watch.completions import Pages, completions_html, pick_three
 from tests.made_metrics import Recorded
 
 
@@ -140,7 +140,7 @@ def test_the_question_is_what_the_user_said_last_and_the_prompt_is_a_click_away(
 
 def test_numbers_count_a_group_in_the_order_written(run):
     table = browse(run.path)
-    assert table.number.tolist() == [0, 1, 0, 1, 0, 1] == numbered(table).number.tolist()
+    assert table.number.tolist() == [0, 1, 0, 1, 0, 1] == Pages().numbered(table).number.tolist()
 
 
 def test_select(run):

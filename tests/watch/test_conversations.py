@@ -11,7 +11,8 @@ from grpo_kit.record.run_lock import alone
 from grpo_kit.watch import browse as module
 from grpo_kit.watch import follow
 from grpo_kit.watch.browse import ALL, CompletionBrowser, browse, select
-from grpo_kit.watch.conversations import completions_page, conversation, conversations_html, picks_of
+from grpo_kit.watch.completions import completions_page, pages_of
+from grpo_kit.watch.conversations import Conversations, conversation
 from tests.made_metrics import Recorded
 
 END = "<|im_end|>"
@@ -70,7 +71,7 @@ def run(tmp_path):
 
 def test_turns_stand_in_order_with_what_came_of_them():
     rows = episode(7, group=2, words=("left", "up", "right"), advantage=-0.5)
-    page = text_of(conversations_html(pd.DataFrame(rows)))
+    page = text_of(Conversations().html(pd.DataFrame(rows)))
     assert page.startswith("group 2 Goal: door 2 start 7 <|im_start|>system An example.")
     assert page.endswith(
         "episode 7 reward 1.00 advantage -0.50 3 turns, ended 1 start 7 left 2 saw left up 3 saw up right reward 1.00 "
@@ -90,7 +91,7 @@ def test_nothing_that_anyone_wrote_is_read_as_html():
             "prompt": bad + bad,
             "tokens": [bad, END],
         }
-    page = conversations_html(pd.DataFrame(rows))
+    page = Conversations().html(pd.DataFrame(rows))
     assert "<script" not in page and "$x$" not in page
     # the question and the answer; observation, prefill and completion of two turns; the last result
     assert page.count("&lt;script&gt;") == 9
@@ -100,12 +101,12 @@ def test_marks_and_scores_of_turns():
     rows = episode(
         0, words=("a", "b", "c"), invalid=(2,), cut=(3,), done=False, advantage=(0.5, -0.25, 0.125)
     )
-    said = text_of(conversations_html(pd.DataFrame(rows)))
+    said = text_of(Conversations().html(pd.DataFrame(rows)))
     assert "episode 0 reward 1.00 3 turns, not ended" in said, "the advantage is not the episode's"
     assert "1 start 0 a advantage +0.50 2 saw a b invalid advantage -0.25" in said
     assert "3 saw b c cut off reward 1.00 advantage +0.12 saw c" in said
     assert said.count("invalid") == said.count("cut off") == 1
-    assert "1 turn, ended" in text_of(conversations_html(pd.DataFrame(episode(0))))
+    assert "1 turn, ended" in text_of(Conversations().html(pd.DataFrame(episode(0))))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_marks_and_scores_of_turns():
 )
 def test_cut_off_is_read_off_the_tokens(tokens, text, cut, why):
     row = episode(0)[0] | {"tokens": tokens, "completion": text}
-    assert ("cut off" in conversations_html(pd.DataFrame([row]))) == cut, why
+    assert ("cut off" in Conversations().html(pd.DataFrame([row]))) == cut, why
 
 
 def test_the_prompt_is_there_once_a_group(run):
@@ -218,9 +219,9 @@ def test_a_saved_notebook_and_the_live_page_keep_three_episodes(run):
 
 def test_the_last_step_alone_is_picked_from(run):
     write(run, episode(0, step=2, words=("fresh",)))
-    assert (
-        "best, episode 0" in picks_of(browse(run.path))[0] and "needle" not in picks_of(browse(run.path))[0]
-    )
+    table = browse(run.path)
+    picked, _ = pages_of(table).picks(table)
+    assert "best, episode 0" in picked and "needle" not in picked
 
 
 def test_outside_a_notebook_a_row_has_its_whole_conversation(run):

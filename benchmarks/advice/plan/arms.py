@@ -19,8 +19,8 @@ from benchmarks.advice.plan import tasks
 from grpo_kit import cosine, exponential, linear
 from grpo_kit.lab.arm import Arm, arm_of, digest
 from grpo_kit.loop import Config
-from grpo_kit.loop.grpo import Sample
 from grpo_kit.loop.grpo_config import StepNumbers
+from grpo_kit.loop.protocols import Sampler
 from grpo_kit.loop.step_batch import Batch, padded
 from grpo_kit.tasks import Task
 
@@ -45,7 +45,7 @@ class RoundedSample:
     rounding is taken for a step that the policy has made.
     """
 
-    def __init__(self, inner: Sample, *, recompute: bool = True) -> None:
+    def __init__(self, inner: Sampler, *, recompute: bool = True) -> None:
         self.inner, self.recompute = inner, recompute
 
     def __call__(
