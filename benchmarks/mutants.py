@@ -5,10 +5,10 @@
     python -m benchmarks.mutants --table
 
 Three lines in each of the 20 largest rooms, by seed: a comparison turned, a term dropped, a default changed. A mutant
-meets the tests of its room first (tests/ROOM and the files that name its module), until one fails. Those that live meet
-all other tests together, in one tree; each is then tried alone on what failed there. Of another checkout, an older one
-with its own tests, only what the first suite missed is asked: none of it noticed there, and nothing was lost. A line
-that the older kit does not have stays out. Writes results/mutants.json.
+meets the tests of its room (tests/ROOM and the files that name its module), until one fails; with --whole, those that
+live then meet all other tests together, in one tree, and each alone what failed there. Of another checkout, an older
+one with its own tests, only what the first suite missed is asked: none of it noticed there, and nothing was lost. A
+line that the older kit does not have stays out. Writes results/mutants.json.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -35,7 +36,7 @@ ROOMS, EACH, SEED = 20, 3, 0
 TURNED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
 TURNED |= {ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is"}
 LIBRARIES = ("datasets", "pandas", "peft", "torch", "transformers.models.llama.modeling_llama")
-SECONDS = 240  # of a mutant in the tests of its room; one that takes longer counts as noticed
+SECONDS = 600  # of a mutant in the tests of its room; one that takes longer counts as noticed
 
 
 @dataclass(frozen=True)
@@ -191,13 +192,17 @@ def failing(tree: Path, tests: list[str], seconds: float, *more: str) -> list[st
     return ["too slow"]
 
 
-def noticed(mutants: dict[int, Mutant], tree: Path, known: dict[str, str | None], keep) -> None:
+def noticed(
+    mutants: dict[int, Mutant], tree: Path, known: dict[str, str | None], keep: Callable, whole: bool
+) -> None:
     """Fills known: number -> the test that noticed it, None where none did. keep(): saves it."""
     for number, mutant in mutants.items():
         if str(number) not in known:
             known[str(number)] = _first_notice(mutant, tree, near(mutant, tree))
             print(number, mutant.file, mutant.line, mutant.kind, "->", known[str(number)], flush=True)
             keep()
+    if not whole:
+        return
     # The text of one line may move another's place: all of a file are put in from its end.
     alive = [number for number in mutants if known[str(number)] is None]
     alive.sort(key=lambda number: (mutants[number].file, -mutants[number].start))
@@ -249,6 +254,7 @@ def main() -> None:
         "--checkout", type=Path, default=ROOT, help="where kit and tests are; default: this one"
     )
     parser.add_argument("--missed-by", help="ask only for mutants that these tests did not notice")
+    parser.add_argument("--whole", action="store_true", help="what lives meets all other tests, too: an hour")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     result = read_result(PATH) if PATH.exists() else {}
@@ -272,7 +278,7 @@ def main() -> None:
         write_result(PATH, about | {"noticed": everything})
 
     with tempfile.TemporaryDirectory() as folder:
-        noticed(asked, copy(args.checkout, Path(folder)), known, keep)
+        noticed(asked, copy(args.checkout, Path(folder)), known, keep, args.whole)
     keep()
     print(table(read_result(PATH)))
 
