@@ -72,7 +72,7 @@ newest: $(NEWEST)/.installed ## the same on the newest versions there are, resol
 	OMP_NUM_THREADS=1 KIT_PROFILE=smoke $(NEWEST)/bin/python -m pytest -q -p no:cacheprovider --junitxml $(NEWEST)/tests.xml $(CORE_TESTS)
 
 vllm: $(VLLM)/.installed ## vLLM's CPU build in an environment of its own (4 GB), and its tests
-	KIT_SLOW_TESTS=1 $(VLLM)/bin/python -m pytest -q --timeout 1500 tests/integrations/test_vllm_sample.py
+	KIT_SLOW_TESTS=1 $(VLLM)/bin/python -m pytest -q --timeout 1500 tests/bridges/test_vllm_sample.py
 
 # The repository is the server's root: runs/ is below it, so the buttons under a live chart reach a run.
 lab: $(VENV)/.installed ## JupyterLab on the notebooks

@@ -30,7 +30,7 @@ from grpo_kit import GRPOTrainer, load_policy, next_run_folder, preset
 from grpo_kit.episodes import EpisodeTask, RecordedEnv, grid, recorded
 from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.evaluation.intervals import wilson_interval
-from grpo_kit.lab.statistics import difference_over_seeds, over_seeds, paired_scalars
+from grpo_kit.more.lab.statistics import difference_over_seeds, over_seeds, paired_scalars
 from grpo_kit.record.files import read_metrics
 
 MODEL = "smollm2-135m-instruct"

@@ -24,8 +24,8 @@ from unittest import mock
 
 import grpo_kit as kit
 from benchmarks.result import RESULTS, command_line, origin, save
-from grpo_kit.exports import ExportError, export
-from grpo_kit.exports.export_folder import is_unfinished, read_report
+from grpo_kit.more.export import ExportError, export
+from grpo_kit.more.export.export_folder import is_unfinished, read_report
 
 FORMS = [("merged", "f16"), ("gguf", "q8_0")]
 

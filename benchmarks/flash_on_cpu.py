@@ -27,7 +27,7 @@ import torch
 import triton.language as tl
 import triton.runtime.interpreter as interpreter
 
-from grpo_kit.optim.rounding import Arm
+from grpo_kit.more.lab.rounding import Arm
 
 _BLOCK = 2**15  # elements; multiple of the 32 that share a scale
 
@@ -86,7 +86,7 @@ def flash_adamw(params: object, **options: object) -> flash.FlashAdamW:
 
 
 def flash_arm(bits: int) -> Callable[[torch.Tensor, float], Arm]:
-    """An arm for `grpo_kit.optim.rounding.update_survival`; bits: width of the master weight, 24 or 32."""
+    """An arm for `grpo_kit.more.lab.rounding.update_survival`; bits: width of the master weight, 24 or 32."""
 
     def arm(weights: torch.Tensor, lr: float) -> Arm:
         p = torch.nn.Parameter(weights.clone())

@@ -31,10 +31,10 @@ from grpo_kit.engine.episode_sample import fast_episodes
 from grpo_kit.episodes import EpisodeTask
 from grpo_kit.episodes.observation import Renderer, View
 from grpo_kit.evaluation.generate_and_score import answer
-from grpo_kit.lab.statistics import over_seeds
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.step_batch import Batch, padded
 from grpo_kit.models.token_lists import end_ids
+from grpo_kit.more.lab.statistics import over_seeds
 from grpo_kit.record.files import read_metrics
 
 PATH = RESULTS / f"hinted_{MODEL}.json"

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import expit
 
 from benchmarks.result import RESULTS, command_line, origin, save
-from grpo_kit.lab.statistics import difference_over_seeds
+from grpo_kit.more.lab.statistics import difference_over_seeds
 
 SEEDS, ROWS = (2, 3, 5, 10, 30), (64, 256)
 SEEDS_VARY, ROWS_VARY, GAPS = (0.0, 0.3, 1.0), (0.0, 1.0), (0.0, 0.8)

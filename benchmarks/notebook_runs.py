@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, write_result
-from grpo_kit import lab
+from grpo_kit.more import lab
 
 MODEL = "smollm2-135m-instruct"
 GRPO = {"dpo": ["GRPO", "DPO, then GRPO", "GRPO, same seconds"], "ppo": ["GRPO"]}

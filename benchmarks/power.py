@@ -4,7 +4,7 @@
     python -m benchmarks.power --table  # what is saved
 
 An experiment is one claim of the advice: two settings with the same seeds and the same held-out rows. The constants of
-grpo_kit/lab/power.py are fitted on all of them. Its predictions are tested in two halves that share no run: fitted on
+more/lab/power.py are fitted on all of them. Its predictions are tested in two halves that share no run: fitted on
 one, tried on the other, both ways. There n of an experiment's seeds are drawn 2,000 times, without replacement, n at
 most half of them; the seeds' mean is moved to a known difference, and the kit's own interval says whether it is
 found. (The mean of n of S seeds scatters less than that of n new ones: its distance from the mean of all is
@@ -25,8 +25,8 @@ from scipy.special import ndtri, stdtrit
 from benchmarks.advice.plan import runs, tuned
 from benchmarks.advice.plan.campaign import ASKED
 from benchmarks.result import RESULTS, command_line, origin, write_result
-from grpo_kit.lab.power import chance, least
-from grpo_kit.lab.statistics import _errors
+from grpo_kit.more.lab.power import chance, least
+from grpo_kit.more.lab.statistics import _errors
 
 PATH = RESULTS / "power.json"
 COUNTS, DIFFERENCES, DRAWS = (3, 5, 8, 10), (0.0, 0.05, 0.1, 0.15, 0.2), 2000

@@ -20,7 +20,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, which othe
 import torch
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, save
-from grpo_kit.optim.rounding import ARMS, update_survival
+from grpo_kit.more.lab.rounding import ARMS, update_survival
 
 MODEL = "smollm2-135m-instruct"
 MATRICES = (

@@ -37,8 +37,8 @@ from grpo_kit.episodes import Episode, EpisodeTask
 from grpo_kit.episodes.observation import Renderer
 from grpo_kit.episodes.turn_advantages import turn_advantages
 from grpo_kit.evaluation.generate_and_score import answer
-from grpo_kit.lab.statistics import over_seeds
 from grpo_kit.models.token_lists import end_ids
+from grpo_kit.more.lab.statistics import over_seeds
 from grpo_kit.record.files import read_metrics
 from grpo_kit.rollout.tree import tree_tokens
 

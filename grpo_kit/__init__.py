@@ -1,7 +1,8 @@
 """grpo_kit: GRPO fine-tuning of small language models on one card, in notebooks.
 
 What a notebook calls stands here, one line each. Result and error classes, and what is needed once in a while, live in
-the packages: `grpo_kit.tasks`, `grpo_kit.rewards`, `grpo_kit.objectives`, `grpo_kit.lab`, `grpo_kit.evaluation`, ...
+the packages: `grpo_kit.tasks`, `grpo_kit.rewards`, `grpo_kit.evaluation`, ...; what goes beyond GRPO on one card, in
+`grpo_kit.more`.
 
 A name is imported when it is first asked for: `import grpo_kit` loads none of torch, transformers, trl and peft, which
 take seconds.
@@ -54,9 +55,9 @@ if TYPE_CHECKING:
     from grpo_kit.loop.interrupts import Stopped  # what train() raises where it was stopped
     from grpo_kit.evaluation.held_out import HeldOut  # accuracy on a small fixed set while it trains
     from grpo_kit.engine.check_card import check_card  # are the fast ways right on this card?
-    from grpo_kit.integrations.trl import from_trl, to_trl  # a TRL script's pieces; a ready trl.GRPOTrainer
+    from grpo_kit.more.bridges.trl import from_trl, to_trl  # a TRL script's pieces; a ready trl.GRPOTrainer
     from grpo_kit.optim.choose import make_optimizer  # an optimizer by name
-    from grpo_kit.optim.rounding import survival_plot, update_survival  # what rounding leaves
+    from grpo_kit.more.lab.rounding import survival_plot, update_survival  # what rounding leaves
     from grpo_kit.rollout import RolloutEngine  # completions on the trainer's own weights
 
     # Several turns.
@@ -78,15 +79,18 @@ if TYPE_CHECKING:
     from grpo_kit.evaluation.accuracy import evaluate  # accuracy on held-out rows, with intervals
     from grpo_kit.evaluation.comparison import compare  # base beside tuned, with a paired test
     from grpo_kit.evaluation.results import results  # what the runs of a folder came to, side by side
-    from grpo_kit.evaluation.rescore import rescore  # what another reward would have taught
-    from grpo_kit.evaluation.pass_curves import plot_pass_at_k  # pass@k before and after
-    from grpo_kit.exports import export  # weights, prompt and temperature in a folder that proves itself
-    from grpo_kit.exports.chat import chat  # try it: a question in, the response out, base beside tuned
+    from grpo_kit.more.lab.rescore import rescore  # what another reward would have taught
+    from grpo_kit.more.lab.pass_curves import plot_pass_at_k  # pass@k before and after
+    from grpo_kit.more.export import export  # weights, prompt and temperature in a folder that proves itself
+    from grpo_kit.more.export.chat import chat  # try it: a question in, the response out, base beside tuned
     from grpo_kit.watch.run_card import model_card  # what was trained, on what, and what came of it
-    from grpo_kit.preferences import sample  # scored samples: pairs, labels, accepted ones
-    from grpo_kit.lab.branch import branch, branches  # an exact what-if from a checkpoint; the tree of a run
-    from grpo_kit.lab.power import power  # how many seeds show a difference, and what they cost
-    from grpo_kit import lab  # lab.compare(arms, seeds): several settings, several seeds
+    from grpo_kit.more.lab.preferences import sample  # scored samples: pairs, labels, accepted ones
+    from grpo_kit.more.lab.branch import (
+        branch,
+        branches,
+    )  # an exact what-if from a checkpoint; the tree of a run
+    from grpo_kit.more.lab.power import power  # how many seeds show a difference, and what they cost
+    from grpo_kit.more import lab  # lab.compare(arms, seeds): several settings, several seeds
     from grpo_kit import objectives  # every loss by hand
 
 __all__ = lazy.lazy(__name__)

@@ -20,8 +20,8 @@ from grpo_kit.argument_checks import (
     is_number,
     nearest,
 )
-from grpo_kit.exports.chat import chat
-from grpo_kit.lab.arm import arm_of
+from grpo_kit.more.export.chat import chat
+from grpo_kit.more.lab.arm import arm_of
 from grpo_kit.objectives import token_logprobs
 from grpo_kit.presets import preset
 from grpo_kit.rollout.complete import complete

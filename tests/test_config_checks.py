@@ -11,8 +11,8 @@ import pytest
 from grpo_kit import objectives
 from grpo_kit.argument_checks import ELSEWHERE
 from grpo_kit.config_checks import LOSSES
-from grpo_kit.lab.arm import arm_of
 from grpo_kit.loop.grpo_config import FIELDS, Config
+from grpo_kit.more.lab.arm import arm_of
 from grpo_kit.presets import preset
 from grpo_kit.schedules import constant, cosine, linear, stepwise
 

@@ -29,7 +29,7 @@ from grpo_kit.display import (
     progress_line,
 )
 from grpo_kit.evaluation.shown import ShownTable, with_page
-from grpo_kit.exports.chat import Chat
+from grpo_kit.more.export.chat import Chat
 from grpo_kit.record.files import read_completions
 from grpo_kit.record.kernel import visible
 from grpo_kit.rewards.scoring import RewardError, score

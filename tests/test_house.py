@@ -21,8 +21,8 @@ ROOT = Path(grpo_kit.__file__).parent
 ROOMS = [
     "version", "torch_builds", "lazy", "argument_checks", "literal_calls", "schedules", "objectives", "unsloth",
     "prompts", "cuda", "record", "models", "display", "sandbox", "verdicts", "rewards", "rollout", "optim", "tasks",
-    "config_checks", "loop", "watch", "trackers", "presets", "memory", "engine", "evaluation", "hooks", "episodes",
-    "preferences", "lab", "exports", "integrations", "doctor",
+    "config_checks", "loop", "watch", "presets", "memory", "engine", "evaluation", "hooks", "doctor", "episodes",
+    "more.lab", "more.export", "more.bridges", "more",
 ]  # fmt: skip
 # Of several turns, in other rooms' folders: they belong to the room of episodes.
 EPISODES = (
@@ -37,7 +37,7 @@ MODULES = {
 }
 FRONT_DOOR = "grpo_kit"
 COMMAND_LINE = ("grpo_kit.__main__", "grpo_kit.commands")  # in public names, as a script
-USE_TRL = {"integrations"}
+USE_TRL = {"more.bridges"}
 
 
 @functools.cache
@@ -76,7 +76,10 @@ def room(module):
     """The room of a module; a package's __init__ belongs to its own, the command line to the front door."""
     if module in EPISODES:
         return "episodes"
-    return FRONT_DOOR if module == FRONT_DOOR or module.startswith(COMMAND_LINE) else module.split(".")[1]
+    if module == FRONT_DOOR or module.startswith(COMMAND_LINE):
+        return FRONT_DOOR
+    parts = module.split(".")[1:]
+    return ".".join(parts[:2]) if parts[0] == "more" else parts[0]
 
 
 def circle(edges):
@@ -146,7 +149,7 @@ def test_the_circle_finder_finds_circles():
 def test_no_room_is_hidden_by_a_name():
     """`import grpo_kit.evaluation` gives the package, whatever functions the front door names."""
     for name in ROOMS:
-        assert isinstance(getattr(grpo_kit, name, None), ModuleType), name
+        assert isinstance(functools.reduce(getattr, name.split("."), grpo_kit), ModuleType), name
     hidden = [
         name
         for name in MODULES
@@ -294,14 +297,23 @@ def test_a_plain_run_loads_no_engine():
     code = "import sys, grpo_kit.loop.grpo, grpo_kit.models, grpo_kit.tasks.largest; "
     said = "print(*{n.split('.')[1] for n in sys.modules if n.startswith('grpo_kit.')}, 'trl' in sys.modules)"
     *rooms, trl = python(code + said)
-    assert not {*rooms} & {"engine", "rollout", "watch", "hooks", "episodes", "evaluation", "integrations"}
+    assert not {*rooms} & {"engine", "rollout", "watch", "hooks", "episodes", "evaluation", "more"}
     assert trl == "False"
+
+
+def test_the_kit_does_not_import_what_goes_beyond_it():
+    """The front door names it; every other file does without."""
+    above = [name for name in MODULES if not room(name).startswith("more") and room(name) != FRONT_DOOR]
+    beyond = {
+        name: [m for m in imports(MODULES[name]) if f"{m}.".startswith("grpo_kit.more.")] for name in above
+    }
+    assert len(above) > 150 and not {name: modules for name, modules in beyond.items() if modules}
 
 
 # Files that may know several turns, programs and what serves them: they will have a folder of their own.
 KINDS = (
-    "episodes/", "sandbox/", "exports/", "rewards/code_", "tasks/code", "tasks/reasoning_gym", "engine/episode_",
-    "engine/turn_writers", "evaluation/episode_", "watch/conversations", "integrations/vllm",
+    "episodes/", "sandbox/", "more/export/", "rewards/code_", "tasks/code", "tasks/reasoning_gym", "engine/episode_",
+    "engine/turn_writers", "evaluation/episode_", "watch/conversations", "more/bridges/vllm",
 )  # fmt: skip
 ASKS = re.compile(r"\bEpisodeTask|\bhas_episodes|read_answer is (?:not )?None|hasattr\(\w*\.?sample\b")
 # The task's own way, or the plain one: each is asked for in one place (docs/architecture.md).

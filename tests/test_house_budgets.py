@@ -26,17 +26,17 @@ BUDGETS = {
     "public names": 985,
     "public names shown nowhere": 600,
     "file names that repeat another": 0,
-    "lines": 43777,
+    "lines": 43795,
 }
 
 ROOM_LINES = {
-    "rewards": 4629, "rollout": 3818, "watch": 3835, "verdicts": 3379, "tasks": 3193, "evaluation": 2845,
-    "loop": 2644, "exports": 1974, "engine": 1591, "episodes": 1536, "integrations": 1576, "lab": 1604,
-    "sandbox": 1237, "objectives": 1120, "memory": 1092, "models": 1401, "record": 1022, "doctor": 754,
-    "optim": 533, "hooks": 780, "prompts": 529, "trackers": 299, "commands": 359, "preferences": 286,
-    "display": 344, "config_checks": 208, "presets": 194, "schedules": 184, "argument_checks": 270,
-    "__init__": 92, "__main__": 56, "literal_calls": 120, "torch_builds": 61, "cuda": 72, "unsloth": 55,
-    "lazy": 82, "version": 3,
+    "rewards": 4629, "watch": 3835, "rollout": 3818, "verdicts": 3379, "tasks": 3193, "loop": 2644,
+    "evaluation": 2597, "more/lab": 2184, "more/export": 1974, "more/bridges": 1875, "engine": 1591,
+    "episodes": 1536, "models": 1401, "sandbox": 1237, "objectives": 1120, "memory": 1092, "record": 1022,
+    "hooks": 917, "doctor": 754, "prompts": 529, "commands": 358, "optim": 350, "display": 344,
+    "argument_checks": 270, "config_checks": 208, "presets": 194, "schedules": 184, "literal_calls": 120,
+    "__init__": 96, "lazy": 82, "cuda": 72, "torch_builds": 61, "__main__": 56, "unsloth": 55,
+    "more/__init__": 15, "version": 3,
 }  # fmt: skip
 
 
@@ -148,7 +148,8 @@ def room_lines(root):
     found = Counter()
     for path in root.rglob("*.py"):
         below = path.relative_to(root)
-        found[below.parts[0].removesuffix(".py")] += len(path.read_text().splitlines())
+        room = "/".join(below.parts[: 2 if below.parts[0] == "more" else 1]).removesuffix(".py")
+        found[room] += len(path.read_text().splitlines())
     return dict(found)
 
 

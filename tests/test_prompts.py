@@ -13,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from grpo_kit.argument_checks import template_tokens
-from grpo_kit.exports.template import render
+from grpo_kit.more.export.template import render
 from grpo_kit.prompts import (
     NO_TEMPLATE,
     Drift,

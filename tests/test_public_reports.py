@@ -29,9 +29,6 @@ from grpo_kit.engine.episode_sample import EpisodeSample
 from grpo_kit.episodes.episode_task import EpisodeTask
 from grpo_kit.episodes.observation import View
 from grpo_kit.evaluation import as_trained
-from grpo_kit.exports.gguf_writer import write_gguf
-from grpo_kit.exports.template import ExportError
-from grpo_kit.exports.weights import whole_model
 from grpo_kit.hooks.standard import StillStep
 from grpo_kit.hooks.watchdog import Watchdog
 from grpo_kit.loop import Config, GRPOTrainer, checkpoint
@@ -43,6 +40,9 @@ from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models.dtypes import float32_by_default
 from grpo_kit.models.gguf_reader import PolicyLoadError
 from grpo_kit.models.token_lists import end_ids, why_not_padded
+from grpo_kit.more.export.gguf_writer import write_gguf
+from grpo_kit.more.export.template import ExportError
+from grpo_kit.more.export.weights import whole_model
 from grpo_kit.optim.choose import make_optimizer
 from grpo_kit.prompts import PromptError
 from grpo_kit.record.files import RunFolderError
@@ -876,7 +876,7 @@ def test_a_picture_and_results_are_saved_into_folders_that_are_made(folder):
 
 @report("trl#6568")
 def test_one_tracker_needs_no_other(folder, monkeypatch):
-    from grpo_kit.trackers import TensorBoard
+    from grpo_kit.more.bridges.trackers import TensorBoard
 
     for other in ("wandb", "trackio"):
         monkeypatch.setitem(sys.modules, other, None)

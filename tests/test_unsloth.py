@@ -128,7 +128,7 @@ def test_defaults_that_were_changed_are_trls_again(monkeypatch, tmp_path, tiny):
     assert changed_defaults(config) == changed, "and nothing that is the same in both"
     silent = config(str(tmp_path), use_cpu=True, bf16=False)
     assert (silent.weight_decay, silent.beta, silent.seed) == (0.001, 0.001, 3407)
-    monkeypatch.setattr("grpo_kit.integrations.trl.GRPOConfig", config)
+    monkeypatch.setattr("grpo_kit.more.bridges.trl.GRPOConfig", config)
     model, tokenizer = tiny
     made = kit.to_trl(task(), kit.Config(steps=1, seed=5), model, tokenizer, tmp_path, use_cpu=True).args
     assert type(made) is config and (made.weight_decay, made.beta, made.seed) == (own.weight_decay, 0.0, 5)

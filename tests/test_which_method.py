@@ -12,7 +12,7 @@ import grpo_kit as kit
 from benchmarks.advice.table import anchor
 from grpo_kit import objectives
 from grpo_kit.evaluation.readiness import VERDICTS
-from grpo_kit.preferences import Samples
+from grpo_kit.more.lab.preferences import Samples
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "which_method.md").read_text(encoding="utf-8")

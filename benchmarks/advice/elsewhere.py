@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.advice.claims import Claim
 from benchmarks.result import RESULTS
 from grpo_kit.evaluation.intervals import wilson_interval
-from grpo_kit.lab.statistics import difference_over_seeds, paired_scalars
+from grpo_kit.more.lab.statistics import difference_over_seeds, paired_scalars
 
 # What Claim.runs names: a file of results, and where in it the runs stand.
 FILES = {

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from grpo_kit.lab import Lab
+    from grpo_kit.more.lab import Lab
 
 _BLUE, _VERMILION, _GREEN = COLOURS[:3]
 # verdict -> (colour, mark, whether the mark is filled): told apart in grey print too

@@ -16,7 +16,7 @@ from benchmarks.advice.plan import campaign, runs, tuned
 from benchmarks.advice.plan.entry import Answered, Asked, Elsewhere, verdict
 from benchmarks.advice.plan.shown import hours_of
 from benchmarks.result import RESULTS, WEIGHTS
-from grpo_kit import lab
+from grpo_kit.more import lab
 
 NOT_YET, SO_FAR, UNMET, WITHDRAWN = "not run yet", "so far", "conditions not met", "withdrawn"
 CLAIM_OF = {claim.text: claim for claim in CLAIMS}

@@ -26,8 +26,8 @@ from benchmarks.advice.row import (
     of_claim,
     of_elsewhere,
 )
-from grpo_kit import lab
-from grpo_kit.lab.statistics import holm
+from grpo_kit.more import lab
+from grpo_kit.more.lab.statistics import holm
 
 NOTEBOOK = "../../notebooks/15_the_advice_measured.ipynb"
 SURE = 0.05  # p after Holm below which a verdict is more than a hint

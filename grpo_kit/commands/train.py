@@ -44,8 +44,8 @@ def train(
     my_task.py has a line task = kit.tasks.from_rows(...). Ctrl-C ends the step, saves and says how to go on. While it
     trains, `grpo-kit watch runs/mine` follows it from another terminal. No run is overwritten.
     """
+    from grpo_kit.hooks.job import Job, settings_of
     from grpo_kit.hooks.watch_run import StoppedByFlag
-    from grpo_kit.lab.job import Job, settings_of
     from grpo_kit.record.files import holds_run, run_settings
     from grpo_kit.record.run_path import run_path
 
@@ -79,10 +79,9 @@ def _whole(job: Any, run: Path, shown: str, held: ExitStack, *, resumed: bool) -
     from grpo_kit.evaluation.accuracy import Evaluation
     from grpo_kit.record.files import REDONE, steps_done
     from grpo_kit.record.run_lock import alone
-    from grpo_kit.trackers import by_name
 
     task, config, options, done = job.task, job.config, job.options, steps_done(run)
-    hooks = [*map(by_name, options["report_to"])]  # before anything loads
+    hooks = [*map(kit.more.bridges.trackers.by_name, options["report_to"])]  # before anything loads
     trained = done >= config.steps and (run / MODEL).is_dir()
     if MAIN:
         print(

@@ -91,7 +91,7 @@ def readiness(
 
     The exit code is 0 for GO and 1 for CHANGE SOMETHING FIRST.
     """
-    from grpo_kit.lab.job import Job, settings_of
+    from grpo_kit.hooks.job import Job, settings_of
 
     job = Job.asked(task, {"preset": preset} | settings_of(settings))
     size = job.config.group_size
@@ -122,7 +122,7 @@ def chat(
       grpo-kit chat exports/mine "Which number is the largest: 4, 19, 7?"
       grpo-kit chat smollm2-135m-instruct --task largest
     """
-    from grpo_kit.lab.job import Job
+    from grpo_kit.hooks.job import Job
     from grpo_kit.record.files import run_settings
 
     asked, how = (model,), {"temperature": temperature, "max_completion_tokens": tokens, "seed": seed}
@@ -170,14 +170,14 @@ def export(
             temperature=float(last) if temperature is None else temperature, run=place.parent, license=license,
             comparison=kit.compare(*map(Evaluation.load, sides)) if all(map(Path.is_file, sides)) else None,
         )  # fmt: skip
-    except kit.exports.ExportError as error:
+    except kit.more.export.ExportError as error:
         raise CommandEnds(str(error)) from error
     print(f"{made}\nTry it: grpo-kit chat {folder}")
 
 
 def _trained(run: Path, task: str | None) -> tuple[Any, Path]:
     """A run's job, and the place of its model, after a line that says which model it is."""
-    from grpo_kit.lab.job import Job, model_in
+    from grpo_kit.hooks.job import Job, model_in
 
     run = path_of(run, "run")
     folder = run.absolute()  # which a reward's chdir does not move; words have it as it was given

@@ -10,7 +10,7 @@ from plan_runs import forget, write
 from benchmarks.advice import __main__ as command
 from benchmarks.advice.plan import arms, campaign, cost, runs, tuned
 from benchmarks.advice.row import of_asked, say
-from grpo_kit.lab import compare_arms
+from grpo_kit.more.lab import compare_arms
 
 
 def called(monkeypatch, *options):

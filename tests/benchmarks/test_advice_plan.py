@@ -21,7 +21,7 @@ from benchmarks.advice.plan.arms import ARMS, resolved, unlike
 from benchmarks.advice.plan.entry import FIRST, MOST, Asked, verdict
 from benchmarks.advice.plan.rule import WIDTH, coverage_of_the_rule, narrow, next_seeds
 from benchmarks.advice.table import table
-from grpo_kit import lab
+from grpo_kit.more import lab
 
 ROOT = Path(__file__).parents[2]
 PIECES = {

@@ -136,7 +136,7 @@ def test_what_was_published_is_what_is_compared(entry, first, monkeypatch):
 
 
 def test_a_claim_that_another_command_asks_is_judged_with_all_its_seeds(entry, first):
-    from grpo_kit import lab
+    from grpo_kit.more import lab
 
     asked = Elsewhere(
         "other", "A4", "h", "d.json", "python x", "accuracy", "no less", 0.1, 2, 0.4, 3, OLD.text

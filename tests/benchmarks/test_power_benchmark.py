@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.power import Experiment, constants, experiments, found_by_draws, halves, rise_tested
-from grpo_kit.lab.power import chance
+from grpo_kit.more.lab.power import chance
 
 
 def made(seeds, spread, *, name="one", rows=64, seed=0):

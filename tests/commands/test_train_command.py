@@ -19,7 +19,7 @@ from task_file import COOLING, TRAINED, written
 import grpo_kit
 from grpo_kit.__main__ import app, main
 from grpo_kit.commands import Preset
-from grpo_kit.lab.job import Job, settings_of
+from grpo_kit.hooks.job import Job, settings_of
 from grpo_kit.loop import run_settings
 from grpo_kit.loop.grpo_config import FIELDS
 from grpo_kit.presets import NAMES

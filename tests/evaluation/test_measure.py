@@ -13,7 +13,7 @@ from grpo_kit.evaluation.generate_and_score import Answers
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.evaluation.intervals import Estimate, mean_reward
 from grpo_kit.evaluation.readiness import VERDICTS, Readiness, readiness
-from grpo_kit.lab.arm import arm_of
+from grpo_kit.more.lab.arm import arm_of
 from grpo_kit.rewards import Bleu, ExactAnswer, Gated, NumericAnswer, SoftFormat
 from grpo_kit.rollout.complete import Completion
 from grpo_kit.tasks import code, countdown, from_rows, largest

@@ -13,7 +13,7 @@ from grpo_kit.evaluation import readiness as readiness_module
 from grpo_kit.evaluation.accuracy import evaluate
 from grpo_kit.evaluation.lengths import length_probe
 from grpo_kit.evaluation.readiness import readiness
-from grpo_kit.preferences import sample
+from grpo_kit.more.lab.preferences import sample
 from grpo_kit.tasks import from_rows
 
 

@@ -6,9 +6,9 @@ import lab_runs
 import pandas as pd
 import pytest
 
-from grpo_kit import lab
-from grpo_kit.lab.confounders import unlike
-from grpo_kit.lab.outcomes import outcomes
+from grpo_kit.more import lab
+from grpo_kit.more.lab.confounders import unlike
+from grpo_kit.more.lab.outcomes import outcomes
 
 SAME = {
     "steps": 10,

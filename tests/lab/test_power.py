@@ -12,10 +12,10 @@ from loop_runs import SMALL
 from loop_runs import task as letters_task
 
 import grpo_kit as kit
-from grpo_kit.lab import power as room
-from grpo_kit.lab.power import chance, least
-from grpo_kit.lab.statistics import difference_over_seeds
 from grpo_kit.loop.run_checks import trained_in
+from grpo_kit.more.lab import power as room
+from grpo_kit.more.lab.power import chance, least
+from grpo_kit.more.lab.statistics import difference_over_seeds
 
 SAVED = json.loads(
     (Path(__file__).parents[2] / "benchmarks" / "results" / "power.json").read_text(encoding="utf-8")

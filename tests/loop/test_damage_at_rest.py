@@ -12,8 +12,8 @@ import forked
 import pytest
 from loop_runs import make, record, same, weights
 
+from grpo_kit.hooks.job import model_in
 from grpo_kit.hooks.watch_run import WatchRun
-from grpo_kit.lab.job import model_in
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.models import load_policy
 from grpo_kit.models.gguf_reader import PolicyLoadError

@@ -19,12 +19,12 @@ from benchmarks.architectures import random_batch, tiny
 from grpo_kit import objectives
 from grpo_kit.config_checks import LOSSES
 from grpo_kit.engine.packed_update import PackedUpdate
-from grpo_kit.evaluation.rescore import rescore
 from grpo_kit.loop import Config
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.models.model_facts import is_checkpointing
 from grpo_kit.models.token_lists import why_not_padded
-from grpo_kit.optim.rounding import update_survival
+from grpo_kit.more.lab.rescore import rescore
+from grpo_kit.more.lab.rounding import update_survival
 from grpo_kit.rollout import RolloutEngine, first_use
 from grpo_kit.watch.monitor import red_flags
 

@@ -15,12 +15,12 @@ from transformers import GenerationConfig
 import grpo_kit as kit
 from benchmarks.architectures import batch_of, gradient, paying_letters
 from grpo_kit.engine.packed_update import PackedUpdate
-from grpo_kit.exports import reader, verify
 from grpo_kit.loop import Config, GRPOTrainer
 from grpo_kit.loop.generate import complete_prompts, generate
 from grpo_kit.loop.grpo_config import StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.models.token_rows import close_rows, token_rows
+from grpo_kit.more.export import reader, verify
 from grpo_kit.rollout import RolloutEngine
 from grpo_kit.rollout.complete import complete
 from grpo_kit.rollout.decode import Decoder

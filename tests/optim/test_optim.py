@@ -18,9 +18,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import Trainer
 
 from grpo_kit.models import load_policy
+from grpo_kit.more.lab.rounding import ARMS, survival_plot, update_survival
 from grpo_kit.optim import split_adamw
 from grpo_kit.optim.choose import OPTIMIZERS, make_optimizer, share_that_moves
-from grpo_kit.optim.rounding import ARMS, survival_plot, update_survival
 from grpo_kit.optim.split_adamw import SplitAdamW8bit, join, split
 
 RUN_ON_CPU = [name for name, choice in OPTIMIZERS.items() if not choice.cuda_only]
@@ -329,7 +329,7 @@ def test_flash_says_what_is_missing():
 FLASH = """
 import io, json, torch
 from benchmarks.flash_on_cpu import flash_adamw, flash_arm
-from grpo_kit.optim.rounding import update_survival
+from grpo_kit.more.lab.rounding import update_survival
 
 weights = 0.03 * torch.randn(2**12, generator=torch.manual_seed(1))
 arms = {"24": flash_arm(24), "32": flash_arm(32)}

@@ -9,7 +9,7 @@ from examples.tools import tools
 from grpo_kit.evaluation.accuracy import evaluation_of
 from grpo_kit.evaluation.generate_and_score import Answers
 from grpo_kit.evaluation.held_out import HeldOut
-from grpo_kit.lab.arm import arm_of, prompt_fingerprint
+from grpo_kit.more.lab.arm import arm_of, prompt_fingerprint
 from grpo_kit.rewards import (
     Bleu,
     Clipped,

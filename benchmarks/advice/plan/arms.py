@@ -1,4 +1,4 @@
-"""The plan's arms: settings of grpo_kit.lab, by name, and what two of them differ in.
+"""The plan's arms: settings of grpo_kit.more.lab, by name, and what two of them differ in.
 
 All on SmolLM2-135M-Instruct, full fine-tuning, at the main job's rate. FAST: 20 steps, while it learns, for outcomes
 over the run; 64 held-out rows, which decide nothing. SETTLED: 30 steps and 256 held-out rows, for accuracy: of 128 rows
@@ -17,11 +17,11 @@ import torch
 from benchmarks.advice.arms import cold_start, negative, old
 from benchmarks.advice.plan import tasks
 from grpo_kit import cosine, exponential, linear
-from grpo_kit.lab.arm import Arm, arm_of, digest
 from grpo_kit.loop import Config
 from grpo_kit.loop.grpo_config import StepNumbers
 from grpo_kit.loop.protocols import Sampler
 from grpo_kit.loop.step_batch import Batch, padded
+from grpo_kit.more.lab.arm import Arm, arm_of, digest
 from grpo_kit.tasks import Task
 
 REVISION = 1  # raise it when the code behind an arm changes: what ran before then counts no more

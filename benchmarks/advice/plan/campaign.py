@@ -13,7 +13,7 @@ from benchmarks.advice.plan.reward import REWARD
 from benchmarks.advice.plan.rule import next_seeds
 from benchmarks.advice.plan.stability import STABILITY
 from benchmarks.advice.plan.when import WHEN
-from grpo_kit.lab import Lab
+from grpo_kit.more.lab import Lab
 
 BY_THEME: list[Asked] = [*WHEN, *REWARD, *EXPLORATION, *STABILITY]
 ASKED = sorted(BY_THEME, key=lambda entry: entry.priority)

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from benchmarks.advice.plan.entry import FIRST, MOST, Asked
-from grpo_kit.lab import Lab
+from grpo_kit.more.lab import Lab
 
 WIDTH = 1.0  # of the interval, in margins: below it no more seeds are run
 

@@ -1,0 +1,298 @@
+"""A laboratory: the same training under several settings (arms) and seeds, everything else equal.
+
+A loop, files and honest statistics. Every run has its own run folder, folder/<arm>/seed-<n>, with result.json once it
+is finished. A finished run is never repeated, so a killed laboratory continues where it was. Several processes may
+work on one folder. Functions and classes among the settings are identified by name: after changing the code of one,
+rename the arm, or its old runs count as done.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from filelock import FileLock, Timeout
+
+from grpo_kit.display import progress_line
+from grpo_kit.evaluation.intervals import Estimate
+from grpo_kit.more.lab.arm import Arm, arm_of, fingerprint
+from grpo_kit.more.lab.confounders import unlike
+from grpo_kit.more.lab.figure import draw_lab
+from grpo_kit.more.lab.outcomes import outcomes
+from grpo_kit.more.lab.run import RESULT, before_training, run, set_aside, tell_flags, tell_steps
+from grpo_kit.more.lab.statistics import difference_over_seeds, holm, over_seeds, paired_scalars
+from grpo_kit.record.files import RunFolderError, read_metrics
+from grpo_kit.record.lines import read_json
+from grpo_kit.record.run_path import path_of, run_path
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from grpo_kit.loop.grpo_config import Config
+
+_BY_NAME = "functions and classes are known by name: name the arm otherwise when you change the code of one"
+
+
+@dataclass(frozen=True)
+class Lab:
+    """The result of compare().
+
+    arms: those with a finished run. against: the first arm of the call, with which the others are compared; it is
+    not among the arms as long as none of its runs is finished.
+    runs: one row a run (tidy): arm, seed, accuracy, before (the untrained model, without prepare=), formatted,
+    reward_mean (mean of the reward over all rollouts: how fast the arm learned), reward_last, entropy_last, length_last
+    and kl_last (over the last quarter), reward_roughness (mean distance of a rollout's reward from the mean of its two
+    neighbours: 0 for a curve that rises evenly), reward/<name>_mean and _last of each reward, also those of weight 0,
+    grad_norm_max, grad_norm_early (mean of the first 5 steps), pass@<eval_samples>_<temperature>, cost, and everything
+    else in a run's result.json.
+    right: (arm, seed) -> 0/1 for each held-out row. curves: one row per step and run.
+    """
+
+    arms: list[str]
+    runs: pd.DataFrame
+    right: dict[tuple[str, int], list[int]]
+    curves: pd.DataFrame
+    against: str
+
+    def seeds(self, *arms: str) -> list[int]:
+        """The seeds that every one of these arms (default: all) has."""
+        sets = [set(self.runs.loc[self.runs["arm"] == arm, "seed"]) for arm in arms or self.arms]
+        return sorted(map(int, set.intersection(*sets)))
+
+    def accuracy(self, arm: str) -> Estimate:
+        """Final held-out accuracy over seeds, with an interval for seeds and rows."""
+        self._check(arm)
+        return over_seeds([self.right[arm, seed] for seed in self.seeds(arm)])
+
+    def difference(
+        self, arm: str, against: str | None = None, *, outcome: str = "accuracy", null: float = 0.0
+    ) -> dict[str, Any]:
+        """arm minus against (default: the first arm), paired by seed: mean, low, high (95 %), p, seeds.
+
+        null: the difference that p is tested against: minus a margin to test "no worse by more than that".
+        outcome: "accuracy" is paired by held-out row too, if both have equally many; else a column of runs. Only seeds
+        with a value in both count. This p is not corrected for the number of outcomes; summary()'s is.
+        Raises ValueError for an unknown arm or column, and if the two share no seed.
+        """
+        against = self.against if against is None else against
+        self._check(arm, against)
+        seeds = self.seeds(arm, against)
+        if not seeds:
+            raise ValueError(f"{arm!r} and {against!r} have no seed in common; run both with the same seeds")
+        same_rows = len({len(self.right[a, s]) for a in (arm, against) for s in seeds}) == 1
+        if outcome == "accuracy" and same_rows:
+            right = ([self.right[a, s] for s in seeds] for a in (against, arm))
+            found, p = difference_over_seeds(*right, null=null)
+            return {"mean": found.value, "low": found.low, "high": found.high, "p": p, "seeds": len(seeds)}
+        numbers = self.runs.select_dtypes("number")
+        if outcome not in numbers:
+            raise ValueError(
+                f"outcome={outcome!r} is no column of numbers in runs; use one of {', '.join(numbers)}"
+            )
+        wide = (
+            self.runs.pivot(index="seed", columns="arm", values=outcome).loc[seeds, [against, arm]].dropna()
+        )
+        if not len(wide):
+            raise ValueError(
+                f"outcome={outcome!r} was not measured in {arm!r} and {against!r} with the same seed"
+            )
+        mean, low, high, p = paired_scalars(wide[against].tolist(), wide[arm].tolist(), null=null)
+        return {"mean": mean, "low": low, "high": high, "p": p, "seeds": len(wide)}
+
+    def unlike(self, arm: str, against: str | None = None) -> list[str]:
+        """Differences between the arm's runs and those of against (default: the first arm), besides the settings.
+
+        Other train rows, steps, token limits, held-out rows; more or fewer completions and tokens by over 10 %.
+
+        >>> lab.unlike("twice the group")  # doctest: +SKIP
+        ['2.0 x the completions', '2.0 x the tokens']
+        """
+        against = self.against if against is None else against
+        self._check(arm, against)
+        return unlike(self.runs, arm, against)
+
+    def summary(self) -> pd.DataFrame:
+        """One row an arm: accuracy and its difference to the first arm with 95 % intervals, p (Holm), speed and cost.
+
+        unlike: further differences of the arm from the first, see unlike().
+
+        completions and tokens: of all rollouts, used or not, counted once however often they are trained on; tokens
+        counts a prompt with each of its completions. seconds: of training with prepare=, on a machine that may have
+        done other work.
+        """
+        rows = []
+        for arm in self.arms:
+            own = self.runs[self.runs["arm"] == arm]
+            found = self.accuracy(arm)
+            row = {"arm": arm, "seeds": len(own), "n": found.n, "before": own["before"].mean()}
+            row |= {"accuracy": found.value, "low": found.low, "high": found.high}
+            row |= {"reward_mean": own["reward_mean"].mean()}
+            shared = self.seeds(arm, self.against) if arm != self.against else []
+            d = self.difference(arm) if shared else dict.fromkeys(("mean", "low", "high", "p"))
+            row |= {"difference": d["mean"], "d_low": d["low"], "d_high": d["high"], "p": d["p"]}
+            costs = ("steps", "completions", "tokens", "seconds")
+            there = arm != self.against and self.against in self.arms
+            more = {"unlike": "; ".join(self.unlike(arm)) if there else ""}
+            rows.append(row | {name: own[name].mean() for name in costs} | more)
+        table = pd.DataFrame(rows).set_index("arm")
+        table.insert(table.columns.get_loc("p") + 1, "p_holm", holm([_none(p) for p in table["p"]]))
+        return table
+
+    def figure(self) -> Figure:
+        """Reward curves with bands, final accuracy, differences to the first arm, and cost."""
+        return draw_lab(self.summary(), self.runs, self.curves, against=self.against)
+
+    def _check(self, *arms: str) -> None:
+        for name in arms:
+            if name not in self.arms:
+                raise ValueError(f"arm {name!r} has no finished run; use one of {', '.join(self.arms)}")
+
+    def _repr_html_(self) -> str:
+        return self.summary().to_html(float_format="{:.3g}".format, na_rep="")
+
+
+def compare(
+    arms: Mapping[str, Mapping[str, Any]],
+    seeds: Sequence[int],
+    config: Config | str = "auto",
+    *,
+    folder: str | Path,
+    quiet: bool = False,
+    **shared: Any,
+) -> Lab:
+    """Train every arm with every seed and compare their held-out accuracy.
+
+    arms: {name: changes of the config, and its own task, sample, prepare, ... (see lab.arm.arm_of)}; the others are
+    compared with the first. config: of all arms, or the name of a preset. shared: further changes of them all, such as
+    task=task. folder: place of the runs. Finished runs there are not repeated, and all their
+    seeds for these arms are in the result. A function or class is identified by its name alone: after
+    changing its code, rename the arm.
+    Seeds go first to last, each through all arms, so that an unfinished table is fair. Runs of another process are
+    left to it, and are not in the result. One line shows the present run and step, and the time for all. Each red flag
+    prints a line, with its remedy once.
+    At the end it prints which arms had other train rows, steps, token limits or compute than the first (Lab.unlike).
+    The stop button saves and raises Stopped; the next call continues there.
+    Raises ValueError for unknown names and for no seeds; RunFolderError if the folder holds an arm of that name with
+    other settings, or if another process has all remaining runs and none is finished.
+
+    >>> arms = {"as it is": {}, "cold": {"temperature": 0.5}}
+    >>> compare(arms, [0, 1, 2], kit.preset("cpu", steps=12), folder="runs/cold")  # doctest: +SKIP
+    """
+    folder = run_path(folder)
+    seeds = [_seed(seed) for seed in seeds]
+    if not arms or not seeds or len(set(seeds)) != len(seeds):
+        raise ValueError(f"arms={list(arms)}, seeds={seeds}: give at least one of each, no seed twice")
+    # All checks come before the first run.
+    for arm in arms:
+        if not re.fullmatch(r"\w[\w .,+=-]*", arm):
+            raise ValueError(
+                f"arm {arm!r} becomes a folder's name; use letters, digits, blanks and .,+=-_, a letter or digit first"
+            )
+    each = {arm: arm_of(config, {**shared, **changes}) for arm, changes in arms.items()}
+    for arm in arms:
+        for path in _finished(folder, arm):
+            _check_settings(path, each[arm])
+    (folder / ".locks").mkdir(parents=True, exist_ok=True)
+    todo = [(seed, arm) for seed in seeds for arm in arms]
+    waiting = [(seed, arm) for seed, arm in todo if not (folder / arm / f"seed-{seed}" / RESULT).exists()]
+    done = len(todo) - len(waiting)
+    if done and not quiet:
+        print(f"{done} of {len(todo)} runs were done before, under the same settings; {_BY_NAME}", flush=True)
+    told: set[tuple[str, str]] = set()  # red flags already printed
+    with progress_line(f"laboratory {folder.name}") as progress:
+        for number, (seed, arm) in enumerate(todo, 1):
+            path = folder / arm / f"seed-{seed}"
+            which = f"{number}/{len(todo)} {arm}, seed {seed}"
+            lock = FileLock(folder / ".locks" / f"{arm}--{seed}.lock")
+            try:
+                mine = lock.acquire(blocking=False)
+            except Timeout:
+                progress.print(f"{which}: another process is at it")
+                continue
+            with mine:  # releases it in every case
+                if (path / RESULT).exists():
+                    _check_settings(path, each[arm])
+                    continue
+                if (kept := set_aside(path, each[arm])) is not None:
+                    progress.print(f"{which}: an unfinished run is now {kept.name}")
+                run_of = f"run {number} of {len(todo)} ({arm}, seed {seed})"
+                result = run(
+                    each[arm],
+                    seed,
+                    path,
+                    before=before_training(each[arm], folder),
+                    on_step=tell_steps(progress, run_of, waiting.index((seed, arm)), len(waiting)),
+                    on_flag=tell_flags(progress, which, told),
+                )
+                if not quiet:
+                    progress.print(f"{which}: {Estimate(**result['accuracy'])}")
+    found = load(folder, list(arms))
+    if not quiet and found.against in found.arms:
+        for arm in found.arms:
+            if more := found.unlike(arm):
+                print(f"{arm} differs from {found.against} in more than its settings: {'; '.join(more)}")
+    return found
+
+
+def load(folder: str | Path, arms: Sequence[str] | None = None) -> Lab:
+    """Reads the runs of a laboratory back from its folders: these arms, the first to compare with; or all, by name.
+
+    Runs without result.json are left out. Raises RunFolderError if none is finished.
+    """
+    folder = path_of(folder)
+    asked = (
+        sorted({p.parent.parent.name for p in folder.glob(f"*/seed-*/{RESULT}")}) if arms is None else arms
+    )
+    found = {arm: paths for arm in asked if (paths := _finished(folder, arm))}
+    if not found:
+        raise RunFolderError(
+            f"folder={str(folder)!r} holds no finished run of these arms; run compare() first, or wait for the process "
+            "that is at it"
+        )
+    rows, right, curves = [], {}, []
+    for arm, paths in found.items():
+        for path in paths:
+            result = read_json(path / RESULT)
+            metrics, seed = read_metrics(path), result["seed"]
+            right[arm, seed] = [int(c) for c in result["right"]]
+            curves.append(metrics.assign(arm=arm, seed=seed))
+            rows.append({"arm": arm, "n": result["accuracy"]["n"], **outcomes(result, metrics)})
+    table = pd.DataFrame(rows)
+    return Lab(list(found), table, right, pd.concat(curves, ignore_index=True), against=asked[0])
+
+
+def _finished(folder: Path, arm: str) -> list[Path]:
+    """The folders of an arm's finished runs by seed; a person's copies have other names."""
+    seeds = [p.parent.name.removeprefix("seed-") for p in folder.glob(f"{arm}/seed-*/{RESULT}")]
+    return [folder / arm / f"seed-{seed}" for seed in sorted((s for s in seeds if s.isdecimal()), key=int)]
+
+
+def _check_settings(path: Path, arm: Arm) -> None:
+    """Raises RunFolderError if the finished run in `path` was made with other settings."""
+    was, now = read_json(path / RESULT)["settings"], fingerprint(arm)
+    if was != now:
+        differ = sorted(key for key in {*was, *now} if was.get(key) != now.get(key))
+        raise RunFolderError(
+            f"{path} holds a finished run with other settings ({', '.join(differ)}); give the arm another name, "
+            f"or the laboratory another folder; {_BY_NAME}"
+        )
+
+
+def _seed(value: Any) -> int:
+    try:
+        seed = operator.index(value)
+    except TypeError:
+        seed = -1
+    if seed < 0 or isinstance(value, bool):
+        raise ValueError(f"seeds holds {value!r}; use whole numbers of at least 0")
+    return seed
+
+
+def _none(value: Any) -> float | None:
+    return None if value is None or not np.isfinite(value) else float(value)
