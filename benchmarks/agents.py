@@ -27,9 +27,9 @@ from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read
 from examples.calculator import calculator
 from examples.lookup import lookup
 from grpo_kit import GRPOTrainer, load_policy, next_run_folder, preset
-from grpo_kit.episodes import EpisodeTask, RecordedEnv, grid, recorded
 from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.evaluation.intervals import wilson_interval
+from grpo_kit.more.episodes import EpisodeTask, RecordedEnv, grid, recorded
 from grpo_kit.more.lab.statistics import difference_over_seeds, over_seeds, paired_scalars
 from grpo_kit.record.files import read_metrics
 

@@ -39,9 +39,9 @@ from examples.phone import phone
 from examples.shop import shop
 from examples.tools import tools
 from grpo_kit import episodes, load_policy, preset, tasks
-from grpo_kit.episodes import EpisodeTask
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean
 from grpo_kit.evaluation.readiness import Readiness, readiness
+from grpo_kit.more.episodes import EpisodeTask
 from grpo_kit.rewards import SoftFormat
 
 STEP_BY_STEP = "Let's solve this step by step.\n<think>\n"

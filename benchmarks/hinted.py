@@ -27,13 +27,13 @@ from transformers import set_seed
 from benchmarks.agents import MODEL, SAMPLES, STEPS, TASKS, difference, percent, share
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read_result, write_result
 from grpo_kit import Config, GRPOTrainer, load_policy, next_run_folder, preset
-from grpo_kit.engine.episode_sample import fast_episodes
-from grpo_kit.episodes import EpisodeTask
-from grpo_kit.episodes.observation import Renderer, View
 from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.step_batch import Batch, padded
 from grpo_kit.models.token_lists import end_ids
+from grpo_kit.more.episodes import EpisodeTask
+from grpo_kit.more.episodes.episode_sample import fast_episodes
+from grpo_kit.more.episodes.observation import Renderer, View
 from grpo_kit.more.lab.statistics import over_seeds
 from grpo_kit.record.files import read_metrics
 

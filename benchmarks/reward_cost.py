@@ -21,15 +21,15 @@ from typing import Any, NamedTuple
 
 from benchmarks.answer_kinds import KINDS
 from benchmarks.result import RESULTS, command_line, origin, save, spread
+from grpo_kit.more.code.code_rewards import CodeFormat
+from grpo_kit.more.episodes.tool_calls import CallAccuracy, CallEfficiency, CallShape, CallValidity
+from grpo_kit.more.tasks.interval_scheduling import ScheduleShare
 from grpo_kit.rewards import ExactAnswer, MathAnswer, NumericAnswer, SoftFormat, WeightedSum
 from grpo_kit.rewards.bleu_rouge import Bleu, Rouge
-from grpo_kit.rewards.code_rewards import CodeFormat
 from grpo_kit.rewards.combine import Clipped, Gated
 from grpo_kit.rewards.language import Language
 from grpo_kit.rewards.length import Repetition, RightSize
-from grpo_kit.rewards.tool_calls import CallAccuracy, CallEfficiency, CallShape, CallValidity
 from grpo_kit.tasks.countdown import CountdownAnswer
-from grpo_kit.tasks.interval_scheduling import ScheduleShare
 
 LIMIT_US = 2000
 WARM_UP = 3  # imports, compiled patterns
@@ -135,8 +135,8 @@ def entries() -> list[Entry]:
 
 def sandboxed() -> list[Entry]:
     """Rewards that run programs; [] where nothing isolates them."""
-    from grpo_kit.rewards.code_rewards import CodeRuns, CodeTests
-    from grpo_kit.sandbox import isolation
+    from grpo_kit.more.code.code_rewards import CodeRuns, CodeTests
+    from grpo_kit.more.code.sandbox import isolation
 
     return [Entry(CodeRuns(), _program, ""), Entry(CodeTests(), _program, "")] if isolation() else []
 

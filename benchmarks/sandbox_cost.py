@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.result import RESULTS, command_line, origin, save, spread
-from grpo_kit.sandbox.pool import LauncherError, Pool, interpreter
+from grpo_kit.more.code.sandbox.pool import LauncherError, Pool, interpreter
 
 LIMITS = {"seconds": 20.0, "memory_mb": 256, "output_kb": 64}
 PROGRAMS = {"empty": b"", "print": b"print(sum(range(1000)))"}

@@ -23,8 +23,8 @@ from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, six_digits
 from examples.arithmetic import arithmetic
 from examples.tools import tools
 from grpo_kit import GRPOTrainer, compare, evaluate, load_policy, preset, readiness, tasks
-from grpo_kit.episodes import EpisodeTask, grid
 from grpo_kit.evaluation.comparison import Comparison
+from grpo_kit.more.episodes import EpisodeTask, grid
 from grpo_kit.rewards import Bleu, ExactAnswer, SoftFormat
 from grpo_kit.tasks import Task, from_rows
 

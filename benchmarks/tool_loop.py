@@ -37,11 +37,11 @@ from benchmarks.step import arms, trl_arms
 from benchmarks.step.busy import OtherLoad, wait_until_quiet
 from benchmarks.step.forcing import ForcedCompletions
 from benchmarks.step.tokens import TokenCount
-from grpo_kit.engine.episode_sample import fast_episodes
-from grpo_kit.episodes import EpisodeTask, View
 from grpo_kit.loop import Batch, Config, GRPOTrainer
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.models import load_policy
+from grpo_kit.more.episodes import EpisodeTask, View
+from grpo_kit.more.episodes.episode_sample import fast_episodes
 from grpo_kit.prompts import opening_messages
 from grpo_kit.rollout import RolloutEngine
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_kit.episodes import EpisodeTask, View, worked
+from grpo_kit.more.episodes import EpisodeTask, View, worked
 from grpo_kit.tasks.task import distinct_rows
 
 _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}

@@ -12,7 +12,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_kit.episodes import EpisodeTask, View, worked
+from grpo_kit.more.episodes import EpisodeTask, View, worked
 
 PEOPLE = ("Tom", "Anna", "Ben", "Clara", "David", "Emma", "Frank", "Grace")
 TOWNS = ("Paris", "Rome", "Oslo", "Cairo", "Lima", "Tokyo", "Delhi", "Quebec")

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_kit.episodes import EpisodeTask, View, worked
+from grpo_kit.more.episodes import EpisodeTask, View, worked
 
 # App -> menu -> switches; four of each, and no name twice.
 MENUS = {

@@ -18,8 +18,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from grpo_kit.episodes import Environment, EpisodeTask, View
 from grpo_kit.literal_calls import call_from_text
+from grpo_kit.more.episodes import Environment, EpisodeTask, View
 
 _TAGGED = re.compile(r"<(tool_call|function_call|tools?)>\s*(.*?)\s*</\1>", re.DOTALL)
 _BEGUN = re.compile(r"<(tool_call|function_call)>")

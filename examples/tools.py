@@ -25,8 +25,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from grpo_kit.more.episodes.tool_calls import call_reward
 from grpo_kit.rewards import SoftFormat
-from grpo_kit.rewards.tool_calls import call_reward
 from grpo_kit.tasks.task import Strategy, Task, most_frequent_answer, split_distinct
 
 OPERATIONS: dict[str, int | None] = {"lamp": 2, "door": 2, "heating": 2, "blinds": 2, "oven": 1, "timer": 1}

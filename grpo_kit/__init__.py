@@ -61,9 +61,11 @@ if TYPE_CHECKING:
     from grpo_kit.rollout import RolloutEngine  # completions on the trainer's own weights
 
     # Several turns.
-    from grpo_kit import episodes  # episodes.grid(), episodes.View(...), episodes.RecordedEnv(...), ...
-    from grpo_kit.episodes.template_audit import audit_turns  # what a template does with earlier thoughts
-    from grpo_kit.episodes.show import show_turns  # what the model reads each turn, as text
+    from grpo_kit.more import episodes  # episodes.grid(), episodes.View(...), episodes.RecordedEnv(...), ...
+    from grpo_kit.more.episodes.template_audit import (
+        audit_turns,
+    )  # what a template does with earlier thoughts
+    from grpo_kit.more.episodes.show import show_turns  # what the model reads each turn, as text
 
     # Watching.
     from grpo_kit.watch.chart import plot_run  # the chart of a run folder
@@ -85,10 +87,7 @@ if TYPE_CHECKING:
     from grpo_kit.more.export.chat import chat  # try it: a question in, the response out, base beside tuned
     from grpo_kit.watch.run_card import model_card  # what was trained, on what, and what came of it
     from grpo_kit.more.lab.preferences import sample  # scored samples: pairs, labels, accepted ones
-    from grpo_kit.more.lab.branch import (
-        branch,
-        branches,
-    )  # an exact what-if from a checkpoint; the tree of a run
+    from grpo_kit.more.lab.branch import branch, branches  # an exact what-if; the tree of a run
     from grpo_kit.more.lab.power import power  # how many seeds show a difference, and what they cost
     from grpo_kit.more import lab  # lab.compare(arms, seeds): several settings, several seeds
     from grpo_kit import objectives  # every loss by hand

@@ -29,13 +29,13 @@ from grpo_kit.display import (
     progress_line,
 )
 from grpo_kit.evaluation.shown import ShownTable, with_page
+from grpo_kit.more.episodes.conversations import conversation
 from grpo_kit.more.export.chat import Chat
 from grpo_kit.record.files import read_completions
 from grpo_kit.record.kernel import visible
 from grpo_kit.rewards.scoring import RewardError, score
 from grpo_kit.watch.browse import browse
 from grpo_kit.watch.completions import pages_of
-from grpo_kit.watch.conversations import conversation
 from grpo_kit.watch.terminal import follow
 
 

@@ -89,7 +89,7 @@ def _pay_everything(monkeypatch):
 
 
 def _pass_every_test(monkeypatch):
-    monkeypatch.setattr("grpo_kit.rewards.code_rewards.passes", lambda answer, test: True)
+    monkeypatch.setattr("grpo_kit.more.code.code_rewards.passes", lambda answer, test: True)
 
 
 def _scale_norms(monkeypatch):
@@ -153,7 +153,7 @@ def test_every_part_is_broken_once():
 
 @pytest.mark.parametrize("part", BROKEN)
 def test_a_broken_part_fails_and_the_next_is_tried(part, monkeypatch, tmp_path):
-    from grpo_kit.sandbox import isolation
+    from grpo_kit.more.code.sandbox import isolation
 
     if part == "sandbox" and isolation() is None:
         pytest.skip("nothing isolates programs here")
@@ -188,7 +188,7 @@ def test_a_failure_is_one_line_its_trace_comes_with_verbose_and_the_code_is_1(mo
 def test_parts_that_cannot_be_tried_are_skipped_and_that_is_no_failure(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("grpo_kit.models.loading.importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr("grpo_kit.sandbox._working", lambda: (None, ["sandlock: not installed"]))
+    monkeypatch.setattr("grpo_kit.more.code.sandbox._working", lambda: (None, ["sandlock: not installed"]))
     monkeypatch.setattr(surroundings, "SECTIONS", {})
     parts = {p: self_check.PARTS[p] for p in ("prompts", "sandbox", "fast ways", QUICK)}
     monkeypatch.setattr(self_check, "PARTS", parts)
@@ -354,7 +354,7 @@ def test_a_disk_without_room_and_a_folder_that_cannot_be_written_are_said(monkey
 
 
 def test_ways_out_of_the_sandbox_are_found_where_nothing_isolates(monkeypatch):
-    from grpo_kit import sandbox
+    from grpo_kit.more.code import sandbox
 
     values, _, to_do = look("Sandbox")
     if sandbox.isolation() is not None:
@@ -369,7 +369,9 @@ def test_ways_out_of_the_sandbox_are_found_where_nothing_isolates(monkeypatch):
 
 
 def test_no_sandbox_is_said_with_what_to_install(monkeypatch):
-    monkeypatch.setattr("grpo_kit.sandbox._working", lambda: (None, ["bubblewrap: no user namespaces"]))
+    monkeypatch.setattr(
+        "grpo_kit.more.code.sandbox._working", lambda: (None, ["bubblewrap: no user namespaces"])
+    )
     values, notes, to_do = look("Sandbox")
     assert values["isolation"] is None and "no user namespaces" in to_do[0] and "apt install" in to_do[0]
 

@@ -11,7 +11,7 @@ import pytest
 from forked_kernel import ForkedKernel
 from ipykernel.ipkernel import IPythonKernel
 
-from grpo_kit.sandbox import isolation
+from grpo_kit.more.code.sandbox import isolation
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -25,9 +25,6 @@ from transformers import RwkvConfig, RwkvForCausalLM
 
 import grpo_kit as kit
 from grpo_kit import objectives
-from grpo_kit.engine.episode_sample import EpisodeSample
-from grpo_kit.episodes.episode_task import EpisodeTask
-from grpo_kit.episodes.observation import View
 from grpo_kit.evaluation import as_trained
 from grpo_kit.hooks.standard import StillStep
 from grpo_kit.hooks.watchdog import Watchdog
@@ -40,6 +37,9 @@ from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models.dtypes import float32_by_default
 from grpo_kit.models.gguf_reader import PolicyLoadError
 from grpo_kit.models.token_lists import end_ids, why_not_padded
+from grpo_kit.more.episodes.episode_sample import EpisodeSample
+from grpo_kit.more.episodes.episode_task import EpisodeTask
+from grpo_kit.more.episodes.observation import View
 from grpo_kit.more.export.gguf_writer import write_gguf
 from grpo_kit.more.export.template import ExportError
 from grpo_kit.more.export.weights import whole_model

@@ -30,13 +30,13 @@ EVERY_MODULE = """
 import importlib, pkgutil, grpo_kit
 alone = ("launcher", "confinement", "folders", "program_watch", "interpreter", "__main__")
 for module in pkgutil.walk_packages(grpo_kit.__path__, "grpo_kit."):
-    if module.name.split(".")[-1] not in alone and "integrations" not in module.name:
+    if module.name.split(".")[-1] not in alone and "bridges" not in module.name:
         importlib.import_module(module.name)
 print("all modules")
 """
 A_RUN = """
 import grpo_kit as kit
-from grpo_kit import sandbox
+from grpo_kit.more.code import sandbox
 real = sandbox.platform.system
 sys.platform, sandbox.platform.system = "win32", lambda: "Windows"  # after what they import
 try:

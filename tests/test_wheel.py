@@ -84,7 +84,11 @@ def pip(python, *arguments):
 
 
 # Programs that are started by their path.
-NO_IMPORTS = ("grpo_kit.__main__", "grpo_kit.sandbox.launcher", "grpo_kit.sandbox.program_watch")
+NO_IMPORTS = (
+    "grpo_kit.__main__",
+    "grpo_kit.more.code.sandbox.launcher",
+    "grpo_kit.more.code.sandbox.program_watch",
+)
 
 
 @functools.cache

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpo_kit as kit
-from grpo_kit.episodes.episode_task import EpisodeTask
-from grpo_kit.episodes.observation import View
 from grpo_kit.loop.checkpoint import read_state
 from grpo_kit.loop.generate import generate
 from grpo_kit.loop.padded_update import PaddedUpdate
+from grpo_kit.more.episodes.episode_task import EpisodeTask
+from grpo_kit.more.episodes.observation import View
 from grpo_kit.record.digests import what_is_wrong
 from grpo_kit.record.files import KEPT
 from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES, RUN_ID, lines_of

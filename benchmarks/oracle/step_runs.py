@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from benchmarks.oracle.cases import policy_of
-from grpo_kit.episodes import grid
-from grpo_kit.episodes.grid_world import MOVES, Grid
 from grpo_kit.models import load_policy
+from grpo_kit.more.episodes import grid
+from grpo_kit.more.episodes.grid_world import MOVES, Grid
 from grpo_kit.schedules import constant, linear
 from grpo_kit.tasks import code, countdown, from_rows, largest
 

@@ -81,9 +81,9 @@ def rewards(folder: Path) -> str:
 
 def sandbox(folder: Path) -> str:
     """A program as a model might write it passes its tests in the sandbox; an endless one is stopped."""
+    from grpo_kit.more.code.code_runner import CodeRunner
+    from grpo_kit.more.code.sandbox import isolation
     from grpo_kit.rewards import CodeTests
-    from grpo_kit.rewards.code_runner import CodeRunner
-    from grpo_kit.sandbox import isolation
 
     if isolation() is None:
         raise Skipped("nothing isolates programs here")

@@ -106,7 +106,7 @@ def disk(section: Section) -> None:
 
 def sandbox(section: Section) -> None:
     """The isolation on this machine, tried out, and the ways out of it that are shut."""
-    from grpo_kit.sandbox import SandboxUnavailableError, isolation, run_python
+    from grpo_kit.more.code.sandbox import SandboxUnavailableError, isolation, run_python
 
     with tempfile.TemporaryDirectory(prefix="grpo_kit-doctor-") as name, socket.socket() as listener:
         readable, writable = Path(name) / "readable", Path(name) / "written"

@@ -1,8 +1,11 @@
 """What goes beyond the mission: the kit does not import it, and it imports the kit.
 
-export   a trained model as a folder that proves itself; a chat with it
-lab      several settings and seeds compared; preferences, another reward on old rollouts, a branch of a run
-bridges  TRL's scripts, vLLM, trackers
+code      programs as answers: tasks, rewards, the sandbox that runs what a model wrote
+episodes  several turns: environments, what the model reads each turn, tool calls
+tasks     further tasks
+lab       several settings and seeds compared; preferences, another reward on old rollouts, a branch of a run
+export    a trained model as a folder that proves itself; a chat with it
+bridges   TRL's scripts, vLLM, trackers
 """
 
 from typing import TYPE_CHECKING
@@ -10,6 +13,6 @@ from typing import TYPE_CHECKING
 from grpo_kit.lazy import lazy
 
 if TYPE_CHECKING:
-    from grpo_kit.more import bridges, export, lab
+    from grpo_kit.more import bridges, code, episodes, export, lab, tasks
 
 __all__ = lazy(__name__)

@@ -14,7 +14,7 @@ from grpo_kit.display import COLOURS, colours_of, escape
 from grpo_kit.record.kernel import visible
 
 # A column that only other rows than completions have: the module whose pages_of shows them, loaded where it is there.
-_OTHERS = {"turn": "grpo_kit.watch.conversations"}
+_OTHERS = {"turn": "grpo_kit.more.episodes.conversations"}
 _VISIBLE, _LINES = 300, 3  # characters and lines of a text before the click
 # Counters a notebook's own styles: widgets have lines of 28 px, and break words anywhere; outputs align tables right.
 _PAGE = (

@@ -10,9 +10,9 @@ import torch
 
 from benchmarks.oracle.step_runs import EPSILON, EPSILON_HIGH, MAX_GRAD_NORM, STEPS
 from benchmarks.oracle.steps import change, weights
-from grpo_kit.episodes.observation import Renderer
-from grpo_kit.episodes.rollout_episodes import rollout_episodes
 from grpo_kit.models.token_lists import end_ids
+from grpo_kit.more.episodes.observation import Renderer
+from grpo_kit.more.episodes.rollout_episodes import rollout_episodes
 from grpo_kit.objectives import dapo, token_logprobs
 from grpo_kit.rewards.scoring import score_all
 

@@ -25,7 +25,6 @@ import tiny_loop_episodes  # noqa: E402
 from loop_runs import make, press_stop, record, same, weights  # noqa: E402
 
 from examples.older_weights import OlderWeights
-from grpo_kit.engine.episode_sample import EpisodeSample
 from grpo_kit.loop import Config
 from grpo_kit.loop.generate import generate
 from grpo_kit.loop.hooks import Hook
@@ -37,6 +36,7 @@ from grpo_kit.more.bridges import vllm_engines
 from grpo_kit.more.bridges.summed_weights import summed_weights
 from grpo_kit.more.bridges.vllm import SamplerNotInStep, VllmSample
 from grpo_kit.more.bridges.vllm_engines import EXTENSION
+from grpo_kit.more.episodes.episode_sample import EpisodeSample
 from grpo_kit.record.files import read_completions, read_metrics
 from grpo_kit.schedules import linear
 

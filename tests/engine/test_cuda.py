@@ -13,7 +13,6 @@ from loop_runs import make, press_stop, record, task, weights
 from test_packed_update import assert_same, ragged, step
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from grpo_kit import episodes
 from grpo_kit.cuda import has_bf16
 from grpo_kit.engine.check_card import check_card
 from grpo_kit.engine.fast import fast
@@ -29,6 +28,7 @@ from grpo_kit.memory.activations import chunk_bytes
 from grpo_kit.memory.free import free_bytes, releasable_bytes
 from grpo_kit.models import load_policy
 from grpo_kit.models.adapters import add_adapters
+from grpo_kit.more import episodes
 from grpo_kit.optim.choose import make_optimizer
 from grpo_kit.rollout import RolloutEngine, first_use
 

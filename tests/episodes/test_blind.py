@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from examples.lookup import lookup
-from grpo_kit.episodes import EpisodeTask, grid
+from grpo_kit.more.episodes import EpisodeTask, grid
 
 
 class Lock:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from grpo_kit.episodes.environment import LONGEST, EpisodeError, VectorEnv
+from grpo_kit.more.episodes.environment import LONGEST, EpisodeError, VectorEnv
 
 
 class Echo:

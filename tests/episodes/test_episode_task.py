@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from grpo_kit.episodes import grid, worked
-from grpo_kit.episodes.grid_world import _SHOWN, _SMALL, Grid
+from grpo_kit.more.episodes import grid, worked
+from grpo_kit.more.episodes.grid_world import _SHOWN, _SMALL, Grid
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])

@@ -8,13 +8,13 @@ import pytest
 import trl
 
 from examples.calculator import calculator
-from grpo_kit.episodes import grid
-from grpo_kit.episodes.episode_task import EpisodeTask
-from grpo_kit.episodes.observation import Renderer, View, write_turn
-from grpo_kit.episodes.rollout_episodes import rollout_episodes
-from grpo_kit.episodes.show import show_turns
-from grpo_kit.episodes.template_audit import audit_turns
 from grpo_kit.models import load_policy
+from grpo_kit.more.episodes import grid
+from grpo_kit.more.episodes.episode_task import EpisodeTask
+from grpo_kit.more.episodes.observation import Renderer, View, write_turn
+from grpo_kit.more.episodes.rollout_episodes import rollout_episodes
+from grpo_kit.more.episodes.show import show_turns
+from grpo_kit.more.episodes.template_audit import audit_turns
 from grpo_kit.prompts import PromptError, build_prompt
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"

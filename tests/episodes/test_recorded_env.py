@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from examples.calculator import calculator
-from grpo_kit.episodes import grid
-from grpo_kit.episodes.recorded_env import RecordedEnv, recorded
+from grpo_kit.more.episodes import grid
+from grpo_kit.more.episodes.recorded_env import RecordedEnv, recorded
 
 
 def transcript(world, rows, texts):

@@ -7,8 +7,8 @@ import trl
 from transformers.utils.chat_template_utils import render_jinja_template
 from trl.chat_template_utils import get_training_chat_template
 
-from grpo_kit.episodes.template_audit import FIELDS, audit_turns
 from grpo_kit.models import load_policy
+from grpo_kit.more.episodes.template_audit import FIELDS, audit_turns
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja") if not path.stem.endswith("_training"))

@@ -2,9 +2,9 @@
 
 import pytest
 
-from grpo_kit.episodes.environment import VectorEnv
+from grpo_kit.more.episodes.environment import VectorEnv
+from grpo_kit.more.episodes.reasoning_gym import Tries
 from grpo_kit.tasks import from_reasoning_gym, from_reasoning_gym_tries
-from grpo_kit.tasks.reasoning_gym import Tries
 
 AGAIN = "That is not right. Try again."
 

@@ -7,8 +7,8 @@ import pytest
 
 from examples.phone import MENUS, Phone, phone
 from examples.shop import Shop, shop
-from grpo_kit.episodes import worked
-from grpo_kit.episodes.environment import row_key
+from grpo_kit.more.episodes import worked
+from grpo_kit.more.episodes.environment import row_key
 
 WORLDS = {"shop": (shop, Shop, 5), "phone": (phone, Phone, 3)}  # with the fewest turns that are always enough
 # The most that a policy may score that reads no reply, on 64 rows: every place, and every way, is right equally often.

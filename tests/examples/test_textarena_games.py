@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from examples.textarena_games import from_textarena, guess_the_number
-from grpo_kit.episodes.environment import EpisodeError, VectorEnv
+from grpo_kit.more.episodes.environment import EpisodeError, VectorEnv
 
 # ---- the real package -----------------------------------------------------------------------------------------------
 

@@ -3,9 +3,9 @@
 import pytest
 
 from examples.tool_env import ToolCall, describe_tool, for_trl, from_tools, from_trl, read_call, sums
-from grpo_kit.episodes import EpisodeTask, grid
-from grpo_kit.episodes.environment import VectorEnv
-from grpo_kit.episodes.grid_world import Grid
+from grpo_kit.more.episodes import EpisodeTask, grid
+from grpo_kit.more.episodes.environment import VectorEnv
+from grpo_kit.more.episodes.grid_world import Grid
 
 ROW = {"question": "What is 2 + 3?", "answer": "5"}
 START = {"question": "go", "size": 3, "start": [2, 0], "door": [0, 0]}

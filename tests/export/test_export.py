@@ -23,9 +23,9 @@ from transformers import (
 
 import grpo_kit.more.export as exporting
 from grpo_kit import linear, load_policy, tasks
-from grpo_kit.episodes.observation import Renderer
 from grpo_kit.models.adapters import add_adapters
 from grpo_kit.models.token_lists import end_ids
+from grpo_kit.more.episodes.observation import Renderer
 from grpo_kit.more.export import ExportError, export, write
 from grpo_kit.more.export.gguf_writer import write_gguf
 from grpo_kit.more.export.model_card import license_of

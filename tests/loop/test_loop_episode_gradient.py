@@ -11,15 +11,15 @@ from tiny_loop_episodes import Letters, make, rolled_out, task, written_as
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from grpo_kit.engine.episode_sample import EpisodeSample
 from grpo_kit.engine.packed_update import PackedUpdate
-from grpo_kit.episodes.environment import EpisodeError
-from grpo_kit.episodes.episode_task import EpisodeTask
-from grpo_kit.episodes.observation import View
-from grpo_kit.episodes.template_audit import audit_turns
 from grpo_kit.loop import Config
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
+from grpo_kit.more.episodes.environment import EpisodeError
+from grpo_kit.more.episodes.episode_sample import EpisodeSample
+from grpo_kit.more.episodes.episode_task import EpisodeTask
+from grpo_kit.more.episodes.observation import View
+from grpo_kit.more.episodes.template_audit import audit_turns
 from grpo_kit.record.files import read_metrics
 
 WORDS = ["<pad>", "<end>", "[user]", "[model]", "a", "b", "x", "y", "go", "."]

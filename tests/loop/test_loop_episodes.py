@@ -10,15 +10,15 @@ from benchmarks.oracle.compare import worst
 from benchmarks.oracle.loop import loop_steps
 from benchmarks.oracle.step_runs import RUNS
 from benchmarks.oracle.steps import compare_steps
-from grpo_kit.engine.episode_sample import EpisodeSample, episode_measures, turns_of
 from grpo_kit.engine.packed_update import PackedUpdate
-from grpo_kit.episodes.environment import EpisodeError
-from grpo_kit.episodes.observation import View
-from grpo_kit.episodes.rollout_episodes import Episode, Turn
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.score import with_signal
 from grpo_kit.models.context import context_length
 from grpo_kit.models.token_lists import end_ids
+from grpo_kit.more.episodes.environment import EpisodeError
+from grpo_kit.more.episodes.episode_sample import EpisodeSample, episode_measures, turns_of
+from grpo_kit.more.episodes.observation import View
+from grpo_kit.more.episodes.rollout_episodes import Episode, Turn
 
 # ---- beside today's trainer -------------------------------------------------------------------------------------
 

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import few_words
 import torch
 
-from grpo_kit.engine.episode_sample import EpisodeSample, fast_episodes
-from grpo_kit.engine.turn_writers import EngineTurns, Written
-from grpo_kit.episodes.episode_task import EpisodeTask
-from grpo_kit.episodes.observation import View
 from grpo_kit.loop import Config, GRPOTrainer
+from grpo_kit.more.episodes.episode_sample import EpisodeSample, fast_episodes
+from grpo_kit.more.episodes.episode_task import EpisodeTask
+from grpo_kit.more.episodes.observation import View
+from grpo_kit.more.episodes.turn_writers import EngineTurns, Written
 
 LONG = " Read on." * 60  # a prompt whose keys are worth keeping from turn to turn
 

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from examples.arithmetic import arithmetic
+from grpo_kit.more.tasks.interval_scheduling import ScheduleShare
 from grpo_kit.rewards import (
     CallAccuracy,
     Case,
@@ -28,7 +29,6 @@ from grpo_kit.rewards import (
 )
 from grpo_kit.tasks import Task, countdown, from_reasoning_gym, from_rows, largest
 from grpo_kit.tasks.countdown import CountdownAnswer, evaluate
-from grpo_kit.tasks.interval_scheduling import ScheduleShare
 
 CHEATS = [
     "empty",

@@ -9,7 +9,7 @@ import pytest
 from test_reward_contract import ROWS
 
 from benchmarks.reward_cost import completions, entries, measure
-from grpo_kit.rewards.code_rewards import CodeRuns, CodeTests
+from grpo_kit.more.code.code_rewards import CodeRuns, CodeTests
 
 ROOT = Path(__file__).parents[2]
 

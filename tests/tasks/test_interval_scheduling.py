@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_kit.rewards import Case, RewardCheckError, check_rewards, crafted_cases, on_response
-from grpo_kit.tasks.interval_scheduling import (
+from grpo_kit.more.tasks.interval_scheduling import (
     ScheduleShare,
     best_schedule,
     interval_scheduling,
     schedule_worth,
     strategy_shares,
 )
+from grpo_kit.rewards import Case, RewardCheckError, check_rewards, crafted_cases, on_response
 
 LUNCH = [[9, 11, 2], [10, 12, 1], [12, 13, 1], [11, 12, 3]]  # A 4, B 2, C 1, D 3: best A D C, worth 8
 SMALL = {"n_train": 60, "n_held_out": 60}

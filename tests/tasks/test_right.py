@@ -9,6 +9,8 @@ from examples.tools import tools
 from grpo_kit.evaluation.accuracy import evaluation_of
 from grpo_kit.evaluation.generate_and_score import Answers
 from grpo_kit.evaluation.held_out import HeldOut
+from grpo_kit.more.code.sandbox import isolation
+from grpo_kit.more.episodes.tool_calls import CallAccuracy, call_reward
 from grpo_kit.more.lab.arm import arm_of, prompt_fingerprint
 from grpo_kit.rewards import (
     Bleu,
@@ -27,9 +29,7 @@ from grpo_kit.rewards import (
 )
 from grpo_kit.rewards.parts import all_parts, judges_answer
 from grpo_kit.rewards.scoring import score
-from grpo_kit.rewards.tool_calls import CallAccuracy, call_reward
 from grpo_kit.rollout.complete import Completion
-from grpo_kit.sandbox import isolation
 from grpo_kit.tasks import (
     code,
     countdown,

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from grpo_kit.episodes import grid
 from grpo_kit.evaluation.sample_cache import _settings
 from grpo_kit.hooks.job import Job
 from grpo_kit.loop.grpo import GRPOTrainer
 from grpo_kit.models import load_policy
+from grpo_kit.more.episodes import grid
 from grpo_kit.more.lab import arm as lab
 from grpo_kit.rewards import ExactAnswer, WeightedSum
 from grpo_kit.tasks import largest

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_kit.more.tasks.science import load_rows, same_words, science
 from grpo_kit.rewards import check_rewards
 from grpo_kit.rewards.bleu_rouge import Rouge
 from grpo_kit.tasks import largest
-from grpo_kit.tasks.science import load_rows, same_words, science
 from grpo_kit.tasks.task import strategy_rewards
 
-science_module = sys.modules["grpo_kit.tasks.science"]
+science_module = sys.modules["grpo_kit.more.tasks.science"]
 
 # --- science ---------------------------------------------------------------------------------------------
 

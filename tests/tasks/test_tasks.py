@@ -24,6 +24,8 @@ import torch
 from datasets import Dataset, DatasetDict
 
 from examples.arithmetic import arithmetic
+from grpo_kit.more.episodes.reasoning_gym import ReasoningGymScore
+from grpo_kit.more.tasks.interval_scheduling import ScheduleShare
 from grpo_kit.rewards import Case, ExactAnswer, NumericAnswer, check_rewards, on_response
 from grpo_kit.tasks import (
     Task,
@@ -36,8 +38,6 @@ from grpo_kit.tasks import (
 )
 from grpo_kit.tasks.countdown import CountdownAnswer, evaluate
 from grpo_kit.tasks.data_files import packaged
-from grpo_kit.tasks.interval_scheduling import ScheduleShare
-from grpo_kit.tasks.reasoning_gym import ReasoningGymScore
 
 SMALL = {"n_train": 40, "n_held_out": 30}
 MANY = {"n_train": 60, "n_held_out": 120}

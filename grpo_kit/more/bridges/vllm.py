@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from grpo_kit.engine.turn_writers import Write, Written
 from grpo_kit.loop.generate import as_batch, prompts_of_groups
 from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate
@@ -27,6 +26,7 @@ from grpo_kit.models.model_facts import base_model
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.more.bridges.summed_weights import summed_weights
 from grpo_kit.more.bridges.vllm_engines import InThisProcess, Server
+from grpo_kit.more.episodes.turn_writers import Write, Written
 from grpo_kit.rollout.first_use import few
 from grpo_kit.rollout.kv_prefill import weight_version
 

@@ -11,7 +11,6 @@ from test_packed_update import ragged
 
 from grpo_kit.cuda import has_bf16
 from grpo_kit.engine.packed_update import PackedUpdate
-from grpo_kit.episodes import EpisodeTask
 from grpo_kit.hooks.standard import GRPOTrainer
 from grpo_kit.loop import Config
 from grpo_kit.loop.grpo_config import StepNumbers
@@ -19,6 +18,7 @@ from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.models import load_policy
+from grpo_kit.more.episodes import EpisodeTask
 from grpo_kit.optim.choose import make_optimizer
 
 KINDS = {  # tuning, dtype, autocast, optimizer, how far apart the weights may be as a share of their change

@@ -1,0 +1,223 @@
+"""EpisodeTask: rows, an environment, the model's view of it, and the scores of policies without a model."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import Any
+
+from grpo_kit.argument_checks import check_whole
+from grpo_kit.loop.protocols import Task
+from grpo_kit.more.episodes.environment import PART, Environment, VectorEnv, row_key
+from grpo_kit.more.episodes.observation import View
+from grpo_kit.more.episodes.recorded_env import RecordedEnv
+
+# (row, generator) -> f(observation) -> response
+Policy = Callable[[Mapping[str, Any], random.Random], Callable[[str], str]]
+_LONGEST_EXAMPLE = 100  # turns
+_MOST_PLANS = 4096  # largest number of action sequences to try
+
+
+@dataclass(frozen=True)
+class EpisodeTask(Task):
+    """A task of several turns.
+
+    train, held_out: rows with "question" (the goal, as the model reads it) and the columns that the environment's reset
+    needs; no row is in both.
+    environment: returns a new one, such as its class. view: the model's input each turn. max_turns: an episode ends
+    there at the latest. max_completion_tokens: of each turn.
+    success: an episode is right if its rewards sum to at least this value.
+    seconds: limit for a reset or step, with all episodes in threads; None: a step takes microseconds.
+    optimum: a policy that plays perfectly, if there is one.
+    actions: all actions, for policies that read no observation: see blind. "ask {person}" is filled from the row by
+    str.format(**row), so that such a policy may know the goal; double a brace that is not part of a field.
+    file: "path:name", where tasks.from_file found it.
+    Raises ValueError naming the field that does not fit.
+    """
+
+    name: str
+    train: list[dict]
+    held_out: list[dict]
+    environment: Callable[[], Environment]
+    view: View = field(default_factory=View)
+    max_turns: int = 4
+    max_completion_tokens: int = 16
+    success: float = 1.0
+    seconds: float | None = None
+    optimum: Policy | None = None
+    actions: tuple[str, ...] = ()
+    file: str | None = None
+
+    answers_are, is_correct = "actions", "by the sum of its rewards"
+    rewards, paid_parts = (), (PART,)  # its environment pays
+    system = property(lambda self: self.view.system)
+    prefill = property(lambda self: self.view.prefill)
+    examples = property(lambda self: tuple(self.view.example_pairs()))
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.view, View):
+            raise ValueError(
+                f"view={self.view!r:.80} is a {type(self.view).__name__}; give an episodes.View(...)"
+            )
+        for split in ("train", "held_out"):
+            rows = getattr(self, split)
+            if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+                raise ValueError(
+                    f"task {self.name!r}: {split} is a {type(rows).__name__}; give a list of dicts, such as "
+                    "frame.to_dict('records')"
+                )
+            if not rows:
+                raise ValueError(f"task {self.name!r}: {split} is empty; give at least one row")
+            for place, row in enumerate(rows):
+                if not isinstance(row.get("question"), str) or not row["question"].strip():
+                    raise ValueError(
+                        f"task {self.name!r}: {split} row {place} has the question {row.get('question')!r}; give the "
+                        "goal as text"
+                    )
+        shared = {row_key(row) for row in self.train} & {row_key(row) for row in self.held_out}
+        if shared:
+            raise ValueError(
+                f"task {self.name!r}: {len(shared)} rows are in train and held_out, such as {min(shared):.200}; the "
+                "model would be tested on what it trained on"
+            )
+        for name in ("max_turns", "max_completion_tokens"):
+            check_whole(name, getattr(self, name))
+
+    def world(self) -> VectorEnv:
+        """Environments for a rollout."""
+        return VectorEnv(self.environment, seconds=self.seconds)
+
+    def seams(self, model: Any, config: Any) -> Any:
+        """An EpisodeSample, by the engine where it knows the model, and the update."""
+        from grpo_kit.more.episodes.episode_sample import fast_episodes
+
+        return fast_episodes(model, config)
+
+    def play(self, model: Any, tokenizer: Any, rows: Sequence[dict], asked: Any) -> Any:
+        """Episodes of the rows, judged: episodes.episode_answers.Played."""
+        from grpo_kit.more.episodes.episode_answers import play
+
+        return play(self, model, tokenizer, rows, asked)
+
+    def questions(self, rows: Sequence[dict]) -> list[str]:
+        """The messages of the rows' first turns; of slow environments, which are called only when played, the goals."""
+        goals = [row["question"] for row in rows]
+        seen = goals if self.seconds else self.world().reset(rows)
+        return [self.view.message(g, [], text or g).strip() for g, text in zip(goals, seen, strict=True)]
+
+    def made_of(self) -> dict[str, Any]:
+        """What counts in its digest, besides name, rows and length."""
+        return {"view": asdict(self.view), "turns": self.max_turns, "success": self.success}
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """Can policies without observations be scored? Empty if a step costs time, or if a RecordedEnv counts steps."""
+        return () if self.seconds or isinstance(self.environment, RecordedEnv) else self.actions
+
+    def best_constant(self, rows: Sequence[dict] | None = None) -> tuple[str, float]:
+        """Name and success, in [0, 1], of the best policy that reads no observation, on the rows (default held_out)."""
+        return next(iter(self.blind(rows).items()))
+
+    # ---- without a model ------------------------------------------------------------------------------------------
+
+    def score(self, policy: Policy, rows: Sequence[dict] | None = None, *, seed: int = 0) -> float:
+        """Share of the rows (default held_out) on which the policy succeeds."""
+        return fmean(self._succeeds(policy, self.held_out if rows is None else rows, seed))
+
+    def _succeeds(self, policy: Policy, rows: Sequence[dict], seed: int = 0) -> list[bool]:
+        rng, world = random.Random(seed), self.world()
+        observations = dict(enumerate(world.reset(rows)))
+        players = [policy(row, rng) for row in rows]
+        totals = [0.0] * len(rows)
+        for turn in range(1, self.max_turns + 1):
+            said = {i: self.view.completion_saying(players[i](seen)) for i, seen in observations.items()}
+            texts = {i: self.view.said(self.view.prefill + text) for i, text in said.items()}
+            outcomes = world.step(texts, turn, last=turn == self.max_turns)
+            for i, outcome in outcomes.items():
+                totals[i] += outcome.reward
+            observations = {i: o.observation for i, o in outcomes.items() if not o.done}
+            if not observations:
+                break
+        return [total >= self.success for total in totals]
+
+    def blind(self, rows: Sequence[dict] | None = None, *, seed: int = 0) -> dict[str, float]:
+        """Scores of policies that read no observation, best first: "random", and the best fixed sequence of actions.
+
+        Sequences: all those of up to n actions, each repeated until the episode ends. n: the largest for
+        which there are at most 4,096, from 1 to max_turns. random: the mean of 8 plays. {} for a task without actions.
+        Raises ValueError for an action with a field that a row lacks.
+        """
+        if not self.actions:
+            return {}
+        rows = self.held_out if rows is None else rows
+        known = self.__dict__.setdefault("_blind", {})  # every evaluation needs it
+        key = (seed, *map(row_key, rows))
+        if key not in known:
+            plans = [p for n in range(1, self._most() + 1) for p in itertools.product(self.actions, repeat=n)]
+            best, place = max((sum(right), -i) for i, right in enumerate(self._by_plans(plans, rows)))
+            by_chance = fmean(self.score(_at_random(self.actions), rows, seed=seed + k) for k in range(8))
+            named = {f"always {', '.join(plans[-place])}": best / len(rows), "random": by_chance}
+            known[key] = dict(sorted(named.items(), key=lambda item: -item[1]))
+        return dict(known[key])
+
+    def _by_plans(self, plans: Sequence[Sequence[str]], rows: Sequence[dict]) -> Iterator[tuple[bool, ...]]:
+        """On which of the rows each plan succeeds; a row is played once, for whatever rows it is among later."""
+        known = self.__dict__.setdefault("_of_plans", {})
+        if new := [row for row in rows if row_key(row) not in known]:
+            found = [self._succeeds(_planned(plan), new) for plan in plans]
+            known.update(zip(map(row_key, new), zip(*found, strict=True), strict=True))
+        return zip(*(known[row_key(row)] for row in rows), strict=True)
+
+    def _most(self) -> int:
+        """The longest length at which all sequences of actions are tried."""
+        fit = [n for n in range(1, self.max_turns + 1) if len(self.actions) ** n <= _MOST_PLANS]
+        return max(fit, default=1)
+
+    def __repr__(self) -> str:
+        return f"EpisodeTask({self.name!r}, train={len(self.train)}, held_out={len(self.held_out)})"
+
+
+def worked(environment: Environment, policy: Policy, row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The (observation, response) turns of a policy's episode, for a worked example."""
+    observation, done, turns = environment.reset(row), False, []
+    respond = policy(row, random.Random(0))
+    while not done:
+        if len(turns) == _LONGEST_EXAMPLE:
+            raise ValueError(
+                f"row={row!r:.200}: the policy did not end the episode in {_LONGEST_EXAMPLE} turns"
+            )
+        turns.append((observation, respond(observation)))
+        observation, _, done = environment.step(turns[-1][1])
+    return turns
+
+
+def _planned(plan: Sequence[str]) -> Policy:
+    def policy(row: Mapping[str, Any], rng: random.Random) -> Callable[[str], str]:
+        actions = itertools.cycle([_filled(action, row) for action in plan])
+        return lambda observation: next(actions)
+
+    return policy
+
+
+def _at_random(actions: Sequence[str]) -> Policy:
+    def policy(row: Mapping[str, Any], rng: random.Random) -> Callable[[str], str]:
+        filled = [_filled(action, row) for action in actions]
+        return lambda observation: rng.choice(filled)
+
+    return policy
+
+
+def _filled(action: str, row: Mapping[str, Any]) -> str:
+    """The action with its fields filled from the row."""
+    if "{" not in action and "}" not in action:
+        return action
+    try:
+        return action.format_map(row)
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"action {action!r} has a field ({error}) that a row lacks, which has {', '.join(row)}; write {{{{ or }}}} "
+            "for a brace that is none of a field's"
+        ) from error

@@ -1,0 +1,1 @@
+"""Further tasks; `kit.tasks` names them, too."""
