@@ -16,7 +16,7 @@ from unittest.mock import MagicMock, Mock
 import pytest
 
 from grpo_kit.more.code import sandbox
-from grpo_kit.more.code.sandbox import folders, isolation, run_python, run_python_batch
+from grpo_kit.more.code.sandbox import folders, isolation, run_python, run_python_batch, syscalls
 from grpo_kit.more.code.sandbox.pool import LauncherError, Pool
 
 ROOT = Path(__file__).parents[2]
@@ -302,6 +302,12 @@ def test_a_launcher_that_is_killed_costs_its_program_nothing():
 def children_of(pid: int) -> list[int]:
     path = Path(f"/proc/{pid}/task/{pid}/children")
     return [int(number) for number in path.read_text().split()] if path.exists() else []
+
+
+@pytest.mark.parametrize("machine, has_one", [("x86_64", True), ("aarch64", True), ("riscv64", False)])
+def test_which_machines_have_a_filter_of_system_calls(machine, has_one, monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert syscalls.supported() is has_one
 
 
 def running(pid: int) -> bool:
