@@ -86,7 +86,7 @@ def test_rooms_are_listed_with_the_three_first(read):
     rooms = list(pages)[1:]
     assert rooms == list(reference.rooms(ROOT))
     assert rooms[:3] == ["prompts", "rewards", "schedules"]
-    assert rooms[3:] == [room for room in ROOMS if room not in rooms[:3]]
+    assert rooms[3:] == [room for room in ROOMS if room not in (*rooms[:3], "more")]
 
 
 def test_every_name_of_the_front_door_has_an_entry_and_comes_first(read, entries):
@@ -95,7 +95,7 @@ def test_every_name_of_the_front_door_has_an_entry_and_comes_first(read, entries
         value = getattr(kit, name)
         assert f"`kit.{name}`" in pages["index"], name
         if inspect.ismodule(value):
-            assert name in pages
+            assert value.__name__.removeprefix("grpo_kit.") in pages
         else:
             room, path = entries[f"kit.{name}"]
             assert names[f"kit.{name}"] == path == f"{value.__module__}.{value.__name__}"
@@ -104,7 +104,7 @@ def test_every_name_of_the_front_door_has_an_entry_and_comes_first(read, entries
             assert all(one.removeprefix("kit.") in kit.__all__ for one in before), name
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", [room for room in ROOMS if room != "more"])
 def test_every_name_that_a_room_exports_has_an_entry(room, entries):
     module = importlib.import_module(f"grpo_kit.{room}")
     for name in getattr(module, "__all__", []):

@@ -76,8 +76,10 @@ def kit(setup: Setup, model: Any, folder: str, *, engine: bool = True, packed: b
         for number, (prompt, flat) in enumerate(zip(work.prompts, work.flat, strict=True))
     ]
     task = SimpleNamespace(
-        name="work", train=rows, rewards=[work], reward_weights=[1.0], prefill="", system=None,
+        name="work", train=rows, held_out=[], rewards=[work], reward_weights=[1.0], prefill="", system=None,
         max_completion_tokens=work.max_completion, render=lambda tokenizer, rows: [r["question"] for r in rows],
+        examples=(), answers_are="anything", answer_tag=None, paid_parts=(), file=None,
+        best_constant_parts=lambda: None,
     )  # fmt: skip
     micro_batch, checkpointing = setup.tuned
     config = Config(

@@ -19,7 +19,8 @@ Member = griffe.Function | griffe.Class | griffe.Attribute
 def rooms(root: Path) -> dict[str, str]:
     """Name -> what it is, by the table of docs/architecture.md; the first three first."""
     table = (root / "docs" / "architecture.md").read_text(encoding="utf-8").replace("](", "](../docs/")
-    about = dict(re.findall(r"^\| `(\w+)/?` \| (.*) \|$", table, re.M))
+    listed = re.findall(r"^\| `([\w/]+?)/?` \| (.*) \|$", table, re.M)
+    about = {name.replace("/", "."): what for name, what in listed}
     return {name: about[name] for name in [*FIRST, *(name for name in about if name not in FIRST)]}
 
 
@@ -29,33 +30,35 @@ def read(root: Path) -> tuple[dict[str, str], dict[str, str]]:
     door = {f"kit.{name}": found(kit, name) for name in exports(kit)}
     names = {name: member.path for name, member in door.items()}
     pages = {"index": door_page(door, rooms(root))}
+    placed: set[str] = set()  # what has an entry on an earlier page
     for room in rooms(root):
         prefix = "kit" if kit[room].path in names.values() else "grpo_kit"
         exported = exports(kit[room])
-        called = {name: path for name, path in names.items() if path.startswith(f"{kit[room].path}.")}
+        own = {name: path for name, path in names.items() if path.startswith(f"{kit[room].path}.")}
+        called = {name: path for name, path in own.items() if path not in placed}
         called |= {
             f"{prefix}.{room}.{one}": path
             for one in exported
-            if (path := found(kit[room], one).path) not in called.values()
+            if (path := found(kit[room], one).path) not in {*called.values(), *placed}
         }
-        pages[room] = room_page(kit[room], called)
+        pages[room] = room_page(kit[room], called, {*names.values(), *called.values()})
         names |= called
+        placed |= {*called.values()}
     return pages, names
 
 
 def exports(room: griffe.Module) -> list[str]:
     """A room's `__all__`, in the order of its imports; where lazy() makes it, what is imported for editors."""
     inner = ("lazy", "__version__")  # of the front door's imports
-    own = [
-        name for name, path in room.imports.items() if path.startswith(f"{room.path}.") and name not in inner
-    ]
+    origins = (f"{room.path}.", "grpo_kit.more.")  # kit.rewards and kit.tasks name some that stand there
+    own = [name for name, path in room.imports.items() if path.startswith(origins) and name not in inner]
     return sorted(room.exports, key=list(room.members).index) if room.exports else own
 
 
 def door_page(door: dict[str, Member | griffe.Module], about: dict[str, str]) -> str:
     names, listed = ["| name | what it is |", "|---|---|"], ["| room | what it is |", "|---|---|"]
     for name, member in door.items():
-        page = f"({member.name}.md)" if member.is_module else f"[{member.path}]"
+        page = f"({member.path.removeprefix('grpo_kit.')}.md)" if member.is_module else f"[{member.path}]"
         text = " ".join(member.docstring.value.split("\n\n")[0].split()) if member.docstring else ""
         names.append(f"| [`{name}`]{page} | {prose(text)} |".replace(" | None", " \\| None"))
     listed += [f"| [{room}]({room}.md) | {what} |" for room, what in about.items()]
@@ -65,11 +68,12 @@ def door_page(door: dict[str, Member | griffe.Module], about: dict[str, str]) ->
     return "\n\n".join(["# Reference", opening, "\n".join(names), "## The rooms", "\n".join(listed)])
 
 
-def room_page(room: griffe.Module, called: dict[str, str]) -> str:
+def room_page(room: griffe.Module, called: dict[str, str], elsewhere: set[str]) -> str:
+    """called: what users write -> where it is defined, of this page; elsewhere: all that has an entry already."""
     text = [f"# {room.name}", f"::: {room.path}\n    options: {{show_root_heading: false, members: false}}"]
     text += [entry(path, name, 2) for name, path in called.items()]
     for file in [room, *below(room)]:
-        rest = [one for one in file.members.values() if public(one) and one.path not in called.values()]
+        rest = [one for one in file.members.values() if public(one) and one.path not in elsewhere]
         if rest:
             text += [
                 f"## {file.path.removeprefix(f'{room.path}.')}",

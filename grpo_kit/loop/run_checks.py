@@ -68,6 +68,11 @@ def check_task(model: Any, tokenizer: Any, task: Task, config: Config) -> None:
     completion may be.
     A task that is played makes its prompts meanwhile: they are checked there.
     """
+    if missing := [name for name in Task.__annotations__ if not hasattr(task, name)]:
+        raise ValueError(
+            f"task={task!r:.100} has no {', '.join(missing)}; a class of your own has what it leaves out from "
+            "grpo_kit.loop.protocols.Task, if it subclasses it"
+        )
     if hasattr(task, "play"):
         return
     rows = [*task.train, *task.held_out]

@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import standard_runs
@@ -9,6 +10,7 @@ import torch
 from loop_runs import letters, make, record, same, task, weights
 
 from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.protocols import Task
 from grpo_kit.models import load_policy
 from grpo_kit.record.files import RunFolderError, run_settings
 from grpo_kit.rewards import Gated, SoftFormat
@@ -249,3 +251,15 @@ def test_the_constructor_leaves_an_earlier_trainer_whole(tmp_path):
     whole = make(tmp_path / "whole")
     whole.train()
     assert same(weights(trainer), weights(whole)) and task() is trainer.task
+
+
+LEFT_OUT = ["held_out", "system", "answers_are", "file", "reward_weights", "examples"]
+
+
+@pytest.mark.parametrize("left_out", LEFT_OUT)
+def test_a_task_of_another_class_is_told_what_it_lacks(left_out, tmp_path):
+    names = [name for name in Task.__annotations__ if name != left_out]
+    parts = {name: getattr(task(), name, Task.__dict__.get(name)) for name in names}
+    bare = SimpleNamespace(**parts, render=task().render)
+    with pytest.raises(ValueError, match=f"has no {left_out}; .*loop.protocols.Task"):
+        make(tmp_path / "run", task=bare)
