@@ -566,7 +566,10 @@ sample(*speller(WORDS), nines_task(), chunk=1, folder={folder!r})
 """
 
 
-def test_killed_and_called_again(spelling, tmp_path, drawn):
+def test_killed_and_called_again(tmp_path, drawn):
+    spelling = speller(
+        WORDS
+    )  # as the other process has it: a shared one may have got another template meanwhile
     folder = tmp_path / "killed"
     code = KILLED.format(tests=str(Path(__file__).parent), folder=str(folder))
     child = forked.start("-c", code)
