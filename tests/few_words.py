@@ -54,7 +54,7 @@ def _model():
 def policy(tuning="full", **lora):
     """(model, tokenizer) of its own, as load_policy("tiny-random", tuning=tuning, lora=lora) gives them."""
     model = copy.deepcopy(_model()).to("cuda" if torch.cuda.is_available() else "cpu")
-    return (model if tuning == "full" else add_adapters(model, tuning, lora, 0)), copy.copy(tokenizer())
+    return (model if tuning == "full" else add_adapters(model, tuning, lora, 0)), copy.deepcopy(tokenizer())
 
 
 @functools.cache

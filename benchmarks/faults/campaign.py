@@ -199,7 +199,7 @@ def ready(arm: str) -> None:
     """Make what all processes of the arm have, once."""
     torch.set_num_threads(1)  # forked processes and thread pools do not mix
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    policy(ARMS[arm].tuning), task_of(arm)
+    policy(arm), task_of(arm)
 
 
 def reference_of(arm: str, work: Path) -> dict[str, Any]:

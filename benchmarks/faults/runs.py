@@ -91,10 +91,11 @@ def task_of(arm: str) -> Any:
 
 
 @functools.cache
-def policy(tuning: str) -> tuple[Any, Any]:
-    """The weights that every run begins with."""
-    lora = {"lora_dropout": 0.1} if tuning == "lora" else None
-    return kit.load_policy("tiny-random", tuning=tuning, lora=lora, quiet=True)
+def policy(arm: str) -> tuple[Any, Any]:
+    """The weights that every run of the arm begins with. Several processes refuse dropout."""
+    of = ARMS[arm]
+    lora = {"lora_dropout": 0.1 if of.processes == 1 else 0.0} if of.tuning == "lora" else None
+    return kit.load_policy("tiny-random", tuning=of.tuning, lora=lora, quiet=True)
 
 
 class Change(kit.Hook):
@@ -111,7 +112,7 @@ def make(arm: str, folder: Path) -> Any:
     record = folder / METRICS_LINES
     changes = [] if record.exists() and any("changes" in line for line in lines_of(record)) else [Change()]
     of, task = ARMS[arm], task_of(arm)
-    model, tokenizer = policy(of.tuning)
+    model, tokenizer = policy(arm)
     values = {"steps": STEPS, "prompts_per_step": 2, "group_size": 4, "learning_rate": 3e-3, "warmup": 0}
     values |= {"seed": 3, "optimizer": "adamw", "save_steps": EVERY, "save_total_limit": 2}
     config = kit.Config(**(values | of.config))

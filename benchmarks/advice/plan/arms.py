@@ -138,9 +138,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "code, Dr. GRPO": CODE
     | {"loss": "dr_grpo", "epsilon_high": 0.28, "scale": "group"},  # divided by the spread
     "code, tokens": CODE | TWICE,
-    "code, sequences": CODE
-    | TWICE
-    | {"level": "sequence"},  # clipped at 0.2 and 0.28, as tokens are; GSPO's own are 3e-4 and 4e-4
+    "code, GSPO": CODE | TWICE | {"loss": "gspo", "epsilon_high": None},  # clipped at 3e-4 and 4e-4, its own
 }
 
 

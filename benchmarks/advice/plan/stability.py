@@ -6,7 +6,7 @@ from benchmarks.advice.plan.when import EXACT
 
 _ONE_CHANGE = (
     "loss_type changed too, and of six tokens a sequence's ratio is nearly a token's; now one change, and programs of "
-    "up to 128 tokens"
+    "up to 128 tokens; runs with the clip of tokens, hundreds of times too wide for a sequence's ratio, were taken back"
 )
 
 STABILITY = [
@@ -93,8 +93,8 @@ STABILITY = [
     Asked(
         "sequence-level-slower",
         "B14",
-        "A ratio a sequence, with the clip of tokens, passes tests later than a ratio a token.",
-        "code, sequences",
+        "GSPO, with its own clip, passes tests later than GRPO, two updates on each rollout.",
+        "code, GSPO",
         "code, tokens",
         "reward/code_tests_mean",
         "less",
@@ -105,8 +105,8 @@ STABILITY = [
     Asked(
         "sequence-level-steadier",
         "B14",
-        "The reward curve of a ratio a sequence, with the clip of tokens, is less rough than that of a ratio a token.",
-        "code, sequences",
+        "GSPO's reward curve, with its own clip, is less rough than GRPO's, two updates on each rollout.",
+        "code, GSPO",
         "code, tokens",
         "reward_roughness",
         "less",
