@@ -9,6 +9,7 @@ from examples.tools import tools
 from grpo_kit.evaluation.accuracy import evaluation_of
 from grpo_kit.evaluation.generate_and_score import Answers
 from grpo_kit.evaluation.held_out import HeldOut
+from grpo_kit.more.code import code_runner
 from grpo_kit.more.code.sandbox import isolation
 from grpo_kit.more.episodes.tool_calls import CallAccuracy, call_reward
 from grpo_kit.more.lab.arm import arm_of, prompt_fingerprint
@@ -25,7 +26,6 @@ from grpo_kit.rewards import (
     SoftFormat,
     WeightedSum,
     check_rewards,
-    code_runner,
 )
 from grpo_kit.rewards.parts import all_parts, judges_answer
 from grpo_kit.rewards.scoring import score
