@@ -68,8 +68,7 @@ def check_task(model: Any, tokenizer: Any, task: Task, config: Config) -> None:
     completion may be.
     A task that is played makes its prompts meanwhile: they are checked there.
     """
-    needed = set(Task.__annotations__) - {"paid_parts"}  # which is asked of a task without rewards
-    if missing := sorted(name for name in needed if not hasattr(task, name)):
+    if missing := [name for name in Task.__annotations__ if not hasattr(task, name)]:
         raise ValueError(
             f"task={task!r:.100} has no {', '.join(missing)}; a class of your own has what it leaves out from "
             "grpo_kit.loop.protocols.Task, if it subclasses it"

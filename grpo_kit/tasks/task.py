@@ -77,7 +77,7 @@ class Task:
     cases: Callable[[dict], list[Case]] | None = None
     cheats: Callable[[dict, Case], list[Case]] | None = None
     file: str | None = None
-
+    paid_parts = ()  # none: its rewards pay; no field
     answers_are = property(lambda self: "programs" if self.read_answer else "text")
 
     def __post_init__(self) -> None:
