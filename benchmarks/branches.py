@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read_result, write_result
 from grpo_kit import GRPOTrainer, branch, load_policy, next_run_folder, preset, read_completions, read_metrics
-from grpo_kit.display import BASE, TUNED, new_figure, to_png
+from grpo_kit._support.display import BASE, TUNED, new_figure, to_png
 from grpo_kit.evaluation.intervals import bootstrap_mean
 
 PATH = RESULTS / "branches.json"

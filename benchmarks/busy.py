@@ -29,7 +29,7 @@ def measured() -> dict[str, list[float]]:
     from transformers import GenerationConfig
 
     from grpo_kit import load_policy
-    from grpo_kit.rollout import RolloutEngine
+    from grpo_kit.engine import RolloutEngine
 
     model, tokenizer = load_policy("smollm2-135m-instruct", quiet=True)
     engine = RolloutEngine(model)

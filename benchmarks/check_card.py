@@ -22,15 +22,15 @@ import torch
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, save
 from grpo_kit import Config, check_card, load_policy
+from grpo_kit.engine._decode import Decoder
+from grpo_kit.engine._first_use import FEW_KERNELS
+from grpo_kit.engine._kv_cache import KVCache
+from grpo_kit.engine._packing import PackedBatch
+from grpo_kit.engine.cpu._tree_attention import Block
 from grpo_kit.engine.packed_update import PackedUpdate
-from grpo_kit.engine.packing import PackedBatch
-from grpo_kit.models.model_facts import base_model
-from grpo_kit.rollout.decode import Decoder
-from grpo_kit.rollout.engine import RolloutEngine
-from grpo_kit.rollout.first_use import FEW_KERNELS
-from grpo_kit.rollout.kv_cache import KVCache
-from grpo_kit.rollout.sampling import Sampler
-from grpo_kit.rollout.tree_attention import Block
+from grpo_kit.engine.rollout import RolloutEngine
+from grpo_kit.engine.sampling import Sampler
+from grpo_kit.models._model_facts import base_model
 
 # ---- faults: context managers that patch what will run -------------------------------------------------------------
 

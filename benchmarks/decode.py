@@ -26,9 +26,9 @@ from transformers import GenerationConfig
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, save
 from benchmarks.step.floor import device_peaks
+from grpo_kit.engine import RolloutEngine
+from grpo_kit.engine.sampling import Sampler
 from grpo_kit.models import load_policy
-from grpo_kit.rollout import RolloutEngine
-from grpo_kit.rollout.sampling import Sampler
 
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 64)
 LENGTHS = (160, 350, 220, 280)

@@ -25,7 +25,7 @@ from unittest import mock
 import grpo_kit as kit
 from benchmarks.result import RESULTS, command_line, origin, save
 from grpo_kit.more.export import ExportError, export
-from grpo_kit.more.export.export_folder import is_unfinished, read_report
+from grpo_kit.more.export._export_folder import is_unfinished, read_report
 
 FORMS = [("merged", "f16"), ("gguf", "q8_0")]
 

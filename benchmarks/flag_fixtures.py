@@ -18,9 +18,9 @@ from benchmarks.induced_failures import FAILURES
 from benchmarks.result import ROOT, command_line
 from grpo_kit import read_completions, read_metrics
 from grpo_kit.record.files import METRIC_COLUMNS, run_settings
-from grpo_kit.watch.flags import Setup
+from grpo_kit.watch._flags import Setup
+from grpo_kit.watch._red_flag import arguments_of
 from grpo_kit.watch.monitor import COLUMNS, PREFIXES, completion_measures
-from grpo_kit.watch.red_flag import arguments_of
 
 FOLDER = ROOT / "tests" / "fixtures" / "flags"
 _KEPT = ("reward_parts", "reward_weights", "answer_parts", "best_constant")

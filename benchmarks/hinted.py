@@ -32,7 +32,7 @@ from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.step_batch import Batch, padded
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.more.episodes import EpisodeTask
-from grpo_kit.more.episodes.episode_sample import fast_episodes
+from grpo_kit.more.episodes._episode_sample import fast_episodes
 from grpo_kit.more.episodes.observation import Renderer, View
 from grpo_kit.more.lab.statistics import over_seeds
 from grpo_kit.record.files import read_metrics

@@ -35,7 +35,7 @@ sys.path.insert(0, FOLDER)
 import pandas as pd
 import grpo_kit
 from IPython import get_ipython
-from grpo_kit.watch.live import LiveChart
+from grpo_kit.watch._live import LiveChart
 assert grpo_kit.__file__.startswith(FOLDER), grpo_kit.__file__
 
 past, pictures, ends = [0.0], [], []

@@ -1,4 +1,4 @@
-"""Memory that a packed update takes, measured beside what grpo_kit.memory.plan predicts.
+"""Memory that a packed update takes, measured beside what grpo_kit.engine.memory.plan predicts.
 
     python -m benchmarks.memory
 
@@ -31,13 +31,13 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.result import RESULTS, command_line, origin, save
 from grpo_kit import load_policy, preset
+from grpo_kit.engine.cpu._layers import shipped_norms
+from grpo_kit.engine.memory._activations import chunk_bytes
+from grpo_kit.engine.memory._shapes import config_of
+from grpo_kit.engine.memory.plan import plan_memory
+from grpo_kit.engine.optim.choose import OPTIMIZERS
 from grpo_kit.engine.packed_update import tiled_logprobs
-from grpo_kit.memory.activations import chunk_bytes
-from grpo_kit.memory.plan import plan_memory
-from grpo_kit.memory.shapes import config_of
-from grpo_kit.models.model_facts import base_model
-from grpo_kit.optim.choose import OPTIMIZERS
-from grpo_kit.rollout.layers import shipped_norms
+from grpo_kit.models._model_facts import base_model
 
 GIB = 2**30
 
@@ -127,7 +127,7 @@ def measure_chunk(
 
 
 class _OneKernel(torch.autograd.Function):
-    """A norm that keeps what a card's kernel keeps (engine/update_memory.py): its input and a number a token."""
+    """A norm that keeps what a card's kernel keeps (engine/_update_memory.py): its input and a number a token."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -30,9 +30,10 @@ from transformers import GenerationConfig
 
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read_result, write_result
 from grpo_kit import GRPOTrainer, evaluate, load_policy, next_run_folder, preset, read_metrics
-from grpo_kit.rollout import RolloutEngine, layers
-from grpo_kit.rollout.cpu_matmul import Projection
-from grpo_kit.rollout.layers import rounded
+from grpo_kit.engine import RolloutEngine
+from grpo_kit.engine.cpu import _layers as layers
+from grpo_kit.engine.cpu._layers import rounded
+from grpo_kit.engine.cpu._matmul import Projection
 
 PATH = RESULTS / "rollout_bits.json"
 ARMS = (32, 16, 8)

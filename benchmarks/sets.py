@@ -21,7 +21,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from benchmarks.result import RESULTS, ROOT, command_line, read_result, write_result
-from grpo_kit.models.model_facts import hardware
+from grpo_kit.models._model_facts import hardware
 
 SETS = ("lowest", "newest")
 RESULT = RESULTS / "sets.json"

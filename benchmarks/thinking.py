@@ -33,14 +33,14 @@ from benchmarks.agents import MODEL, ROWS, SAMPLES, TASKS, difference, percent, 
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read_result, write_result
 from examples.calculator import calculator
 from grpo_kit import GRPOTrainer, load_policy, next_run_folder, preset, roundtrip_drift
+from grpo_kit.engine.tree import tree_tokens
 from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.more.episodes import Episode, EpisodeTask
+from grpo_kit.more.episodes._turn_advantages import turn_advantages
 from grpo_kit.more.episodes.observation import Renderer
-from grpo_kit.more.episodes.turn_advantages import turn_advantages
 from grpo_kit.more.lab.statistics import over_seeds
 from grpo_kit.record.files import read_metrics
-from grpo_kit.rollout.tree import tree_tokens
 
 PATH = RESULTS / f"thinking_{MODEL}.json"
 TAUGHT = ROOT / "runs" / "thinking_taught"

@@ -37,13 +37,13 @@ from benchmarks.step import arms, trl_arms
 from benchmarks.step.busy import OtherLoad, wait_until_quiet
 from benchmarks.step.forcing import ForcedCompletions
 from benchmarks.step.tokens import TokenCount
+from grpo_kit.engine import RolloutEngine
 from grpo_kit.loop import Batch, Config, GRPOTrainer
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.models import load_policy
 from grpo_kit.more.episodes import EpisodeTask, View
-from grpo_kit.more.episodes.episode_sample import fast_episodes
+from grpo_kit.more.episodes._episode_sample import fast_episodes
 from grpo_kit.prompts import opening_messages
-from grpo_kit.rollout import RolloutEngine
 
 MODEL = "smollm2-135m-instruct"
 TURNS, PROMPTS, GROUP = 4, 4, 8

@@ -19,9 +19,9 @@ from typing import Any, Literal
 
 import torch
 
-from grpo_kit.argument_checks import check_choice, check_whole
+from grpo_kit._support.argument_checks import check_choice, check_whole
+from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.generate import generate
-from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import weights_of
 from grpo_kit.loop.protocols import optional

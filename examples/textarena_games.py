@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from grpo_kit.argument_checks import check_above_zero, check_whole
+from grpo_kit._support.argument_checks import check_above_zero, check_whole
 from grpo_kit.more.episodes import Environment, EpisodeTask, View
 
 # textarena's games seed Python's own generator and draw from it, so only one of them moves at a time.

@@ -12,8 +12,8 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from grpo_kit import lazy
-from grpo_kit.version import __version__ as __version__
+from grpo_kit._support import lazy
+from grpo_kit._support.version import __version__ as __version__
 
 # Torch's threads wait for each other in a loop, and on a machine that others use, too, for one that has no core: a
 # rollout of seconds took minutes. So they sleep sooner (docs/systems.md). Too late where torch was imported before.
@@ -28,6 +28,8 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
 
 # What editors and type checkers read, and lazy() at run time: the one list of where a name stands.
 if TYPE_CHECKING:
+    from grpo_kit._support.torch_builds import check_builds  # is a torchvision of another torch here?
+
     # Prompts: what the model sees.
     from grpo_kit.prompts import build_prompt  # one question, rendered, ending in the prefill
     from grpo_kit.prompts import build_dataset  # rows as TRL wants them, with the row's columns
@@ -42,23 +44,25 @@ if TYPE_CHECKING:
 
     # A task, its model and its machine, before training.
     from grpo_kit import tasks  # tasks.largest(), tasks.from_rows(...), ...
-    from grpo_kit.presets import preset  # a Config that fits this machine
-    from grpo_kit.memory.plan import plan_memory  # does it fit the card?
+    from grpo_kit.trainer.presets import preset  # a Config that fits this machine
+    from grpo_kit.engine.memory.plan import plan_memory  # does it fit the card?
     from grpo_kit.models import describe, load_policy  # a model and its tokenizer; what it is
     from grpo_kit.evaluation.readiness import readiness  # can GRPO learn anything from this model here?
     from grpo_kit.evaluation.lengths import length_probe  # how long must a completion be?
 
     # Training.
-    from grpo_kit.loop.grpo_config import Config  # every number of a run, with its unit
-    from grpo_kit.hooks.standard import GRPOTrainer  # the loop, with engine, chart, red flags and controls
+    from grpo_kit.loop.config import Config  # every number of a run, with its unit
+    from grpo_kit.trainer.grpo_trainer import (
+        GRPOTrainer,
+    )  # the loop, with engine, chart, red flags and controls
     from grpo_kit.loop.hooks import Hook  # what is done around the steps of a run: four methods
     from grpo_kit.loop.interrupts import Stopped  # what train() raises where it was stopped
     from grpo_kit.evaluation.held_out import HeldOut  # accuracy on a small fixed set while it trains
-    from grpo_kit.engine.check_card import check_card  # are the fast ways right on this card?
+    from grpo_kit.engine.card.check_card import check_card  # are the fast ways right on this card?
     from grpo_kit.more.bridges.trl import from_trl, to_trl  # a TRL script's pieces; a ready trl.GRPOTrainer
-    from grpo_kit.optim.choose import make_optimizer  # an optimizer by name
+    from grpo_kit.engine.optim.choose import make_optimizer  # an optimizer by name
     from grpo_kit.more.lab.rounding import survival_plot, update_survival  # what rounding leaves
-    from grpo_kit.rollout import RolloutEngine  # completions on the trainer's own weights
+    from grpo_kit.engine import RolloutEngine  # completions on the trainer's own weights
 
     # Several turns.
     from grpo_kit.more import episodes  # episodes.grid(), episodes.View(...), episodes.RecordedEnv(...), ...
@@ -72,12 +76,14 @@ if TYPE_CHECKING:
     from grpo_kit.watch.diagnose import diagnose  # the red flags on anybody's log
     from grpo_kit.watch.browse import browse  # its completions
     from grpo_kit.watch.monitor import read_flags  # its red flags
-    from grpo_kit.hooks.control_folder import control  # steer a run from elsewhere
+    from grpo_kit.trainer.control_folder import control  # steer a run from elsewhere
     from grpo_kit.record.control import read_changes  # what was changed in a run
     from grpo_kit.record.files import next_run_folder, read_completions, read_metrics
     from grpo_kit.watch.terminal import unfinished_run
 
     # After training.
+    from grpo_kit.engine.complete import complete  # text that the model writes after a prompt
+    from grpo_kit.evaluation.generate_and_score import answer  # a task's rows answered and scored
     from grpo_kit.evaluation.accuracy import evaluate  # accuracy on held-out rows, with intervals
     from grpo_kit.evaluation.comparison import compare  # base beside tuned, with a paired test
     from grpo_kit.evaluation.results import results  # what the runs of a folder came to, side by side

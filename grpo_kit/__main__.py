@@ -13,7 +13,7 @@ import grpo_kit as kit
 from grpo_kit.commands import MAIN, CommandEnds
 from grpo_kit.commands.train import train
 from grpo_kit.commands.without_training import chat, diagnose, evaluate, export, readiness, watch
-from grpo_kit.doctor.command import doctor
+from grpo_kit.doctor._command import doctor
 
 app = Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 for command in (train, watch, diagnose, evaluate, readiness, chat, export, doctor):
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CommandEnds, ValueError) as error:  # a ValueError of the kit says in words what would do
         code, said = getattr(error, "code", 2), str(error)
     if MAIN:
-        from grpo_kit.record.kernel import visible
+        from grpo_kit._support.kernel import visible
 
         print(visible(f"grpo-kit {words[0]}: {' '.join(said.split())}"), file=sys.stderr, flush=True)
     return code

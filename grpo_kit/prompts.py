@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from transformers import PreTrainedTokenizerBase
 
-from grpo_kit.argument_checks import PROBE, check_tokenizer, is_whole, template_tokens
-from grpo_kit.unsloth import warn_if_late
+from grpo_kit._support.argument_checks import PROBE, check_tokenizer, is_whole, template_tokens
+from grpo_kit._support.unsloth import warn_if_late
 
 if TYPE_CHECKING:
     from datasets import Dataset

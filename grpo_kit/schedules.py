@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from grpo_kit.argument_checks import check_above_zero, is_number
+from grpo_kit._support.argument_checks import check_above_zero, is_number
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class Graph:
 
 
 class FakeCuda:
-    """The names of torch.cuda that grpo_kit.rollout.graphs uses. captured: every graph there has been."""
+    """The names of torch.cuda that grpo_kit.engine.card._graphs uses. captured: every graph there has been."""
 
     def __init__(self):
         self.captured = []

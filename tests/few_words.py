@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from grpo_kit.models import load_policy
-from grpo_kit.models.adapters import add_adapters
+from grpo_kit.models._adapters import add_adapters
 
 FIRST = 2048  # bytes and chat markers are among them
 ALSO = ("answer", "</")  # else an answer's tags take more tokens than completions have

@@ -14,8 +14,8 @@ import few_words
 
 from grpo_kit import lab, tasks
 from grpo_kit.loop import checkpoint
-from grpo_kit.more.lab import run as lab_run
-from grpo_kit.record.jsonl_run import RunLog
+from grpo_kit.more.lab import _run as lab_run
+from grpo_kit.record._jsonl_run import RunLog
 
 ARMS = {"control": {}, "cold": {"temperature": 0.5}, "again": {"iterations": 2}}
 SEEDS = [0, 1]

@@ -16,7 +16,7 @@ from grpo_kit.engine.fast import fast
 from grpo_kit.loop import Config, GRPOTrainer
 from grpo_kit.loop.generate import generate
 from grpo_kit.models import load_policy
-from grpo_kit.record.jsonl_run import lines_of
+from grpo_kit.record._jsonl_run import lines_of
 from grpo_kit.tasks import largest
 
 SMALL = {"steps": 4, "prompts_per_step": 2, "group_size": 4, "learning_rate": 1e-2, "warmup": 0, "seed": 3}

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from grpo_kit.record.jsonl_run import RunLog
+from grpo_kit.record._jsonl_run import RunLog
 
 
 def rows(n: int, *, kl: bool = False, parts: tuple[str, ...] = (), accuracy_every: int = 0) -> list[dict]:

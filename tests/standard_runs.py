@@ -5,10 +5,10 @@ import copy
 import few_words
 from loop_runs import SMALL, letters
 
-from grpo_kit.hooks.standard import GRPOTrainer
 from grpo_kit.loop import Config
 from grpo_kit.models import load_policy
 from grpo_kit.tasks import from_rows
+from grpo_kit.trainer.grpo_trainer import GRPOTrainer
 
 ROWS = [{"question": f"Say {i} and {'more ' * (i % 3)}:", "answer": str(i)} for i in range(8)]
 OTHER = [{"question": "Say no.", "answer": "no"}]

@@ -7,15 +7,15 @@ import forked
 import pytest
 import torch
 
-from grpo_kit import cuda
-from grpo_kit.models import card_memory
+from grpo_kit._support import cuda
+from grpo_kit.models import _card_memory as card_memory
 
 FAKE = """
 import os, sys, torch
 torch.cuda.is_available = lambda: True
 torch.cuda.memory_reserved = lambda *_: {reserved}
 sys.platform = {platform!r}
-from grpo_kit.cuda import use_expandable_segments
+from grpo_kit._support.cuda import use_expandable_segments
 print(use_expandable_segments())
 print(use_expandable_segments())
 told = getattr(torch._C, "_accelerator_getAllocatorSettings", lambda: os.environ.get("PYTORCH_CUDA_ALLOC_CONF"))

@@ -31,7 +31,7 @@ FEWER = {
 # 20 compares with runs of other processes.
 WITH_ALL_WORDS = ("00_", "05_", "19_", "20_")
 FEWER_WORDS = f"""\
-import grpo_kit.presets as presets
+import grpo_kit.trainer.presets as presets
 presets.TABLE[:] = [
     (*row[:2], {str(few_words.folder())!r}, row[3]) if row[2] == "tiny-random" else row for row in presets.TABLE
 ]"""

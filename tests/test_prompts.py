@@ -12,8 +12,8 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from grpo_kit.argument_checks import template_tokens
-from grpo_kit.more.export.template import render
+from grpo_kit._support.argument_checks import template_tokens
+from grpo_kit.more.export._template import render
 from grpo_kit.prompts import (
     NO_TEMPLATE,
     Drift,

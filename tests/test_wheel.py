@@ -146,7 +146,7 @@ def test_every_module_is_imported_outside_the_repository(core, tmp_path):
     failed, where = json.loads(done.stdout.splitlines()[-1])
     of_trl = [failed.pop(name) for name in [*failed] if name.startswith("grpo_kit.more.bridges.trl")]
     assert of_trl and all("trl" in said for said in of_trl), "an extra"
-    assert failed == {"grpo_kit.optim.split_adamw": "No module named 'bitsandbytes'"}
+    assert failed == {"grpo_kit.engine.optim.split_adamw": "No module named 'bitsandbytes'"}
     assert where.startswith(str(core.parent.parent))
 
 
@@ -167,7 +167,8 @@ def test_the_command_line(core, weights, tmp_path):
     command = core.parent / "grpo-kit"
     assert run(command, "--version", folder=tmp_path).stdout == f"grpo_kit {grpo_kit.__version__}\n"
     # What `grpo-kit doctor` shows; its checks, which take half a minute, run in the slow test below.
-    sections = "from grpo_kit.doctor.surroundings import sections\nfor s in sections(): print(s.title, s.rows, s.to_do)"
+    sections = "from grpo_kit.doctor._surroundings import sections\n"
+    sections += "for s in sections(): print(s.title, s.rows, s.to_do)"
     done = run(core, "-c", sections, folder=tmp_path, **weights)
     assert done.returncode == 0 and "not read" not in done.stdout, done.stdout + done.stderr
     assert (
@@ -192,7 +193,7 @@ def test_what_is_missing_is_named_with_the_pip_line_that_brings_it(core, tmp_pat
         import json, sys, torch
         import grpo_kit as kit
         from grpo_kit.models.loading import _four_bit
-        from grpo_kit.optim.choose import choose_optimizer
+        from grpo_kit.engine.optim.choose import choose_optimizer
         model = torch.nn.Linear(2, 2)
         said = {}
         for call in json.loads(sys.argv[1]):

@@ -35,7 +35,7 @@ if "generate" in more:
 
 import trl
 
-from grpo_kit.unsloth import changed_defaults, replaced_layers
+from grpo_kit._support.unsloth import changed_defaults, replaced_layers
 
 
 def letters(completions, **columns):

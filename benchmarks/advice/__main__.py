@@ -23,7 +23,7 @@ from benchmarks.advice.plan import campaign
 from benchmarks.advice.plan.shown import plan_text
 from benchmarks.advice.row import of_asked, say
 from benchmarks.result import ROOT, command_line
-from grpo_kit.display import to_png
+from grpo_kit._support.display import to_png
 
 RESULTS = ROOT / "benchmarks" / "results" / "advice"
 PLAN = ROOT / "benchmarks" / "advice" / "plan" / "PLAN.md"

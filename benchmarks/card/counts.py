@@ -112,7 +112,7 @@ def model_of(kind: str, layers: int, vocabulary: int) -> Any:
     from transformers import AutoModelForCausalLM
 
     from benchmarks.step.sizes import qwen_config
-    from grpo_kit.models.adapters import add_adapters
+    from grpo_kit.models._adapters import add_adapters
 
     config = qwen_config()
     config.update({"num_hidden_layers": layers, "layer_types": ["full_attention"] * layers})
@@ -155,8 +155,8 @@ def decode(card: Any, model: Any, width: int, *, fused: bool, autocast: bool) ->
     import torch
     from transformers import GenerationConfig
 
-    import grpo_kit.rollout.decode as decoding
-    from grpo_kit.rollout import RolloutEngine
+    import grpo_kit.engine._decode as decoding
+    from grpo_kit.engine import RolloutEngine
 
     Decoder, kept = decoding.Decoder, (decoding.Decoder._step, decoding.Decoder._width)
     parts_of, seen = decoding.FusedLayers.parts_of, []
@@ -196,7 +196,7 @@ def update(card: Any, model: Any, tokens: int, *, backward: bool, autocast: bool
 
     from grpo_kit.engine.packed_update import PackedUpdate
     from grpo_kit.loop import Batch, Config
-    from grpo_kit.loop.grpo_config import StepNumbers
+    from grpo_kit.loop.config import StepNumbers
     from grpo_kit.loop.policy_loss import PolicyLoss
 
     config = Config(autocast="bfloat16" if autocast else "none", max_completion_tokens=tokens)
@@ -220,7 +220,7 @@ def optimizer(card: Any, model: Any, kind: str) -> dict[str, float]:
     """The optimizer's second step, when its states are there, and the gradients' norm before it."""
     import torch
 
-    from grpo_kit.optim.choose import make_optimizer
+    from grpo_kit.engine.optim.choose import make_optimizer
 
     name = "adamw-8bit-split" if kind == "full" else "adamw"
     made = make_optimizer(name, model, learning_rate=1e-6)

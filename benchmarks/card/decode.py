@@ -23,9 +23,9 @@ from benchmarks.card.counts import in_four_bits
 from benchmarks.result import command_line
 from benchmarks.step.floor import device_peaks
 from benchmarks.step.sizes import qwen_config, random_weights, tiny_config
-from grpo_kit.cuda import has_bf16
-from grpo_kit.models.adapters import add_adapters
-from grpo_kit.rollout import RolloutEngine
+from grpo_kit._support.cuda import has_bf16
+from grpo_kit.engine import RolloutEngine
+from grpo_kit.models._adapters import add_adapters
 
 CAP_GIB, ROWS = 22.5, ((8, 8), (1, 1), (1, 8), (8, 32))
 TOKENS = (32, 288)  # written in the two calls whose difference is timed

@@ -35,9 +35,9 @@ from benchmarks.card.peaks import (
 from benchmarks.result import RESULTS, ROOT, command_line, six_digits, write_result
 from benchmarks.step.sizes import SIZES
 from benchmarks.step.workload import completion_lengths
-from grpo_kit.memory.plan import plan_memory
-from grpo_kit.presets import preset
-from grpo_kit.rollout.kv_cache import row_bucket
+from grpo_kit.engine._kv_cache import row_bucket
+from grpo_kit.engine.memory.plan import plan_memory
+from grpo_kit.trainer.presets import preset
 
 PROMPTS, GROUP, PROMPT_TOKENS = 8, 8, 256
 H200_WIDTH = 204  # columns attended in the mean of tokens 32 to 288, which were timed there

@@ -50,7 +50,7 @@ class Mutation(NamedTuple):
 MUTATIONS = [
     Mutation(
         "a stream not joined: the warm-up of a graph does not wait for the step's inputs",
-        "rollout/graphs.py",
+        "engine/card/_graphs.py",
         "        stream.wait_stream(cuda.current_stream())\n",
         "",
         (CUDA,),
@@ -58,7 +58,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a missing wait: the host reads which rows ended before the copy has arrived",
-        "rollout/output_buffer.py",
+        "engine/_output_buffer.py",
         "self._arrived.synchronize()",
         "pass",
         (CUDA,),
@@ -66,7 +66,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a wait for each token",
-        "rollout/decode.py",
+        "engine/_decode.py",
         "_LOOK_EVERY if self.bucketed else 1",
         "1",
         (COUNTS,),
@@ -74,7 +74,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a wait in a capture: the column is read on the host",
-        "rollout/kv_cache.py",
+        "engine/_kv_cache.py",
         "unwritten = self._suffix_order[: self.width] > self.column",
         "unwritten = self._suffix_order[: self.width] > self.column.item()",
         (CUDA,),
@@ -82,7 +82,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a graph kept too long: after the weights moved",
-        "rollout/graphs.py",
+        "engine/card/_graphs.py",
         "        if not same:\n            self.clear()\n",
         "",
         (CUDA,),
@@ -90,7 +90,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a graph kept too long: after the keys and values moved",
-        "rollout/decode.py",
+        "engine/_decode.py",
         "        self.slots = None\n        self.graphs.clear()\n",
         "        self.slots = None\n",
         (RULES,),
@@ -98,7 +98,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a graph kept too long: over adapters that were switched off",
-        "rollout/graphs.py",
+        "engine/card/_graphs.py",
         "            m.disable_adapters,\n",
         "",
         (RULES,),
@@ -106,7 +106,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a stale address: a step's tokens in a new tensor",
-        "rollout/kv_cache.py",
+        "engine/_kv_cache.py",
         "self.input_ids[: len(tokens), 0] = tokens",
         "self.input_ids = torch.nn.functional.pad(tokens, (0, len(self.input_ids) - len(tokens)))[:, None]",
         (CUDA,),
@@ -114,7 +114,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a stale address: the places of attention's rows in new tensors, after rows ended",
-        "rollout/row_attention.py",
+        "engine/cpu/_row_attention.py",
         "self._to_rows[: rows * heads] = (place * seats + (cell % seats)[:, None]).flatten()",
         "self._to_rows = (place * seats + (cell % seats)[:, None]).flatten()",
         (CUDA,),
@@ -122,7 +122,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a fresh allocation in each capture: a pool of its own for each graph",
-        "rollout/graphs.py",
+        "engine/card/_graphs.py",
         "        if self._pool is None:\n            self._pool",
         "        if True:\n            self._pool",
         (RULES, MEMORY),
@@ -130,7 +130,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a fresh allocation in a capture: autocast's own copies of the weights instead of kept ones",
-        "rollout/autocast_cache.py",
+        "engine/card/_autocast_cache.py",
         "        if func is functional.linear:\n",
         "        if False:\n",
         (RULES,),
@@ -138,7 +138,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a stream for each capture",
-        "rollout/graphs.py",
+        "engine/card/_graphs.py",
         "self._side = stream = self._side or cuda.Stream()",
         "self._side = stream = cuda.Stream()",
         (MEMORY,),
@@ -146,7 +146,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a stale copy: fused adapters after an update",
-        "rollout/decode.py",
+        "engine/_decode.py",
         "            self.fused = FusedLayers(self.base, parts)\n        self.fused.refresh()",
         "            self.fused = FusedLayers(self.base, parts)\n            self.fused.refresh()",
         (CUDA,),
@@ -154,7 +154,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a stale copy: autocast's 16-bit weights after an update",
-        "rollout/autocast_cache.py",
+        "engine/card/_autocast_cache.py",
         "            copy.copy_(weight)\n",
         "            pass\n",
         (CUDA,),
@@ -162,7 +162,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a wrong device: a prompt's positions",
-        "rollout/decode.py",
+        "engine/_decode.py",
         "(shared + torch.arange(width, device=self.device))",
         "(shared + torch.arange(width))",
         (CUDA,),
@@ -170,7 +170,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a wrong device: the packed scores' places",
-        "engine/packing.py",
+        "engine/_packing.py",
         "        places.to(device),\n",
         "        places,\n",
         (COUNTS, BESIDE),
@@ -186,7 +186,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a wrong dtype: keys and values in float32 beside bfloat16 weights",
-        "rollout/decode.py",
+        "engine/_decode.py",
         "        rows = sum(n for _, n in groups)\n",
         "        rows, dtype = sum(n for _, n in groups), torch.float32\n",
         (MEMORY,),
@@ -194,7 +194,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a wrong dtype: scores of attention rounded to 16 bits",
-        "rollout/attention.py",
+        "engine/_attention.py",
         "product = torch.bmm(a.flatten(0, -3), b.flatten(0, -3), out_dtype=torch.float32)",
         "product = torch.bmm(a.flatten(0, -3), b.flatten(0, -3)).float()",
         (RULES,),
@@ -234,7 +234,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a cap ignored: the limit on this process's share of the card",
-        "memory/free.py",
+        "engine/memory/_free.py",
         "max(0, min(free, capped))",
         "max(0, free)",
         (RULES,),
@@ -242,7 +242,7 @@ MUTATIONS = [
     ),
     Mutation(
         "memory of graphs counted as free",
-        "memory/free.py",
+        "engine/memory/_free.py",
         'if segment["device"] != index or tuple(segment["segment_pool_id"]) != (0, 0):',
         'if segment["device"] != index:',
         (RULES,),
@@ -250,7 +250,7 @@ MUTATIONS = [
     ),
     Mutation(
         "out of memory in the update: what the failed attempt added to the gradient stays",
-        "engine/update_memory.py",
+        "engine/_update_memory.py",
         "            parameter.grad = None\n",
         "            pass\n",
         (MEMORY,),
@@ -258,7 +258,7 @@ MUTATIONS = [
     ),
     Mutation(
         "out of memory in the optimizer: weights move before all states are there",
-        "optim/split_adamw.py",
+        "engine/optim/split_adamw.py",
         "                if p.grad is not None and not self.state[p]:\n",
         "                if False:\n",
         (MEMORY,),
@@ -266,7 +266,7 @@ MUTATIONS = [
     ),
     Mutation(
         "without Triton FlexAttention is taken, which then runs unfused",
-        "engine/update_memory.py",
+        "engine/_update_memory.py",
         'return "flex_attention" if compiled else "sdpa"',
         'return "flex_attention"',
         (NO_TRITON,),
@@ -274,7 +274,7 @@ MUTATIONS = [
     ),
     Mutation(
         "prompts silently unfused: key heads left to a kernel that does not share them",
-        "rollout/attention.py",
+        "engine/_attention.py",
         "            name = REPEATED_HEADS\n",
         "            pass\n",
         (RULES,),

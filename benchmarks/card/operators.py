@@ -48,7 +48,7 @@ def _model(kind: str, layers: int, vocabulary: int = 512, hidden: int = 1536) ->
     if kind == "qlora":
         _to_four_bits(model)
     if kind != "full":
-        from grpo_kit.models.adapters import add_adapters
+        from grpo_kit.models._adapters import add_adapters
 
         model = add_adapters(model, "lora", {}, 0)
     return model
@@ -101,8 +101,8 @@ def _token(card: Any, model: Any, options: dict[str, Any]) -> Counter:
     import torch
     from transformers import GenerationConfig
 
-    from grpo_kit.rollout import RolloutEngine
-    from grpo_kit.rollout.graphs import DecodeGraphs
+    from grpo_kit.engine import RolloutEngine
+    from grpo_kit.engine.card._graphs import DecodeGraphs
 
     engine = RolloutEngine(model)
     engine._decoder.graphs = DecodeGraphs(None)  # a graph's replay would count as one
@@ -126,7 +126,7 @@ def _update(card: Any, model: Any) -> Counter:
     import torch
 
     from grpo_kit.engine.packed_update import PackedUpdate
-    from grpo_kit.loop.grpo_config import Config, StepNumbers
+    from grpo_kit.loop.config import Config, StepNumbers
     from grpo_kit.loop.policy_loss import PolicyLoss
     from grpo_kit.loop.step_batch import Batch
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from benchmarks.card.expect import H200_WIDTH, PROMPT_TOKENS, costs, expected, width_of
 from benchmarks.card.peaks import CARDS, H200, MODEL, Peaks, Work, between, counted, decoded, results
-from grpo_kit.memory.plan import plan_memory
-from grpo_kit.memory.shapes import config_of
-from grpo_kit.memory.shapes import counted as parameters
-from grpo_kit.presets import preset
+from grpo_kit.engine.memory._shapes import config_of
+from grpo_kit.engine.memory._shapes import counted as parameters
+from grpo_kit.engine.memory.plan import plan_memory
+from grpo_kit.trainer.presets import preset
 
 SMALL = "Qwen/Qwen2.5-0.5B-Instruct"
 ROWS = (1, 8, 64)

@@ -34,7 +34,7 @@ from benchmarks.card.predictions import peaks_of, predicted
 from benchmarks.card.program_parts import PROGRAM, Part, missing
 from benchmarks.result import ROOT, command_line, origin, read_result, write_result
 from benchmarks.step.floor import device_peaks
-from grpo_kit.cuda import has_bf16
+from grpo_kit._support.cuda import has_bf16
 
 LEAST = 20.0  # seconds, for which no part is begun
 DONE, CUT = "done", "cut off"

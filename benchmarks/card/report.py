@@ -28,7 +28,7 @@ import torch
 from benchmarks.card.expect import LENGTHS, plan_of
 from benchmarks.card.peaks import CARDS, H200, results
 from benchmarks.result import ROOT, command_line, origin, read_result, write_result
-from grpo_kit.cuda import has_bf16
+from grpo_kit._support.cuda import has_bf16
 
 PARTS = ("tests", "decode", "step full", "step lora", "main job")
 TESTS = ("tests/engine/test_cuda.py", "tests/test_cuda_card.py", "tests/pretend_card")

@@ -20,7 +20,7 @@ from benchmarks.step import arms
 from benchmarks.step.setup import Setup
 from benchmarks.step.sizes import SIZES, WORKLOADS, qwen_config, random_weights, tiny_config
 from benchmarks.step.workload import make_workload
-from grpo_kit.cuda import has_bf16
+from grpo_kit._support.cuda import has_bf16
 
 
 def main() -> None:

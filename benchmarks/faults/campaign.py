@@ -15,9 +15,9 @@ import torch
 from benchmarks.faults.child import resumed, touched, untouched
 from benchmarks.faults.processes import in_children
 from benchmarks.faults.runs import ARMS, policy, task_of
-from grpo_kit.record.digests import checkpoints
+from grpo_kit.record._digests import checkpoints
+from grpo_kit.record._lines import COMPLETIONS_LINES, METRICS_LINES
 from grpo_kit.record.files import KEPT
-from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES
 
 KINDS = {
     "kill": 4, "press": 3, "two presses": 2, "full tmpfs": 2, "file size limit": 2, "read-only folder": 2, "damage": 3,

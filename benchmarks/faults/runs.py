@@ -17,9 +17,9 @@ from grpo_kit.loop.generate import generate
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.more.episodes.episode_task import EpisodeTask
 from grpo_kit.more.episodes.observation import View
-from grpo_kit.record.digests import what_is_wrong
+from grpo_kit.record._digests import what_is_wrong
+from grpo_kit.record._lines import COMPLETIONS_LINES, METRICS_LINES, RUN_ID, lines_of
 from grpo_kit.record.files import KEPT
-from grpo_kit.record.lines import COMPLETIONS_LINES, METRICS_LINES, RUN_ID, lines_of
 
 STEPS, EVERY = 6, 2  # a checkpoint and an evaluation every so many steps
 

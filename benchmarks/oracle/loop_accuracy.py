@@ -20,9 +20,9 @@ from benchmarks.oracle.cases import FOLDER
 from benchmarks.oracle.compare import table
 from benchmarks.result import ROOT, command_line, origin, read_result, write_result
 from grpo_kit import evaluate, next_run_folder, preset
-from grpo_kit.hooks.standard import GRPOTrainer
 from grpo_kit.loop import Config
 from grpo_kit.models import load_policy
+from grpo_kit.trainer.grpo_trainer import GRPOTrainer
 
 JOBS = {"main job, full": "full", "main job, LoRA": "lora", "grid episodes": "episodes"}
 

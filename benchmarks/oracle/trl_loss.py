@@ -15,7 +15,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.oracle.cases import GROUP_SIZE, GROUPS, TEMPERATURE, Case
 from grpo_kit.models import load_policy
-from grpo_kit.models.model_facts import CHECKPOINTING
+from grpo_kit.models._model_facts import CHECKPOINTING
 
 TRL_NAMES = {"old_logprobs": "old_per_token_logps", "ref_logprobs": "ref_per_token_logps"}
 

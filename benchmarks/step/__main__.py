@@ -28,7 +28,7 @@ from benchmarks.step.sizes import SIZES, WORKLOADS
 from benchmarks.step.tables import tables
 from benchmarks.step.unfinished import Unfinished
 from benchmarks.step.workload import Shape
-from grpo_kit.models.model_facts import hardware
+from grpo_kit.models._model_facts import hardware
 
 # (micro-batch, checkpointing) of which TRL gets the fastest
 CANDIDATES = {

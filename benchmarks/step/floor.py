@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.step.workload import Workload
-from grpo_kit.models.model_facts import base_model
+from grpo_kit.models._model_facts import base_model
 
 FORMULAS = {
     "tokens": "each distinct prefix of the step's rows once, whoever shares it",

@@ -14,8 +14,8 @@ from transformers import LogitsProcessorList
 
 from benchmarks.step.phases import Watch
 from benchmarks.step.workload import Workload
-from grpo_kit.rollout import RolloutEngine
-from grpo_kit.rollout.engine import Rollouts
+from grpo_kit.engine import RolloutEngine
+from grpo_kit.engine.rollout import Rollouts
 
 
 class ForcedCompletions:

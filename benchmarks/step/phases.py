@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.step.busy import OtherLoad
 from benchmarks.step.tokens import TokenCount
-from grpo_kit.models.model_facts import base_model
+from grpo_kit.models._model_facts import base_model
 
 PHASES = ("prefill", "decode", "reward", "log-probs", "forward-backward", "optimizer", "other")
 

@@ -10,7 +10,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from benchmarks.step.workload import Shape, Workload, finished, plain_words, word_completions
 from grpo_kit import preset
-from grpo_kit.models.model_facts import base_model
+from grpo_kit.models._model_facts import base_model
 from grpo_kit.tasks import countdown
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from grpo_kit.models.model_facts import base_model
+from grpo_kit.models._model_facts import base_model
 
 KINDS = ("prefill", "decode", "update", "head")
 PASSES = {"prefill": 1, "decode": 1, "forward-backward": 3}  # backward is twice a forward

@@ -44,10 +44,10 @@ def train(
     my_task.py has a line task = kit.tasks.from_rows(...). Ctrl-C ends the step, saves and says how to go on. While it
     trains, `grpo-kit watch runs/mine` follows it from another terminal. No run is overwritten.
     """
-    from grpo_kit.hooks.job import Job, settings_of
-    from grpo_kit.hooks.watch_run import StoppedByFlag
     from grpo_kit.record.files import holds_run, run_settings
     from grpo_kit.record.run_path import run_path
+    from grpo_kit.trainer.job import Job, settings_of
+    from grpo_kit.trainer.watch_run import StoppedByFlag
 
     given = {"preset": preset, "tuning": tuning, "rank": rank, "held_out_every": held_out_every, "keep": keep}
     given |= {"on_flag": on_flag, "report_to": report_to or None}
@@ -77,8 +77,8 @@ def train(
 def _whole(job: Any, run: Path, shown: str, held: ExitStack, *, resumed: bool) -> None:
     """The run, from wherever it was stopped. Of several processes the main one measures, writes and prints."""
     from grpo_kit.evaluation.accuracy import Evaluation
+    from grpo_kit.record._run_lock import alone
     from grpo_kit.record.files import REDONE, steps_done
-    from grpo_kit.record.run_lock import alone
 
     task, config, options, done = job.task, job.config, job.options, steps_done(run)
     hooks = [*map(kit.more.bridges.trackers.by_name, options["report_to"])]  # before anything loads

@@ -91,7 +91,7 @@ def readiness(
 
     The exit code is 0 for GO and 1 for CHANGE SOMETHING FIRST.
     """
-    from grpo_kit.hooks.job import Job, settings_of
+    from grpo_kit.trainer.job import Job, settings_of
 
     job = Job.asked(task, {"preset": preset} | settings_of(settings))
     size = job.config.group_size
@@ -122,8 +122,8 @@ def chat(
       grpo-kit chat exports/mine "Which number is the largest: 4, 19, 7?"
       grpo-kit chat smollm2-135m-instruct --task largest
     """
-    from grpo_kit.hooks.job import Job
     from grpo_kit.record.files import run_settings
+    from grpo_kit.trainer.job import Job
 
     asked, how = (model,), {"temperature": temperature, "max_completion_tokens": tokens, "seed": seed}
     if run_settings(model) is not None:
@@ -177,7 +177,7 @@ def export(
 
 def _trained(run: Path, task: str | None) -> tuple[Any, Path]:
     """A run's job, and the place of its model, after a line that says which model it is."""
-    from grpo_kit.hooks.job import Job, model_in
+    from grpo_kit.trainer.job import Job, model_in
 
     run = path_of(run, "run")
     folder = run.absolute()  # which a reward's chdir does not move; words have it as it was given

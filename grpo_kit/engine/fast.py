@@ -15,21 +15,21 @@ from typing import Any, NamedTuple
 import torch
 from transformers import GenerationConfig
 
-from grpo_kit import cuda
-from grpo_kit.engine.check_card import checked
+from grpo_kit._support import cuda
+from grpo_kit.engine import RolloutEngine
+from grpo_kit.engine._first_use import FEW_KERNELS, WRONG
+from grpo_kit.engine._packing import why_not_packed
+from grpo_kit.engine._supported_models import decode_by_modules, decoded_by_modules, is_tested
+from grpo_kit.engine.card.check_card import checked
+from grpo_kit.engine.memory._free import free_bytes, glibc
 from grpo_kit.engine.packed_update import PackedUpdate
-from grpo_kit.engine.packing import why_not_packed
+from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.generate import as_batch, generate, generation_config, prompts_of_groups
-from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.padded_update import PaddedUpdate, autocast
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.memory.free import free_bytes, glibc
-from grpo_kit.models.model_facts import base_model
+from grpo_kit.models._model_facts import base_model
 from grpo_kit.models.token_lists import end_ids, why_not_padded
-from grpo_kit.rollout import RolloutEngine
-from grpo_kit.rollout.first_use import FEW_KERNELS, WRONG
-from grpo_kit.rollout.supported_models import decode_by_modules, decoded_by_modules, is_tested
 
 _ROOM_ON_A_CPU = 16 * 2**30  # bytes free after a rollout above which its keys and values are kept
 

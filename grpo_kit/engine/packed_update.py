@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from grpo_kit.engine.cpu_lm_head import embed, head_logprobs, usable_head
-from grpo_kit.engine.packing import FLEX_BLOCK, PackedBatch, PackedMasks, Row, make_chunks, pack_rows
-from grpo_kit.engine.update_memory import UpdateMemory
-from grpo_kit.loop.grpo_config import Config
+from grpo_kit.engine._packing import FLEX_BLOCK, PackedBatch, PackedMasks, Row, make_chunks, pack_rows
+from grpo_kit.engine._supported_models import is_tested
+from grpo_kit.engine._update_memory import UpdateMemory
+from grpo_kit.engine.cpu._layers import head_of
+from grpo_kit.engine.cpu._lm_head import embed, head_logprobs, usable_head
+from grpo_kit.engine.cpu._tree_attention import NAME as TREE
+from grpo_kit.engine.memory._activations import HEAD_TILE
+from grpo_kit.loop.config import Config
 from grpo_kit.loop.padded_update import autocast
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.memory.activations import HEAD_TILE
-from grpo_kit.models.model_facts import base_model
-from grpo_kit.models.token_rows import token_rows
-from grpo_kit.rollout.layers import head_of
-from grpo_kit.rollout.supported_models import is_tested
-from grpo_kit.rollout.tree_attention import NAME as TREE
+from grpo_kit.models._model_facts import base_model
+from grpo_kit.models._token_rows import token_rows
 
 
 class PackedUpdate:

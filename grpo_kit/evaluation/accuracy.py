@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_kit.argument_checks import (
+from grpo_kit._support.argument_checks import (
     check_model,
     check_task,
     check_temperature,
@@ -19,15 +19,15 @@ from grpo_kit.argument_checks import (
     check_whole,
     is_whole,
 )
-from grpo_kit.evaluation.as_trained import SAMPLING, say_difference, trained_sampling
-from grpo_kit.evaluation.constant import Constant, constant_reward, own_constant
+from grpo_kit.evaluation._as_trained import SAMPLING, say_difference, trained_sampling
+from grpo_kit.evaluation._constant import Constant, constant_reward, own_constant
+from grpo_kit.evaluation._shown import ShownTable, percent, shown
 from grpo_kit.evaluation.generate_and_score import Answers, answer, check_rows
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k, wilson_interval
-from grpo_kit.evaluation.shown import ShownTable, percent, shown
-from grpo_kit.loop.grpo_config import Config
+from grpo_kit.loop.config import Config
+from grpo_kit.record._lines import read_json, reading
 from grpo_kit.record.kept_results import write_where_asked
-from grpo_kit.record.lines import read_json, reading
-from grpo_kit.tasks.measure import Measure, has_accuracy
+from grpo_kit.tasks._measure import Measure, has_accuracy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -45,7 +45,7 @@ class Evaluation:
     the text behind an unclosed tag, or the last number, is taken as the answer. What cannot be judged counts as wrong.
     formatted: exactly one well-formed answer in the tags. pass_at: k -> pass@k (strict, sampled).
     For episodes, strict: the episode succeeds; lenient: None; formatted: the episode has no invalid action.
-    strict and lenient are None if nothing is right or wrong, formatted if no form is required (tasks.measure).
+    strict and lenient are None if nothing is right or wrong, formatted if no form is required (tasks._measure).
     constant: name and accuracy of the best answer given without reading the question, None if the task has none.
     measure: which measure leads the result, "accuracy" or "reward". With "reward", constant_reward is name and mean
     reward of the best completion given to every row, None if unknown. own_constant: the answer that the model gives to

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_kit.argument_checks import check_whole
-from grpo_kit.cuda import peak_gib
+from grpo_kit._support.argument_checks import check_whole
+from grpo_kit._support.cuda import peak_gib
+from grpo_kit.evaluation._constant import Constant, compared
+from grpo_kit.evaluation._shown import ShownTable, p_value, percent, shown, with_page
 from grpo_kit.evaluation.accuracy import is_reward
-from grpo_kit.evaluation.constant import Constant, compared
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mcnemar_p, wilson_interval
-from grpo_kit.evaluation.shown import ShownTable, p_value, percent, shown, with_page
+from grpo_kit.record._lines import read_json
 from grpo_kit.record.files import KEPT, RunFolderError, read_metrics, run_settings, write_whole
-from grpo_kit.record.lines import read_json
 from grpo_kit.record.run_path import path_of
-from grpo_kit.watch.completions import side_by_side
+from grpo_kit.watch._completions import side_by_side
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -197,7 +197,7 @@ class Comparison:
     def plot(self) -> Figure:
         """Bars of base and tuned with their intervals: rates, or mean rewards if those lead. The best constant is a
         line, and part of the title if the tuned model is no better."""
-        from grpo_kit.display import BASE, CONSTANT, TUNED, new_figure
+        from grpo_kit._support.display import BASE, CONSTANT, TUNED, new_figure
 
         figure = new_figure(6.5, 3.6)
         axes = figure.add_subplot()

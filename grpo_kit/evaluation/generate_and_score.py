@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from transformers import GenerationConfig
 
-from grpo_kit.argument_checks import check_task, check_whole, is_number, template_tokens
-from grpo_kit.display import progress_line
-from grpo_kit.evaluation.sample_cache import sample_chunks
+from grpo_kit._support.argument_checks import check_task, check_whole, is_number, template_tokens
+from grpo_kit._support.display import progress_line
+from grpo_kit.engine import RolloutEngine
+from grpo_kit.engine.complete import Completion, Progress, check_room, complete
+from grpo_kit.engine.memory._decoding import UNKNOWN_ROWS, rows_at_once
+from grpo_kit.engine.memory._free import free_bytes
+from grpo_kit.evaluation._sample_cache import sample_chunks
 from grpo_kit.loop.run_checks import check_tags
-from grpo_kit.memory.decoding import UNKNOWN_ROWS, rows_at_once
-from grpo_kit.memory.free import free_bytes
 from grpo_kit.models.token_lists import end_ids
-from grpo_kit.rewards.combine import Pay, Verdicts, all_in_full, score_in_full
-from grpo_kit.rewards.parts import (
+from grpo_kit.rewards._parts import (
     Reward,
     check_column_names,
     check_columns,
@@ -33,11 +34,10 @@ from grpo_kit.rewards.parts import (
     judges_answer,
     reward_names,
 )
+from grpo_kit.rewards.combine import Pay, Verdicts, all_in_full, score_in_full
 from grpo_kit.rewards.scoring import Scores, totals, warn_off_scale
-from grpo_kit.rollout import RolloutEngine
-from grpo_kit.rollout.complete import Completion, Progress, check_room, complete
-from grpo_kit.tasks.measure import Measure, has_accuracy, measure_of, reads_tag
-from grpo_kit.tasks.right import PaidInFull, full_pay, leniently_right
+from grpo_kit.tasks._measure import Measure, has_accuracy, measure_of, reads_tag
+from grpo_kit.tasks._right import PaidInFull, full_pay, leniently_right
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -91,7 +91,7 @@ class Answers:
 
     @cached_property
     def lenient(self) -> list[bool]:
-        """Right strictly, or by tasks.right.leniently_right."""
+        """Right strictly, or by tasks._right.leniently_right."""
         return leniently_right(self.task, self.asked, self.texts, self.right, self._given)
 
     @cached_property
@@ -111,7 +111,7 @@ class Answers:
 
     @cached_property
     def measure(self) -> Measure:
-        """The measure of how good these answers are, see tasks.measure."""
+        """The measure of how good these answers are, see tasks._measure."""
         known = measure_of(self.task)
         return known or measure_of(self.task, self.verdicts, self.credit) or "accuracy"
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_kit.argument_checks import check_task, check_whole
+from grpo_kit._support.argument_checks import check_task, check_whole
 from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.evaluation.intervals import mean_reward, wilson_interval
-from grpo_kit.tasks.measure import has_accuracy, measure_of, reads_tag
+from grpo_kit.tasks._measure import has_accuracy, measure_of, reads_tag
 from grpo_kit.tasks.task import Task
 
 if TYPE_CHECKING:

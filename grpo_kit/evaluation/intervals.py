@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from grpo_kit.argument_checks import check_whole
-from grpo_kit.display import wilson_interval
+from grpo_kit._support.argument_checks import check_whole
+from grpo_kit._support.display import wilson_interval
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from grpo_kit.argument_checks import check_model, check_temperature, check_tokenizer, check_whole
-from grpo_kit.evaluation.as_trained import say_difference
+from grpo_kit._support.argument_checks import check_model, check_temperature, check_tokenizer, check_whole
+from grpo_kit.engine.complete import Completion
+from grpo_kit.engine.memory._plan_table import GIB
+from grpo_kit.engine.memory.plan import plan_memory
+from grpo_kit.evaluation._as_trained import say_difference
 from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.evaluation.intervals import Estimate, wilson_interval
-from grpo_kit.memory.plan import plan_memory
-from grpo_kit.memory.plan_table import GIB
-from grpo_kit.rollout.complete import Completion
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from grpo_kit.loop.grpo_config import Config
+    from grpo_kit.loop.config import Config
     from grpo_kit.tasks import Task
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_kit.argument_checks import (
+from grpo_kit._support.argument_checks import (
     check_above_zero,
     check_model,
     check_task,
@@ -31,20 +31,20 @@ from grpo_kit.argument_checks import (
     check_whole,
     is_whole,
 )
-from grpo_kit.display import progress_line
-from grpo_kit.evaluation.as_trained import say_difference
-from grpo_kit.evaluation.constant import Constant, constant_reward, doing
+from grpo_kit._support.display import progress_line
+from grpo_kit.evaluation._as_trained import say_difference
+from grpo_kit.evaluation._constant import Constant, constant_reward, doing
+from grpo_kit.evaluation._verdict import ALWAYS, EVER, FORMATTED, SIGNAL, VERDICTS, verdict_of
 from grpo_kit.evaluation.generate_and_score import Answers, answer, check_before, check_rows
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k
 from grpo_kit.evaluation.lengths import Lengths
 from grpo_kit.evaluation.reflection_words import count_words, word_table
-from grpo_kit.evaluation.verdict import ALWAYS, EVER, FORMATTED, SIGNAL, VERDICTS, verdict_of
+from grpo_kit.record._lines import read_json, reading
 from grpo_kit.record.kept_results import write_where_asked
-from grpo_kit.record.lines import read_json, reading
+from grpo_kit.rewards._parts import range_of
 from grpo_kit.rewards.auditing import audit
-from grpo_kit.rewards.parts import range_of
 from grpo_kit.rewards.scoring import Scores
-from grpo_kit.tasks.measure import Measure
+from grpo_kit.tasks._measure import Measure
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -83,7 +83,7 @@ class Readiness:
     right, lenient, formatted: of `samples`, by prompt: right; right by evaluate's lenient reading;
     with a readable answer. For episodes: how many succeed; None; the sum of their shares of valid actions.
     rewards: by prompt, {reward (the total): samples that earned it}; samples without a reward are left out.
-    right and lenient are None if nothing is right or wrong, formatted if no form is required (tasks.measure).
+    right and lenient are None if nothing is right or wrong, formatted if no form is required (tasks._measure).
     measure: basis of the verdict, "accuracy" or "reward". credit: by prompt, {score by the rewards that judge answers:
     samples}; None: no reward judges answers, or it is not known. floor: the highest credit that pays nothing.
     top: the highest possible, or observed, reward. constant_reward: name and mean reward of the best completion given
@@ -170,7 +170,7 @@ class Readiness:
 
     @property
     def verdict(self) -> str:
-        """One of VERDICTS; see evaluation.verdict."""
+        """One of VERDICTS; see evaluation._verdict."""
         measured = {"unequal": self.signal_reward()}
         if self.formatted is not None:
             measured["formatted"] = self.format_rate

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from grpo_kit.evaluation.intervals import Estimate
-from grpo_kit.record.lines import RunFolderError, read_json, reading
+from grpo_kit.record._lines import RunFolderError, read_json, reading
 from grpo_kit.record.run_path import path_of
 
 

@@ -5,11 +5,11 @@ The page "The loop" has its files in the order in which to read them, protocols.
 
 from typing import TYPE_CHECKING
 
-from grpo_kit.lazy import lazy
+from grpo_kit._support.lazy import lazy
 
 if TYPE_CHECKING:
+    from grpo_kit.loop.config import Config
     from grpo_kit.loop.grpo import GRPOTrainer
-    from grpo_kit.loop.grpo_config import Config
     from grpo_kit.loop.step_batch import Batch
 
 __all__ = lazy(__name__)

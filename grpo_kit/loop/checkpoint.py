@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from grpo_kit.models.model_facts import base_model
-from grpo_kit.optim.choose import SETTINGS
-from grpo_kit.record.digests import checkpoints, newest_whole, what_is_wrong, write_digests
+from grpo_kit.engine.optim.choose import SETTINGS
+from grpo_kit.models._model_facts import base_model
+from grpo_kit.record._digests import checkpoints, newest_whole, what_is_wrong, write_digests
+from grpo_kit.record._lines import RUN, RUN_ID, read_json
 from grpo_kit.record.files import RunFolderError, sync
-from grpo_kit.record.lines import RUN, RUN_ID, read_json
 
 SAVING, STATE, OPTIMIZER, SAMPLE_STATE = ".saving", "run_state.json", "optimizer.pt", "sample_state.pt"
 _KINDS = {

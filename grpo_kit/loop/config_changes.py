@@ -6,12 +6,12 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_kit.config_checks import LOSSES, UNCLIPPED, check_steps
-from grpo_kit.loop.grpo_config import CANNOT_CHANGE, FIELDS, Config, as_json, check_fields, from_json
+from grpo_kit.engine.optim.choose import SETTINGS
+from grpo_kit.loop.config import CANNOT_CHANGE, FIELDS, Config, as_json, check_fields, from_json
+from grpo_kit.loop.config_checks import LOSSES, UNCLIPPED, check_steps
 from grpo_kit.loop.protocols import Task
 from grpo_kit.loop.run_checks import trained_before
 from grpo_kit.loop.run_settings import made_with
-from grpo_kit.optim.choose import SETTINGS
 from grpo_kit.record.files import RunFolderError
 
 # What the loop does not read: where the model and the task came from. A run that goes on may say them otherwise.

@@ -35,12 +35,13 @@ from typing import Any
 
 import torch
 
-from grpo_kit.argument_checks import check_known
-from grpo_kit.config_checks import checked
+from grpo_kit._support.argument_checks import check_known
+from grpo_kit.engine.optim.choose import choose_optimizer, make_optimizer
 from grpo_kit.loop import checkpoint
+from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.config_changes import Changes, check_values, check_weights
+from grpo_kit.loop.config_checks import checked
 from grpo_kit.loop.generate import generate
-from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import InterruptGuard, Stopped
 from grpo_kit.loop.measures import completions_table, first_rollout, measures, tokens_of
@@ -61,14 +62,13 @@ from grpo_kit.loop.run_settings import began_with, made_with, settings_of
 from grpo_kit.loop.score import first_groups, give_advantages, score, with_signal
 from grpo_kit.loop.seeds import modes_of_training, random_state_comes_back, rows_of_step, seed_everything
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.models.model_facts import has_dropout
-from grpo_kit.models.saved_adapters import save_adapter
-from grpo_kit.optim.choose import choose_optimizer, make_optimizer
-from grpo_kit.record.digests import checkpoints, last_whole, write_digests
+from grpo_kit.models._model_facts import has_dropout
+from grpo_kit.models._saved_adapters import save_adapter
+from grpo_kit.record._digests import checkpoints, last_whole, write_digests
+from grpo_kit.record._jsonl_run import RunLog
+from grpo_kit.record._lines import RUN, RUN_ID, reading, run_id
+from grpo_kit.record._run_lock import alone
 from grpo_kit.record.files import next_run_folder
-from grpo_kit.record.jsonl_run import RunLog
-from grpo_kit.record.lines import RUN, RUN_ID, reading, run_id
-from grpo_kit.record.run_lock import alone
 from grpo_kit.record.run_path import path_of, run_path
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
-from grpo_kit.loop.grpo_config import StepNumbers
+from grpo_kit.loop.config import StepNumbers
 from grpo_kit.loop.processes import Processes
 from grpo_kit.loop.protocols import Sampler, Task, optional
 from grpo_kit.loop.step_batch import Batch

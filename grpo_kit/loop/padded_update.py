@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_kit.loop.grpo_config import Config
+from grpo_kit.loop.config import Config
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch, padded
-from grpo_kit.models.model_facts import CHECKPOINTING, base_model, is_checkpointing
+from grpo_kit.models._model_facts import CHECKPOINTING, base_model, is_checkpointing
 from grpo_kit.models.token_lists import left_pad, logits_of, rows_together
 
 

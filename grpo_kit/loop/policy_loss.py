@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from grpo_kit import objectives
-from grpo_kit.config_checks import UNCLIPPED
-from grpo_kit.loop.grpo_config import Config, StepNumbers
+from grpo_kit.loop.config import Config, StepNumbers
+from grpo_kit.loop.config_checks import UNCLIPPED
 from grpo_kit.loop.step_batch import Batch, padded
 from grpo_kit.objectives.group_losses import Options
 from grpo_kit.objectives.ratios import importance_ratio

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from grpo_kit.loop.grpo_config import Config
+from grpo_kit.loop.config import Config
 
 
 class Processes:

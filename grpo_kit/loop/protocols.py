@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from grpo_kit.loop.grpo_config import Config, StepNumbers
+from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch
 

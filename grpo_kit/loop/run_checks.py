@@ -12,18 +12,18 @@ from typing import Any
 
 import torch
 
-from grpo_kit.argument_checks import check_model, check_tokenizer, template_tokens
-from grpo_kit.argument_checks import check_task as check_is_task
-from grpo_kit.config_checks import check_together
+from grpo_kit._support.argument_checks import check_model, check_tokenizer, template_tokens
+from grpo_kit._support.argument_checks import check_task as check_is_task
+from grpo_kit.engine.optim.choose import OPTIMIZERS
+from grpo_kit.loop.config import Config
+from grpo_kit.loop.config_checks import check_together
 from grpo_kit.loop.generate import render
-from grpo_kit.loop.grpo_config import Config
 from grpo_kit.loop.padded_update import autocast
 from grpo_kit.loop.protocols import Task
-from grpo_kit.models.model_facts import base_model, evaluating, has_adapters
+from grpo_kit.models._model_facts import base_model, evaluating, has_adapters
 from grpo_kit.models.token_lists import end_ids, left_pad, logits_of
-from grpo_kit.optim.choose import OPTIMIZERS
-from grpo_kit.record.digests import checkpoints
-from grpo_kit.rewards.parts import check_calls, with_parts
+from grpo_kit.record._digests import checkpoints
+from grpo_kit.rewards._parts import check_calls, with_parts
 
 GIVEN = ("completions", "prompts", "completion_ids", "prefill", "log_extra", "log_metric")  # see score()
 _OPEN_TAG = re.compile(r"<(\w+)>\s*\Z")

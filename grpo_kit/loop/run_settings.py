@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from grpo_kit.loop.grpo_config import Config, as_json
+from grpo_kit._support.kernel import in_notebook
+from grpo_kit.engine.optim.choose import SETTINGS
+from grpo_kit.loop.config import Config, as_json
 from grpo_kit.loop.protocols import Sampler, Task, optional
-from grpo_kit.models.model_facts import base_model, hardware, model_name, weights_digest
+from grpo_kit.models._model_facts import base_model, hardware, model_name, weights_digest
 from grpo_kit.models.token_lists import end_ids
-from grpo_kit.optim.choose import SETTINGS
-from grpo_kit.record.digests import file_digest
-from grpo_kit.record.kernel import in_notebook
-from grpo_kit.rewards.parts import all_parts, answer_parts, range_of, reward_names
-from grpo_kit.tasks.same_task import content_digest, reward_digest, task_digest
+from grpo_kit.record._digests import file_digest
+from grpo_kit.rewards._parts import all_parts, answer_parts, range_of, reward_names
+from grpo_kit.tasks._same_task import content_digest, reward_digest, task_digest
 
 _ADAPTER = (
     "peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "rank_pattern",

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from grpo_kit.loop.grpo_config import Config
+from grpo_kit.loop.config import Config
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.rewards.parts import columns_of, reward_names
-from grpo_kit.rewards.reward_logs import RewardLogs
+from grpo_kit.rewards._parts import columns_of, reward_names
+from grpo_kit.rewards._reward_logs import RewardLogs
 from grpo_kit.rewards.scoring import score_all, totals
 
 _EPS = 1e-4  # added to a standard deviation that divides, as in TRL

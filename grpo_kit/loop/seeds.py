@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from grpo_kit.loop.grpo_config import Config
+from grpo_kit.loop.config import Config
 
 
 def _seed_of(*parts: Any) -> int:

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-import grpo_kit.models.libraries  # noqa: F401  leaves bars out
-from grpo_kit.lazy import lazy
+import grpo_kit.models._libraries  # noqa: F401  leaves bars out
+from grpo_kit._support.lazy import lazy
 
 if TYPE_CHECKING:
-    from grpo_kit.models.gguf_reader import PolicyLoadError
+    from grpo_kit.models._gguf_reader import PolicyLoadError
     from grpo_kit.models.loading import describe, load_policy
 
 __all__ = lazy(__name__)

@@ -1,7 +1,7 @@
 """Load a policy: hub name, local folder, GGUF file, saved adapter, the embedded SmolLM2, or a tiny random model.
 
-Simplifications: one device, causal language models only, LoRA on every linear layer but the head. gguf_reader.py keeps
-what was dequantised, adapters.py makes, loads and merges LoRA.
+Simplifications: one device, causal language models only, LoRA on every linear layer but the head. _gguf_reader.py keeps
+what was dequantised, _adapters.py makes, loads and merges LoRA.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from grpo_kit.argument_checks import check_choice, check_model, check_whole, nearest
-from grpo_kit.cuda import has_bf16, own_device, use_expandable_segments
-from grpo_kit.models.adapters import Tuning, add_adapters, base_of, load_adapter, load_merged
-from grpo_kit.models.card_memory import stay_on_the_card
-from grpo_kit.models.dtypes import dtype_that_fits, float32_by_default, from_pretrained, resolve_dtype
-from grpo_kit.models.gguf_reader import PolicyLoadError, embedded_folder, gguf_folder
-from grpo_kit.models.model_facts import EMBEDDED, TINY, base_model
-from grpo_kit.models.saved_adapters import is_adapter, mark_loaded
-from grpo_kit.models.token_rows import close_rows
-from grpo_kit.record.digests import DIGESTS, REPORT, newest_whole, what_is_wrong
+from grpo_kit._support.argument_checks import check_choice, check_model, check_whole, nearest
+from grpo_kit._support.cuda import has_bf16, own_device, use_expandable_segments
+from grpo_kit._support.unsloth import warn_if_late
+from grpo_kit.models._adapters import Tuning, add_adapters, base_of, load_adapter, load_merged
+from grpo_kit.models._card_memory import stay_on_the_card
+from grpo_kit.models._dtypes import dtype_that_fits, float32_by_default, from_pretrained, resolve_dtype
+from grpo_kit.models._gguf_reader import PolicyLoadError, embedded_folder, gguf_folder
+from grpo_kit.models._model_facts import EMBEDDED, TINY, base_model
+from grpo_kit.models._saved_adapters import is_adapter, mark_loaded
+from grpo_kit.models._token_rows import close_rows
+from grpo_kit.record._digests import DIGESTS, REPORT, newest_whole, what_is_wrong
 from grpo_kit.record.run_path import path_of
-from grpo_kit.unsloth import warn_if_late
 
-PRESETS = ("smoke", "cpu", "t4", "gpu24")  # of grpo_kit.presets; no model has such a name
+PRESETS = ("smoke", "cpu", "t4", "gpu24")  # of grpo_kit.trainer.presets; no model has such a name
 
 
 @float32_by_default()
@@ -58,8 +58,9 @@ def load_policy(
     a 4-bit base (CUDA and bitsandbytes).
     dtype of the frozen or trained weights. None means for "full" float32; but bfloat16 if the card supports it and
     float32 weights, gradients and moments would fill more than half of it; a line reports that. (At a learning rate of
-    1e-6 bfloat16 rounds 99 % of an update away, unless the optimizer keeps it: grpo_kit.optim. The kit's trainer uses
-    such an optimizer by itself, trl's does not.) For adapters None means bfloat16 if the card has it, else float32.
+    1e-6 bfloat16 rounds 99 % of an update away, unless the optimizer keeps it: grpo_kit.engine.optim. The kit's trainer
+    uses such an optimizer by itself, trl's does not.) For adapters None means bfloat16 if the card has it, else
+    float32.
     Adapters themselves are always float32.
     lora: overrides of peft.LoraConfig, e.g. {"r": 32}.
     seed: for drawing adapters only; the random state is otherwise unchanged. Pass the run's (cfg.seed).

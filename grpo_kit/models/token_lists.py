@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from grpo_kit.models.context import context_length
-from grpo_kit.models.model_facts import base_model, evaluating
+from grpo_kit.models._context import context_length
+from grpo_kit.models._model_facts import base_model, evaluating
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase

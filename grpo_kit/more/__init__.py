@@ -10,7 +10,7 @@ bridges   TRL's scripts, vLLM, trackers
 
 from typing import TYPE_CHECKING
 
-from grpo_kit.lazy import lazy
+from grpo_kit._support.lazy import lazy
 
 if TYPE_CHECKING:
     from grpo_kit.more import bridges, code, episodes, export, lab, tasks

@@ -15,7 +15,7 @@ preference          Bradley-Terry, DPO, IPO, KTO, ORPO, SimPO
 
 from typing import TYPE_CHECKING
 
-from grpo_kit.lazy import lazy
+from grpo_kit._support.lazy import lazy
 
 if TYPE_CHECKING:
     from grpo_kit.objectives.advantages import (

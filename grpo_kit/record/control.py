@@ -3,7 +3,7 @@
     runs/<name>/control/<any name>.json   one request a file: {"change": {"learning_rate": 1e-5}} or {"do": "pause"}
                 metrics.jsonl             the outcome of each change, in the line of its first step
 
-The trainer reads requests between two steps, in the order of their names, and deletes them (hooks/control_folder.py).
+The trainer reads requests between two steps, in the order of their names, and deletes them (trainer/control_folder.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.record.lines import METRICS_LINES, RunFolderError, lines_of, read_json, reading
+from grpo_kit.record._lines import METRICS_LINES, RunFolderError, lines_of, read_json, reading
 from grpo_kit.record.run_path import path_of
 
 CONTROL = "control"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_kit.argument_checks import check_text
-from grpo_kit.record.lines import (
+from grpo_kit._support.argument_checks import check_text
+from grpo_kit.record._lines import (
     COMPLETIONS_LINES,
     METRICS_LINES,
     RUN,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from grpo_kit.record._lines import read_json
 from grpo_kit.record.files import write_whole
-from grpo_kit.record.lines import read_json
 from grpo_kit.record.run_path import path_of
 
 

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from grpo_kit.lazy import lazy
+from grpo_kit._support.lazy import lazy
 
 if TYPE_CHECKING:
+    from grpo_kit.more.code._code_runner import CodeRunner
     from grpo_kit.more.code.code_answer import extract_code
     from grpo_kit.more.code.code_rewards import CodeFormat, CodeRuns, CodeTests
-    from grpo_kit.more.code.code_runner import CodeRunner
     from grpo_kit.more.episodes.tool_calls import (
         CallAccuracy,
         CallEfficiency,
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         CallValidity,
         call_reward,
     )
+    from grpo_kit.rewards._parts import Reward
     from grpo_kit.rewards.answers import ExactAnswer, MathAnswer, NumericAnswer
     from grpo_kit.rewards.auditing import Audit, audit
     from grpo_kit.rewards.bleu_rouge import Bleu, Rouge
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from grpo_kit.rewards.format import SoftFormat
     from grpo_kit.rewards.language import Language
     from grpo_kit.rewards.length import Repetition, RightSize
-    from grpo_kit.rewards.parts import Reward
     from grpo_kit.rewards.response import extract_answer, last_number, on_response
     from grpo_kit.rewards.scoring import RewardError, total
 

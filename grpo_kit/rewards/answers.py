@@ -10,11 +10,17 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_kit.argument_checks import check_above_zero, check_choice, check_number, check_text, check_whole
+from grpo_kit._support.argument_checks import (
+    check_above_zero,
+    check_choice,
+    check_number,
+    check_text,
+    check_whole,
+)
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
 from grpo_kit.rewards.response import ResponseReward, check_tag, gold_text, own_answer, pair_prefill, shown
 from grpo_kit.rewards.response import column as get_column
-from grpo_kit.verdicts.spelling import exact as exact_text
+from grpo_kit.verdicts._spelling import exact as exact_text
 
 # The reader of formulas is imported with the first reward that needs it.
 if TYPE_CHECKING:
@@ -101,7 +107,7 @@ class _ReadAnswer(AnswerReward):
 
     def cheats(self, honest: Case) -> list[Case]:
         """Near misses of the gold: neighbours, hedges, a denial, an earlier draft, the question's own expression."""
-        from grpo_kit.rewards.neighbours import TRIED, excused, near_misses
+        from grpo_kit.rewards._neighbours import TRIED, excused, near_misses
 
         wanted, question = gold_text(honest.columns.get(self.column)), honest.columns.get("question")
         if wanted is None:

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
+from grpo_kit.rewards._ngrams import common_subsequence, ngrams, normalize, unpointed, words
 from grpo_kit.rewards.answers import AnswerReward, check_installed
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
-from grpo_kit.rewards.ngrams import common_subsequence, ngrams, normalize, unpointed, words
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU

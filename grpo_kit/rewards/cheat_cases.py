@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from grpo_kit.rewards.parts import Reward
+from grpo_kit.rewards._parts import Reward
 from grpo_kit.rewards.response import answer_span
 
 Tie = Literal["never", "format", "always"]

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from grpo_kit.argument_checks import check_whole, is_number
-from grpo_kit.display import cut
+from grpo_kit._support.argument_checks import check_whole, is_number
+from grpo_kit._support.display import cut
+from grpo_kit.rewards._parts import Reward, check_column_names, reward_names
 from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, TaskWithCases
-from grpo_kit.rewards.parts import Reward, check_column_names, reward_names
 from grpo_kit.rewards.scoring import RewardError, score_all, totals, warn_off_scale
 
 _PAYS = 1e-9

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from grpo_kit.argument_checks import is_number
+from grpo_kit._support.argument_checks import is_number
+from grpo_kit.rewards._parts import Reward, all_parts, judges_answer, range_of, reward_names
 from grpo_kit.rewards.cancel import cancelled_share
 from grpo_kit.rewards.cheat_cases import Case
-from grpo_kit.rewards.parts import Reward, all_parts, judges_answer, range_of, reward_names
 from grpo_kit.rewards.scoring import Scores, check_scores, score, total
 
 Verdicts = list[bool | None]  # per completion: paid in full? None where that cannot be judged

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_kit.argument_checks import check_choice, check_number
-from grpo_kit.rewards.ngrams import WORD, ngrams
+from grpo_kit._support.argument_checks import check_choice, check_number
+from grpo_kit.rewards._ngrams import WORD, ngrams
 from grpo_kit.rewards.response import ResponseReward, pair_prefill
 from grpo_kit.rewards.response import column as get_column
 

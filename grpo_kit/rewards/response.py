@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_kit.rewards.parts import Reward
+from grpo_kit.rewards._parts import Reward
 
 # A minus belongs to the number unless it could be a subtraction from the text before it.
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")

@@ -15,8 +15,8 @@ from itertools import groupby
 from traceback import format_exception
 from typing import Any
 
-from grpo_kit.argument_checks import LARGEST_REWARD
-from grpo_kit.rewards.parts import Reward, bare_name, check_column_names, range_of, reward_names
+from grpo_kit._support.argument_checks import LARGEST_REWARD
+from grpo_kit.rewards._parts import Reward, bare_name, check_column_names, range_of, reward_names
 
 Scores = list[float | None]
 _ROUNDING = 1e-6  # how far a sum of float32 parts may lie outside its range, relative to 1
@@ -27,7 +27,7 @@ class RewardError(ValueError):
 
     def _render_traceback_(self) -> list[str]:
         """IPython shows the message first, then the reward's own lines, and not the way to them."""
-        from grpo_kit.record.kernel import visible
+        from grpo_kit._support.kernel import visible
 
         cause = self.__cause__
         own = format_exception(None, cause, cause.__traceback__.tb_next) if cause else []
@@ -98,7 +98,7 @@ def score(
     except RewardError:  # from a part: it names its row already
         raise
     except (Exception, SystemExit) as error:
-        from grpo_kit.record.kernel import visible
+        from grpo_kit._support.kernel import visible
 
         mend = "; completions are texts here, not lists of messages" if "string ind" in str(error) else ""
         raise RewardError(

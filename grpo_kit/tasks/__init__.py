@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from grpo_kit.lazy import lazy
+from grpo_kit._support.lazy import lazy
 
 if TYPE_CHECKING:
     from grpo_kit.more.code.code import code

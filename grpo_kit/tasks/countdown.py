@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from grpo_kit.argument_checks import check_choice, check_whole, is_whole
+from grpo_kit._support.argument_checks import check_choice, check_whole, is_whole
 from grpo_kit.rewards import SoftFormat
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
 from grpo_kit.rewards.response import python_value
-from grpo_kit.tasks.answer_tag import with_answer_tag
-from grpo_kit.tasks.number_range import check_range
+from grpo_kit.tasks._answer_tag import with_answer_tag
+from grpo_kit.tasks._number_range import check_range
 from grpo_kit.tasks.task import Strategy, Task, split_distinct
-from grpo_kit.verdicts.spelling import plain
+from grpo_kit.verdicts._spelling import plain
 
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 _TRIES = 4000  # then other operators: with 4 numbers up to 50, 1 product in 7,000 is at most 100

@@ -17,10 +17,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from grpo_kit.argument_checks import check_known, is_number
+from grpo_kit._support.argument_checks import check_known, is_number
 from grpo_kit.prompts import cure_of
+from grpo_kit.rewards._parts import Reward, bare_name, reaches_rewards, with_parts
 from grpo_kit.rewards.answers import AnswerReward
-from grpo_kit.rewards.parts import Reward, bare_name, reaches_rewards, with_parts
 from grpo_kit.rewards.response import gold_text, python_value
 from grpo_kit.tasks.task import Strategy, Task, most_frequent_answer
 
@@ -68,7 +68,7 @@ def from_rows(
     no stated range, the score of the row's own answer. A reward that cannot pay the rows' own answers in full is named
     in a warning and left out. If no reward judges the answer, it is right if it is the text of the row's answer. If no
     row has an answer and no reward states its range, nothing is right or wrong: results are the mean reward
-    (tasks.measure).
+    (tasks._measure).
     strategies: default "always the most frequent answer". Rows without an answer column get "".
     Raises ValueError naming the column, the split and the row that do not fit, such as a missing answer (None, NaN),
     a list of answers, or a question that is no text.

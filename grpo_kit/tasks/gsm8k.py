@@ -7,11 +7,11 @@ import random
 import warnings
 from collections.abc import Iterable
 
-from grpo_kit.argument_checks import is_whole
+from grpo_kit._support.argument_checks import is_whole
 from grpo_kit.rewards import NumericAnswer, SoftFormat
 from grpo_kit.rewards.answers import as_number
-from grpo_kit.tasks.answer_tag import with_answer_tag
-from grpo_kit.tasks.data_files import DataNotFoundError, packaged, read_rows
+from grpo_kit.tasks._answer_tag import with_answer_tag
+from grpo_kit.tasks._data_files import DataNotFoundError, packaged, read_rows
 from grpo_kit.tasks.task import Task, most_frequent_answer
 
 _HUB = "openai/gsm8k"

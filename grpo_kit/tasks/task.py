@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
-from grpo_kit.argument_checks import check_choice, check_text, check_whole, is_number
+from grpo_kit._support.argument_checks import check_choice, check_text, check_whole, is_number
 from grpo_kit.prompts import build_dataset, build_prompt, check_parts
+from grpo_kit.rewards._parts import Reward, answer_parts, check_column_names, columns_of
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, answer_cases, crafted_cases
-from grpo_kit.rewards.parts import Reward, answer_parts, check_column_names, columns_of
 from grpo_kit.rewards.response import check_tag, own_answer
 from grpo_kit.rewards.scoring import score_all, totals
-from grpo_kit.tasks.right import (
+from grpo_kit.tasks._right import (
     PaidInFull,
     are_correct,
     giving,
@@ -46,7 +46,7 @@ class Task:
     no question is in both.
     rewards: reward(completions, **columns) -> list of float in [0, 1] or None. reward_weights: sum to 1.
     is_correct: (answer text a person would write, row) -> right? Default None: an answer is right if the rewards that
-    judge it pay in full (tasks.right.PaidInFull); the field then holds a function that calls them.
+    judge it pay in full (tasks._right.PaidInFull); the field then holds a function that calls them.
     strategies: answers given without reading the question ("always the first number"): row -> answer text,
     or None where it has none. A trained model must beat the best of them.
     examples: (question, full response) pairs shown in every prompt; never among the rows.
@@ -154,7 +154,7 @@ class Task:
 
     @property
     def answer_rewards(self) -> list[Reward]:
-        """The rewards whose full pay makes an answer right (see tasks.right); [] if is_correct is your own."""
+        """The rewards whose full pay makes an answer right (see tasks._right); [] if is_correct is your own."""
         return getattr(self.is_correct, "rewards", [])
 
     def is_right(self, row: dict, completion: str) -> bool:

@@ -7,7 +7,7 @@ and sentences. compare: when two of them are the same.
 
 from typing import TYPE_CHECKING
 
-from grpo_kit.lazy import lazy
+from grpo_kit._support.lazy import lazy
 
 if TYPE_CHECKING:
     from grpo_kit.verdicts.compare import Rules

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from grpo_kit.verdicts.formula import Tree, nodes
-from grpo_kit.verdicts.kinds import (
+from grpo_kit.verdicts._formula import Tree, nodes
+from grpo_kit.verdicts._kinds import (
     Bounds,
     Choice,
     Clock,
@@ -29,10 +29,10 @@ from grpo_kit.verdicts.kinds import (
     Union,
     Words,
 )  # fmt: skip
-from grpo_kit.verdicts.rational import UndefinedError, exact
-from grpo_kit.verdicts.reading import read
-from grpo_kit.verdicts.units import same_dimension
-from grpo_kit.verdicts.value import distance, ratio, same_value, symbols
+from grpo_kit.verdicts._rational import UndefinedError, exact
+from grpo_kit.verdicts._reading import read
+from grpo_kit.verdicts._units import same_dimension
+from grpo_kit.verdicts._value import distance, ratio, same_value, symbols
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 
+from grpo_kit.verdicts._formula import Tree
+from grpo_kit.verdicts._formula_tokens import FUNCTIONS
+from grpo_kit.verdicts._kinds import PLAIN, Habit, Named, Quantity
+from grpo_kit.verdicts._quantities import formula
+from grpo_kit.verdicts._rational import OutOfTimeError, TooLargeError, UndefinedError, exact, limited
+from grpo_kit.verdicts._reading import habit_of, read
+from grpo_kit.verdicts._spelling import plain
+from grpo_kit.verdicts._value import same_value, symbols
 from grpo_kit.verdicts.compare import Rules, same
-from grpo_kit.verdicts.formula import Tree
-from grpo_kit.verdicts.formula_tokens import FUNCTIONS
-from grpo_kit.verdicts.kinds import PLAIN, Habit, Named, Quantity
-from grpo_kit.verdicts.quantities import formula
-from grpo_kit.verdicts.rational import OutOfTimeError, TooLargeError, UndefinedError, exact, limited
-from grpo_kit.verdicts.reading import habit_of, read
-from grpo_kit.verdicts.spelling import plain
-from grpo_kit.verdicts.value import same_value, symbols
 
 _LONGEST = 1_000  # characters that are read at all
 _NUMBERS = Habit(glued=True)  # of texts that are numbers, where a letter is no factor

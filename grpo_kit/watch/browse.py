@@ -8,13 +8,13 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_kit.display import escape, widget_bundle
+from grpo_kit._support.display import escape, widget_bundle
+from grpo_kit._support.kernel import in_notebook, visible
+from grpo_kit.record._run_lock import is_locked
 from grpo_kit.record.files import RunFolderError, read_completions
-from grpo_kit.record.kernel import in_notebook, visible
-from grpo_kit.record.run_lock import is_locked
 from grpo_kit.record.run_path import path_of
-from grpo_kit.watch.completions import pages_of
-from grpo_kit.watch.follow import Follower
+from grpo_kit.watch._completions import pages_of
+from grpo_kit.watch._follow import Follower
 
 AS_WRITTEN = "as written"
 ALL = "all"

@@ -8,14 +8,14 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.display import small_png
+from grpo_kit._support.display import small_png
+from grpo_kit._support.kernel import in_notebook
+from grpo_kit.record._run_lock import is_locked
 from grpo_kit.record.kept_results import write_where_asked
-from grpo_kit.record.kernel import in_notebook
-from grpo_kit.record.run_lock import is_locked
 from grpo_kit.record.run_path import path_of
-from grpo_kit.watch.follow import Follower
-from grpo_kit.watch.run_state import RunState
-from grpo_kit.watch.svg import WIDTH, draw_svg
+from grpo_kit.watch._follow import Follower
+from grpo_kit.watch._run_state import RunState
+from grpo_kit.watch._svg import WIDTH, draw_svg
 
 _TEXT = "the run's chart"
 SHOWN = {"image/png": {"width": WIDTH // 2}}  # a notebook's metadata of a chart's bundle

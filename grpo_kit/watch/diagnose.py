@@ -1,6 +1,6 @@
 """The red flags on a run of anybody: logs of TRL, notebooks with stored outputs, tables, TensorBoard's events.
 
-A log is brought under the record's names (log_rows.py) and asked by the same flags as a run of the kit. What a flag
+A log is brought under the record's names (_log_rows.py) and asked by the same flags as a run of the kit. What a flag
 reads and the log lacks is said.
 """
 
@@ -16,8 +16,8 @@ import pandas as pd
 
 from grpo_kit.record.files import has_metrics, read_metrics, run_settings
 from grpo_kit.record.run_path import path_of
-from grpo_kit.watch.flags import Flag
-from grpo_kit.watch.log_rows import LogError, runs_of, table_of
+from grpo_kit.watch._flags import Flag
+from grpo_kit.watch._log_rows import LogError, runs_of, table_of
 from grpo_kit.watch.monitor import red_flags
 
 _NEEDS = {  # flag: the columns that it reads, any of a tuple

@@ -9,13 +9,13 @@ from typing import Any
 
 import pandas as pd
 
+from grpo_kit._support.version import __version__
+from grpo_kit.record._lines import read_json
 from grpo_kit.record.files import KEPT, RunFolderError, read_metrics, run_settings, write_whole
-from grpo_kit.record.lines import read_json
 from grpo_kit.record.run_path import path_of
-from grpo_kit.version import __version__
-from grpo_kit.watch.held_out_words import ACCURACY, CONSTANT, better_before, leading, no_better
-from grpo_kit.watch.red_flag import arguments_of
-from grpo_kit.watch.run_state import RunState, change_line
+from grpo_kit.watch._held_out_words import ACCURACY, CONSTANT, better_before, leading, no_better
+from grpo_kit.watch._red_flag import arguments_of
+from grpo_kit.watch._run_state import RunState, change_line
 
 _AVERAGED = 3  # steps at either end of the curve
 

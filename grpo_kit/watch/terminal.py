@@ -9,15 +9,15 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
+from grpo_kit._support.kernel import visible
+from grpo_kit.record._lines import METRICS_LINES, last_step, read_json
+from grpo_kit.record._run_lock import is_locked
 from grpo_kit.record.control import read_changes
 from grpo_kit.record.files import RunFolderError, has_metrics, next_run_folder, numbered, run_settings
-from grpo_kit.record.kernel import visible
-from grpo_kit.record.lines import METRICS_LINES, last_step, read_json
-from grpo_kit.record.run_lock import is_locked
 from grpo_kit.record.run_path import path_of
-from grpo_kit.watch.follow import signature
-from grpo_kit.watch.held_out_words import held_out_words
-from grpo_kit.watch.run_state import RunState, change_line, flag_line
+from grpo_kit.watch._follow import signature
+from grpo_kit.watch._held_out_words import held_out_words
+from grpo_kit.watch._run_state import RunState, change_line, flag_line
 
 
 def follow(folder: Path, *, last: int = 10, every: float = 1.0, once: bool = False) -> None:

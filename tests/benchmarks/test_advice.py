@@ -22,7 +22,8 @@ from benchmarks.advice.plan.answered import ANSWERED, ELSEWHERE
 from benchmarks.advice.row import labs_of, of_elsewhere
 from benchmarks.advice.table import anchor, counts_text, effect_text, markdown, not_asked_text, write
 from benchmarks.advice.table import table as whole_table
-from grpo_kit import display, lab
+from grpo_kit import lab
+from grpo_kit._support import display
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "notebooks" / "15_the_advice_measured.ipynb"

@@ -144,7 +144,7 @@ def test_a_run_that_was_struck_is_the_undisturbed_one(tmp_path, fault, outcomes)
 
 def test_a_loop_that_loses_a_row_is_seen(tmp_path, monkeypatch):
     """What goes on drops the first row that it writes."""
-    from grpo_kit.record.jsonl_run import RunLog
+    from grpo_kit.record._jsonl_run import RunLog
 
     inner, arm = RunLog.go_on_from, "full"
     campaign.ready(arm)

@@ -42,7 +42,7 @@ def before(tmp_path_factory):
     """Another state of the kit, whose engine says something else of itself."""
     folder = tmp_path_factory.mktemp("before")
     shutil.copytree(ROOT / "grpo_kit", folder / "grpo_kit", ignore=shutil.ignore_patterns("__pycache__"))
-    with open(folder / "grpo_kit" / "rollout" / "engine.py", "a") as file:
+    with open(folder / "grpo_kit" / "engine" / "rollout.py", "a") as file:
         file.write('\nCOUNTED = {"prefill": 1000, "decode": 2000}\n')
         file.write("Rollouts.tokens = property(lambda self: COUNTED, lambda self, counted: None)\n")
     return folder

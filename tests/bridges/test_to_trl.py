@@ -8,11 +8,11 @@ import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
+from grpo_kit._support.unsloth import changed_defaults
 from grpo_kit.loop import Config
 from grpo_kit.more.bridges import to_trl
 from grpo_kit.schedules import linear
 from grpo_kit.tasks import largest
-from grpo_kit.unsloth import changed_defaults
 
 
 def letters(completions, **columns):

@@ -7,9 +7,9 @@ import pytest
 from transformers import get_scheduler
 from trl import GRPOConfig
 
-from grpo_kit.loop.grpo_config import Config, as_json, from_json
-from grpo_kit.more.bridges.trl_config import MADE_BEFORE, config_of, fields_of, rates
-from grpo_kit.more.bridges.trl_fields import IGNORED, MAPPED, REFUSED, check_fields, is_set
+from grpo_kit.loop.config import Config, as_json, from_json
+from grpo_kit.more.bridges._trl_config import MADE_BEFORE, config_of, fields_of, rates
+from grpo_kit.more.bridges._trl_fields import IGNORED, MAPPED, REFUSED, check_fields, is_set
 from grpo_kit.schedules import cosine, linear
 
 FIELDS = {each.name for each in dataclasses.fields(GRPOConfig)}

@@ -5,12 +5,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from grpo_kit.hooks import standard
 from grpo_kit.loop import GRPOTrainer
 from grpo_kit.loop.generate import as_batch, render
 from grpo_kit.models.token_lists import end_ids
+from grpo_kit.record._lines import COMPLETIONS_LINES, lines_of
 from grpo_kit.record.files import read_metrics
-from grpo_kit.record.lines import COMPLETIONS_LINES, lines_of
+from grpo_kit.trainer import grpo_trainer as standard
 
 SCRIPTS = Path(__file__).parent / "scripts"
 IMPORT = "from trl import GRPOConfig, GRPOTrainer\n"

@@ -32,11 +32,11 @@ from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.more.bridges import vllm_engines
-from grpo_kit.more.bridges.summed_weights import summed_weights
+from grpo_kit.more.bridges import _vllm_engines as vllm_engines
+from grpo_kit.more.bridges._summed_weights import summed_weights
+from grpo_kit.more.bridges._vllm_engines import EXTENSION
 from grpo_kit.more.bridges.vllm import SamplerNotInStep, VllmSample
-from grpo_kit.more.bridges.vllm_engines import EXTENSION
-from grpo_kit.more.episodes.episode_sample import EpisodeSample
+from grpo_kit.more.episodes._episode_sample import EpisodeSample
 from grpo_kit.record.files import read_completions, read_metrics
 from grpo_kit.schedules import linear
 

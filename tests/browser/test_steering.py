@@ -7,8 +7,8 @@ import pytest
 from real_lab import red_boxes, wait_for
 from steered import TRAINERS, rows, step
 
-from grpo_kit.hooks.control_folder import control
 from grpo_kit.record.control import CONTROL, read_changes
+from grpo_kit.trainer.control_folder import control
 
 
 def last(folder, column):
@@ -151,7 +151,7 @@ def test_fields_show_what_the_run_has_and_a_kernel_that_trains_no_more_is_said(t
 
 
 def test_a_run_outside_the_servers_folder_says_what_to_type(lab, server, tmp_path):
-    cell = f"from grpo_kit.watch.live import LiveChart\nLiveChart().start(2, {str(tmp_path / 'run')!r})"
+    cell = f"from grpo_kit.watch._live import LiveChart\nLiveChart().start(2, {str(tmp_path / 'run')!r})"
     server.write("outside.ipynb", cell)
     page = lab("outside.ipynb")
     page.run_all()

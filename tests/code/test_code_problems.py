@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_kit.more.code.code_values import same
+from grpo_kit.more.code._code_values import same
 
 PROBLEMS = json.loads((Path(__file__).parents[2] / "grpo_kit/more/code/data/code_problems.json").read_text())
 FUNCTIONS = {problem["name"]: problem for problem in PROBLEMS if "entry_point" in problem}

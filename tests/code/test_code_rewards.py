@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_kit.more.code import code_runner, sandbox
-from grpo_kit.more.code.code_answer import extract_code, own_code
-from grpo_kit.more.code.code_harness import as_json, encode
-from grpo_kit.more.code.code_rewards import CodeFormat, CodeRuns, CodeTests
-from grpo_kit.more.code.code_runner import CodeRunner
-from grpo_kit.more.code.code_tests import (
+from grpo_kit.more.code import _code_runner as code_runner
+from grpo_kit.more.code import sandbox
+from grpo_kit.more.code._code_harness import as_json, encode
+from grpo_kit.more.code._code_runner import CodeRunner
+from grpo_kit.more.code._code_tests import (
     Answer,
     CallTest,
     Job,
@@ -26,7 +25,9 @@ from grpo_kit.more.code.code_tests import (
     programs_of,
     read_tests,
 )
-from grpo_kit.more.code.code_values import decode, read_json, same
+from grpo_kit.more.code._code_values import decode, read_json, same
+from grpo_kit.more.code.code_answer import extract_code, own_code
+from grpo_kit.more.code.code_rewards import CodeFormat, CodeRuns, CodeTests
 from grpo_kit.more.code.sandbox import SandboxUnavailableError, isolation, run_python_batch
 from grpo_kit.rewards import WeightedSum, check_rewards
 from grpo_kit.rewards.cheat_cases import Case

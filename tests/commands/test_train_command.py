@@ -19,11 +19,11 @@ from task_file import COOLING, TRAINED, written
 import grpo_kit
 from grpo_kit.__main__ import app, main
 from grpo_kit.commands import Preset
-from grpo_kit.hooks.job import Job, settings_of
 from grpo_kit.loop import run_settings
-from grpo_kit.loop.grpo_config import FIELDS
-from grpo_kit.presets import NAMES
+from grpo_kit.loop.config import FIELDS
 from grpo_kit.record.files import read_metrics, steps_done
+from grpo_kit.trainer.job import Job, settings_of
+from grpo_kit.trainer.presets import NAMES
 
 ROOT = Path(grpo_kit.__file__).parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -402,10 +402,10 @@ def test_a_stop_after_the_training_is_made_up(here, monkeypatch, capsys):
 
 
 def test_one_process_at_a_time_trains_into_a_folder(here, capsys):
-    from grpo_kit.record.run_lock import GOING, is_locked
+    from grpo_kit.record._run_lock import GOING, is_locked
 
     assert main(["train", "my_task.py", *TRAINED, "--set", "steps=1", "--folder", "runs/a"]) == 0
-    code = "import pathlib; from grpo_kit.record.run_lock import alone\n"
+    code = "import pathlib; from grpo_kit.record._run_lock import alone\n"
     code += "with alone(pathlib.Path('runs/a')): print('has it', flush=True), input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": ENVIRONMENT}
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:

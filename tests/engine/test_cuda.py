@@ -13,24 +13,25 @@ from loop_runs import make, press_stop, record, task, weights
 from test_packed_update import assert_same, ragged, step
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from grpo_kit.cuda import has_bf16
-from grpo_kit.engine.check_card import check_card
+from grpo_kit._support.cuda import has_bf16
+from grpo_kit.engine import RolloutEngine
+from grpo_kit.engine import _first_use as first_use
+from grpo_kit.engine._packing import pack_rows
+from grpo_kit.engine.card.check_card import check_card
 from grpo_kit.engine.fast import fast
+from grpo_kit.engine.memory._activations import chunk_bytes
+from grpo_kit.engine.memory._free import free_bytes, releasable_bytes
+from grpo_kit.engine.optim.choose import make_optimizer
 from grpo_kit.engine.packed_update import PackedUpdate
-from grpo_kit.engine.packing import pack_rows
-from grpo_kit.hooks.standard import GRPOTrainer
 from grpo_kit.loop import Config
 from grpo_kit.loop.generate import generate
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.loop.padded_update import PaddedUpdate
-from grpo_kit.memory.activations import chunk_bytes
-from grpo_kit.memory.free import free_bytes, releasable_bytes
 from grpo_kit.models import load_policy
-from grpo_kit.models.adapters import add_adapters
+from grpo_kit.models._adapters import add_adapters
 from grpo_kit.more import episodes
-from grpo_kit.optim.choose import make_optimizer
-from grpo_kit.rollout import RolloutEngine, first_use
+from grpo_kit.trainer.grpo_trainer import GRPOTrainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
 PROMPTS = [[5, 6, 7, 8]] * 4 + [[9] * 11] * 4 + [[40, 41]] * 4

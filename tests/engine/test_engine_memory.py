@@ -5,7 +5,7 @@ import torch
 from rollout_models import tiny_model
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from grpo_kit.engine.update_memory import UpdateMemory
+from grpo_kit.engine._update_memory import UpdateMemory
 
 GIB = 2**30
 

@@ -6,11 +6,10 @@ import torch
 from fake_cuda import FakeCuda
 from loop_runs import make, record
 
-from grpo_kit.engine import fast
+from grpo_kit.engine import RolloutEngine, fast
+from grpo_kit.engine.card._graphs import DecodeGraphs
+from grpo_kit.engine.optim.split_adamw import SplitAdamW8bit
 from grpo_kit.models import load_policy
-from grpo_kit.optim.split_adamw import SplitAdamW8bit
-from grpo_kit.rollout import RolloutEngine
-from grpo_kit.rollout.graphs import DecodeGraphs
 
 KINDS = {
     "bfloat16 weights": dict(dtype="bfloat16"),

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers.integrations.flex_attention import WrappedFlexAttention
 
-from grpo_kit.engine.packing import CHUNK_COST, make_chunks, pack_rows
+from grpo_kit.engine._packing import CHUNK_COST, make_chunks, pack_rows
+from grpo_kit.engine.tree import tree_tokens
 from grpo_kit.models import load_policy
-from grpo_kit.rollout.tree import tree_tokens
 
 CPU = torch.device("cpu")
 ROWS = [((5, 6), [7, 8]), ((4,), [3, 2]), ((5, 6), [9])]

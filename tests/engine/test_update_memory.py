@@ -4,8 +4,8 @@ import pytest
 import torch
 from rollout_models import tiny_model
 
-from grpo_kit.engine import update_memory
-from grpo_kit.engine.update_memory import UpdateMemory
+from grpo_kit.engine import _update_memory as update_memory
+from grpo_kit.engine._update_memory import UpdateMemory
 
 GIB = 2**30
 # 48 positions in three groups; the longest completion with its prompt has 23.

@@ -5,7 +5,7 @@ import torch
 from rollout_models import FAMILIES, tiny_model
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
-from grpo_kit.engine.update_memory import norms_in_one_kernel
+from grpo_kit.engine._update_memory import norms_in_one_kernel
 
 IDS = torch.arange(3, 23)[None]
 

@@ -7,12 +7,12 @@ from html import unescape
 import pandas as pd
 import pytest
 
-from grpo_kit.more.episodes.conversations import Conversations, conversation
-from grpo_kit.record.run_lock import alone
+from grpo_kit.more.episodes._conversations import Conversations, conversation
+from grpo_kit.record._run_lock import alone
+from grpo_kit.watch import _follow as follow
 from grpo_kit.watch import browse as module
-from grpo_kit.watch import follow
+from grpo_kit.watch._completions import completions_page, pages_of
 from grpo_kit.watch.browse import ALL, CompletionBrowser, browse, select
-from grpo_kit.watch.completions import completions_page, pages_of
 from tests.made_metrics import Recorded
 
 END = "<|im_end|>"

@@ -13,7 +13,7 @@ from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_kit.more.episodes.tool_call_syntax import call_text, gold_calls, parse_calls
+from grpo_kit.more.episodes._tool_call_syntax import call_text, gold_calls, parse_calls
 from grpo_kit.rewards import CallAccuracy, CallValidity, Case, check_rewards, crafted_cases
 from grpo_kit.tasks import from_rows
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_kit.more.episodes.tool_call_syntax import Call, call_distance, parse_calls
+from grpo_kit.more.episodes._tool_call_syntax import Call, call_distance, parse_calls
 from grpo_kit.more.episodes.tool_calls import (
     CallAccuracy,
     CallEfficiency,

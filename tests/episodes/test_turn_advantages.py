@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from grpo_kit.more.episodes._turn_advantages import turn_advantages
 from grpo_kit.more.episodes.rollout_episodes import Episode, Turn
-from grpo_kit.more.episodes.turn_advantages import turn_advantages
 from grpo_kit.objectives import group_advantages
 
 

@@ -6,7 +6,7 @@ import pytest
 from loop_runs import make, task
 
 import grpo_kit as kit
-from grpo_kit.evaluation import as_trained
+from grpo_kit.evaluation import _as_trained as as_trained
 from grpo_kit.evaluation.accuracy import Evaluation
 from grpo_kit.loop import Config
 

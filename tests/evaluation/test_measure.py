@@ -6,18 +6,18 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from grpo_kit.engine.complete import Completion
+from grpo_kit.evaluation._constant import compared, constant_reward
 from grpo_kit.evaluation.accuracy import Evaluation, evaluation_of
 from grpo_kit.evaluation.comparison import compare
-from grpo_kit.evaluation.constant import compared, constant_reward
 from grpo_kit.evaluation.generate_and_score import Answers
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.evaluation.intervals import Estimate, mean_reward
 from grpo_kit.evaluation.readiness import VERDICTS, Readiness, readiness
-from grpo_kit.more.lab.arm import arm_of
+from grpo_kit.more.lab._arm import arm_of
 from grpo_kit.rewards import Bleu, ExactAnswer, Gated, NumericAnswer, SoftFormat
-from grpo_kit.rollout.complete import Completion
 from grpo_kit.tasks import code, countdown, from_rows, largest
-from grpo_kit.tasks.measure import has_accuracy, measure_of, reads_tag
+from grpo_kit.tasks._measure import has_accuracy, measure_of, reads_tag
 
 
 def lively(completions, **columns):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from grpo_kit.display import ProgressLine, progress_line
+from grpo_kit._support.display import ProgressLine, progress_line
 from grpo_kit.evaluation import generate_and_score
 from grpo_kit.evaluation import readiness as readiness_module
 from grpo_kit.evaluation.accuracy import evaluate

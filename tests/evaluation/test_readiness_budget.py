@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 import pytest
 
+from grpo_kit.engine.complete import complete
 from grpo_kit.evaluation import readiness as module
 from grpo_kit.evaluation.readiness import Readiness, readiness
-from grpo_kit.rollout.complete import complete
 from grpo_kit.tasks import from_rows
 
 completing = importlib.import_module(complete.__module__)

@@ -7,7 +7,7 @@ import pytest
 
 from examples import tools as tools_module
 from examples.tools import OPERATIONS, tools
-from grpo_kit.more.episodes.tool_call_syntax import parse_calls
+from grpo_kit.more.episodes._tool_call_syntax import parse_calls
 from grpo_kit.more.episodes.tool_calls import CallValidity, call_reward
 from grpo_kit.rewards import SoftFormat, check_rewards
 from grpo_kit.tasks.task import strategy_rewards

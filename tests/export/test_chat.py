@@ -9,8 +9,8 @@ import torch
 
 import grpo_kit as kit
 from grpo_kit import load_policy, tasks
+from grpo_kit.engine.complete import complete
 from grpo_kit.more.export import ExportError, export
-from grpo_kit.rollout.complete import complete
 
 BASE = str(few_words.folder())
 TASK = tasks.largest(n_train=8, n_held_out=6)

@@ -23,13 +23,14 @@ from transformers import (
 
 import grpo_kit.more.export as exporting
 from grpo_kit import linear, load_policy, tasks
-from grpo_kit.models.adapters import add_adapters
+from grpo_kit.models._adapters import add_adapters
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.more.episodes.observation import Renderer
-from grpo_kit.more.export import ExportError, export, write
-from grpo_kit.more.export.gguf_writer import write_gguf
+from grpo_kit.more.export import ExportError, export
+from grpo_kit.more.export import _write as write
+from grpo_kit.more.export._gguf_writer import write_gguf
+from grpo_kit.more.export._weights import share_moved, whole_model
 from grpo_kit.more.export.model_card import license_of
-from grpo_kit.more.export.weights import share_moved, whole_model
 
 BASE = str(few_words.folder())
 TASK = tasks.largest(n_train=8, n_held_out=6)
@@ -460,7 +461,7 @@ def test_a_gguf_file_names_every_end(ends, tmp_path):
 
 
 def test_reader_needs_nothing_of_the_kit():
-    assert "import grpo_kit" not in (text := Path(exporting.__file__).with_name("reader.py").read_text())
+    assert "import grpo_kit" not in (text := Path(exporting.__file__).with_name("_reader.py").read_text())
     assert "from grpo_kit" not in text
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 import grpo_kit as kit
 from grpo_kit import load_policy, tasks
-from grpo_kit.models.gguf_reader import PolicyLoadError
+from grpo_kit.models._gguf_reader import PolicyLoadError
 from grpo_kit.more.export import ExportError, export, push_to_hub, verify
 
 TASK = tasks.largest(n_train=8, n_held_out=6)
@@ -164,7 +164,7 @@ def test_weights_that_are_no_numbers(format, tmp_path):
 def test_a_reader_that_dies_leaves_the_export_unproved(dies, tiny, tmp_path, monkeypatch):
     package = tmp_path / "package"
     package.mkdir()
-    (package / "reader.py").write_text(f"import os\n{dies}\n")
+    (package / "_reader.py").write_text(f"import os\n{dies}\n")
     monkeypatch.setattr(verify, "__file__", str(package / "verify.py"))
     said = (
         r"was killed \(signal 9\), as happens where memory runs out"

@@ -14,8 +14,8 @@ from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
 from benchmarks.architectures import GGUF_SIZES, in_llama_cpp, tiny
 from grpo_kit.more.export import ExportError, export
-from grpo_kit.more.export.gguf_tokens import _GPT4O, _LLAMA3, _QWEN2, _TEKKEN, splitting_of
-from grpo_kit.more.export.gguf_writer import write_gguf
+from grpo_kit.more.export._gguf_tokens import _GPT4O, _LLAMA3, _QWEN2, _TEKKEN, splitting_of
+from grpo_kit.more.export._gguf_writer import write_gguf
 
 gguf = pytest.importorskip("gguf")
 WORDS = few_words.tokenizer(1000)

@@ -8,8 +8,8 @@ import trl
 from transformers import AutoTokenizer
 
 from examples.calculator import calculator
-from grpo_kit.models.gguf_reader import embedded_folder
-from grpo_kit.more.export.template import ExportError, Prompting, check_questions, with_serving_template
+from grpo_kit.models._gguf_reader import embedded_folder
+from grpo_kit.more.export._template import ExportError, Prompting, check_questions, with_serving_template
 from grpo_kit.prompts import PromptError, build_prompt
 
 TEMPLATES = sorted((Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))

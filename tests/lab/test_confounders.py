@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from grpo_kit.more import lab
-from grpo_kit.more.lab.confounders import unlike
-from grpo_kit.more.lab.outcomes import outcomes
+from grpo_kit.more.lab._confounders import unlike
+from grpo_kit.more.lab._outcomes import outcomes
 
 SAME = {
     "steps": 10,

@@ -21,13 +21,13 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 
 from grpo_kit import sample
-from grpo_kit.evaluation import sample_cache
-from grpo_kit.evaluation.sample_cache import _digest_of_every_bit, trained_as_sampled
+from grpo_kit.engine.complete import complete
+from grpo_kit.evaluation import _sample_cache as sample_cache
+from grpo_kit.evaluation._sample_cache import _digest_of_every_bit, trained_as_sampled
 from grpo_kit.more.lab.preferences import Samples
 from grpo_kit.record.files import RunFolderError
 from grpo_kit.rewards import ExactAnswer, RightSize, SoftFormat
 from grpo_kit.rewards.scoring import RewardError
-from grpo_kit.rollout.complete import complete
 from grpo_kit.tasks import from_rows, largest
 
 # ---- selection, by hand -----------------------------------------------------------------------------------------
@@ -555,7 +555,7 @@ import sys, time
 sys.path.insert(0, {tests!r})
 from test_preferences import nines_task, speller, WORDS
 from grpo_kit import sample
-from grpo_kit.evaluation import sample_cache
+from grpo_kit.evaluation import _sample_cache as sample_cache
 draw = sample_cache.complete
 def slow(*args, **how):
     made = draw(*args, **how)

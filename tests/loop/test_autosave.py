@@ -7,15 +7,15 @@ import pytest
 import torch
 from standard_runs import make
 
-from grpo_kit.hooks.standard import Autosave
 from grpo_kit.loop.checkpoint import CheckpointNotSaved
 from grpo_kit.loop.hooks import Hook
+from grpo_kit.trainer.grpo_trainer import Autosave
 
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 from standard_runs import make
-from grpo_kit.hooks.standard import Autosave
+from grpo_kit.trainer.grpo_trainer import Autosave
 from grpo_kit.loop.hooks import Hook
 class Kill(Hook):
     def before_step(self, trainer):

@@ -12,13 +12,13 @@ import forked
 import pytest
 from loop_runs import make, record, same, weights
 
-from grpo_kit.hooks.job import model_in
-from grpo_kit.hooks.watch_run import WatchRun
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.models import load_policy
-from grpo_kit.models.gguf_reader import PolicyLoadError
+from grpo_kit.models._gguf_reader import PolicyLoadError
+from grpo_kit.record._jsonl_run import RunLog
 from grpo_kit.record.files import RunFolderError
-from grpo_kit.record.jsonl_run import RunLog
+from grpo_kit.trainer.job import model_in
+from grpo_kit.trainer.watch_run import WatchRun
 from grpo_kit.watch.run_card import model_card
 
 

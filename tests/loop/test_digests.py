@@ -9,7 +9,7 @@ import pytest
 from loop_runs import make
 
 from grpo_kit.loop import checkpoint
-from grpo_kit.record.digests import DIGESTS, last_whole, what_is_wrong, write_digests
+from grpo_kit.record._digests import DIGESTS, last_whole, what_is_wrong, write_digests
 from grpo_kit.record.files import RunFolderError
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from loop_runs import letters, make, record
 
+from grpo_kit.engine.complete import complete
 from grpo_kit.evaluation.accuracy import evaluate
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.models import load_policy
 from grpo_kit.more.episodes.observation import Renderer, View
 from grpo_kit.rewards import CallAccuracy, ExactAnswer, SoftFormat
-from grpo_kit.rollout.complete import complete
 from grpo_kit.tasks import from_rows
 
 LIMIT = 6

@@ -13,8 +13,8 @@ from loop_runs import letters, make, record, same, task, weights
 from tokenizers import Tokenizer
 
 from grpo_kit.loop import Config
+from grpo_kit.loop.config import FIELDS
 from grpo_kit.loop.config_changes import differences
-from grpo_kit.loop.grpo_config import FIELDS
 from grpo_kit.loop.run_settings import made_with
 from grpo_kit.models import load_policy
 from grpo_kit.record.files import RunFolderError

@@ -6,19 +6,19 @@ import pytest
 import torch
 from loop_runs import make, record
 
-from grpo_kit import cuda
+from grpo_kit._support import cuda
+from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine import fast as fast_module
-from grpo_kit.engine.check_card import check_card, checked
+from grpo_kit.engine._first_use import FILE
+from grpo_kit.engine._packing import PackedBatch
+from grpo_kit.engine.card.check_card import check_card, checked
 from grpo_kit.engine.fast import fast
 from grpo_kit.engine.packed_update import PackedUpdate
-from grpo_kit.engine.packing import PackedBatch
 from grpo_kit.loop import Config
 from grpo_kit.loop.generate import generate
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.models import load_policy
-from grpo_kit.models.same_numbers import Finding, judged
-from grpo_kit.rollout import RolloutEngine
-from grpo_kit.rollout.first_use import FILE
+from grpo_kit.models._same_numbers import Finding, judged
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def untried(monkeypatch, tmp_path):
     """This machine, as if it were a card that nobody has tried."""
     monkeypatch.setattr(cuda, "may_fail", lambda device: True)
     # Only what is found is kept apart: in a cache of its own, the tiny model's tokenizer would be converted anew.
-    monkeypatch.setattr("grpo_kit.rollout.first_use.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("grpo_kit.engine._first_use.cache_folder", lambda: tmp_path / "cache")
     return tmp_path / "cache" / FILE
 
 
@@ -63,7 +63,7 @@ def wrong_mask(patch):
         return inner(type(self)(**{**vars(self), "tree": flat(self.tree)}))
 
     def flat(tree):
-        from grpo_kit.rollout.tree import build_tree
+        from grpo_kit.engine.tree import build_tree
 
         return build_tree([(tuple(tree.input_ids[:-1].tolist()), [int(tree.input_ids[-1])])])
 
@@ -89,7 +89,7 @@ def test_what_was_found_is_kept_for_this_card_versions_and_model_type(untried, m
     model, _ = load_policy("tiny-random", quiet=True)
     calls = []
     inner = check_card
-    monkeypatch.setattr("grpo_kit.engine.check_card.check_card", lambda *a: calls.append(1) or inner(*a))
+    monkeypatch.setattr("grpo_kit.engine.card.check_card.check_card", lambda *a: calls.append(1) or inner(*a))
     first, again = checked(model, Config()), checked(model, Config())
     assert first == again and len(calls) == 1 and len(json.loads(untried.read_text())) == 1
     checked(model, Config(autocast="bfloat16"))

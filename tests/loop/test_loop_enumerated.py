@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from grpo_kit.engine import RolloutEngine
 from grpo_kit.loop import Batch, Config
+from grpo_kit.loop.config import StepNumbers
 from grpo_kit.loop.generate import generate
-from grpo_kit.loop.grpo_config import StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.score import give_advantages
-from grpo_kit.rollout import RolloutEngine
 
 VOCABULARY, END, LONGEST, TEMPERATURE, GROUP = 4, 3, 2, 0.8, 2
 PROMPT = [1, 2, 0]

@@ -15,8 +15,8 @@ from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Config
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
+from grpo_kit.more.episodes._episode_sample import EpisodeSample
 from grpo_kit.more.episodes.environment import EpisodeError
-from grpo_kit.more.episodes.episode_sample import EpisodeSample
 from grpo_kit.more.episodes.episode_task import EpisodeTask
 from grpo_kit.more.episodes.observation import View
 from grpo_kit.more.episodes.template_audit import audit_turns

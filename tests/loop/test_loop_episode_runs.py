@@ -15,7 +15,7 @@ from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.score import with_signal
 from grpo_kit.more.episodes.environment import EpisodeError
 from grpo_kit.more.episodes.observation import View
-from grpo_kit.record.jsonl_run import lines_of
+from grpo_kit.record._jsonl_run import lines_of
 
 # ---- sampled runs -----------------------------------------------------------------------------------------------
 

@@ -17,15 +17,16 @@ from transformers import GenerationConfig
 import grpo_kit as kit
 from benchmarks.architectures import random_batch, tiny
 from grpo_kit import objectives
-from grpo_kit.config_checks import LOSSES
+from grpo_kit.engine import RolloutEngine
+from grpo_kit.engine import _first_use as first_use
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Config
+from grpo_kit.loop.config_checks import LOSSES
 from grpo_kit.loop.padded_update import PaddedUpdate
-from grpo_kit.models.model_facts import is_checkpointing
+from grpo_kit.models._model_facts import is_checkpointing
 from grpo_kit.models.token_lists import why_not_padded
 from grpo_kit.more.lab.rescore import rescore
 from grpo_kit.more.lab.rounding import update_survival
-from grpo_kit.rollout import RolloutEngine, first_use
 from grpo_kit.watch.monitor import red_flags
 
 

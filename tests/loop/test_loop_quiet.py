@@ -15,7 +15,7 @@ TESTS = Path(__file__).parents[1]
 RUN = """
 import sys
 import grpo_kit as kit
-from grpo_kit.hooks.standard import GRPOTrainer
+from grpo_kit.trainer.grpo_trainer import GRPOTrainer
 from grpo_kit.loop import Config
 from loop_runs import letters, press_stop
 import few_words

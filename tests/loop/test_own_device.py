@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from grpo_kit.cuda import own_device
+from grpo_kit._support.cuda import own_device
 
 
 @pytest.mark.parametrize(("rank", "own"), [(None, 0), ("0", 0), ("1", 1), ("3", 1)])

@@ -14,7 +14,7 @@ from grpo_kit.loop.protocols import Task
 from grpo_kit.models import load_policy
 from grpo_kit.record.files import RunFolderError, run_settings
 from grpo_kit.rewards import Gated, SoftFormat
-from grpo_kit.rewards.parts import check_calls, required_columns
+from grpo_kit.rewards._parts import check_calls, required_columns
 from grpo_kit.tasks import from_rows
 
 ROWS = [{"question": f"Say {i}.", "answer": str(i)} for i in range(8)]

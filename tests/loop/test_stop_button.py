@@ -12,7 +12,7 @@ from grpo_kit.record.files import read_metrics
 TRAIN = """
 import sys; sys.path.insert(0, {tests!r})
 from loop_runs import make
-from grpo_kit.hooks.watch_run import WatchRun
+from grpo_kit.trainer.watch_run import WatchRun
 trainer = make({folder!r}, steps=400, hooks=[WatchRun(live=False)])
 print("ready", flush=True)
 trainer.train()

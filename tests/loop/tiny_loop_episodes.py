@@ -9,10 +9,10 @@ import few_words
 import torch
 
 from grpo_kit.loop import Config, GRPOTrainer
-from grpo_kit.more.episodes.episode_sample import EpisodeSample, fast_episodes
+from grpo_kit.more.episodes._episode_sample import EpisodeSample, fast_episodes
+from grpo_kit.more.episodes._turn_writers import EngineTurns, Written
 from grpo_kit.more.episodes.episode_task import EpisodeTask
 from grpo_kit.more.episodes.observation import View
-from grpo_kit.more.episodes.turn_writers import EngineTurns, Written
 
 LONG = " Read on." * 60  # a prompt whose keys are worth keeping from turn to turn
 

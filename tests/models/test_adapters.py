@@ -10,9 +10,9 @@ from loop_runs import make
 from peft import LoraConfig, get_peft_model
 
 from grpo_kit.models import load_policy
-from grpo_kit.models.adapters import add_adapters
-from grpo_kit.models.gguf_reader import PolicyLoadError, embedded_folder
-from grpo_kit.models.model_facts import model_name
+from grpo_kit.models._adapters import add_adapters
+from grpo_kit.models._gguf_reader import PolicyLoadError, embedded_folder
+from grpo_kit.models._model_facts import model_name
 
 BASE = str(few_words.folder())
 

@@ -14,16 +14,17 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from grpo_kit.models import PolicyLoadError, gguf_reader, load_policy
-from grpo_kit.models.gguf_reader import (
+from grpo_kit.models import PolicyLoadError, load_policy
+from grpo_kit.models import _gguf_reader as gguf_reader
+from grpo_kit.models._gguf_reader import (
     _bytes_as_float32,
     _embedded_gguf,
     _tie_if_one_matrix,
     embedded_folder,
     load_gguf,
 )
-from grpo_kit.models.model_facts import model_name
-from grpo_kit.more.export.gguf_writer import write_gguf
+from grpo_kit.models._model_facts import model_name
+from grpo_kit.more.export._gguf_writer import write_gguf
 
 
 def test_a_file_is_dequantised_once_without_a_bar_and_equals_the_file(tmp_path, monkeypatch, capsys, tiny):

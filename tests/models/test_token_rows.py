@@ -14,16 +14,17 @@ from transformers import GenerationConfig
 
 import grpo_kit as kit
 from benchmarks.architectures import batch_of, gradient, paying_letters
+from grpo_kit.engine import RolloutEngine
+from grpo_kit.engine._decode import Decoder
+from grpo_kit.engine.complete import complete
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Config, GRPOTrainer
+from grpo_kit.loop.config import StepNumbers
 from grpo_kit.loop.generate import complete_prompts, generate
-from grpo_kit.loop.grpo_config import StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate
-from grpo_kit.models.token_rows import close_rows, token_rows
-from grpo_kit.more.export import reader, verify
-from grpo_kit.rollout import RolloutEngine
-from grpo_kit.rollout.complete import complete
-from grpo_kit.rollout.decode import Decoder
+from grpo_kit.models._token_rows import close_rows, token_rows
+from grpo_kit.more.export import _reader as reader
+from grpo_kit.more.export import verify
 
 MORE = 271
 HOW = GenerationConfig(

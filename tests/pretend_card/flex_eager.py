@@ -16,7 +16,7 @@ def install() -> None:
     import transformers.integrations.flex_attention as used
     from torch._higher_order_ops.flex_attention import flex_attention as operator
 
-    import grpo_kit.engine.update_memory as update_memory
+    import grpo_kit.engine._update_memory as update_memory
 
     def flex_attention(
         query, key, value, score_mod=None, block_mask=None, scale=None, enable_gqa=False, return_lse=False,

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import grpo_kit as kit
+from grpo_kit.record._jsonl_run import RunLog
 from grpo_kit.record.control import read_changes
 from grpo_kit.record.files import (
     METRIC_COLUMNS,
@@ -23,7 +24,6 @@ from grpo_kit.record.files import (
     read_completions,
     read_metrics,
 )
-from grpo_kit.record.jsonl_run import RunLog
 from grpo_kit.record.kept_results import cached_json, settings_folder
 from tests.made_metrics import Recorded
 
@@ -261,7 +261,7 @@ def test_a_full_disk_before_training_is_a_clear_error(tmp_path):
 import resource, sys
 from pathlib import Path
 from grpo_kit.record.files import RunFolderError
-from grpo_kit.record.jsonl_run import RunLog
+from grpo_kit.record._jsonl_run import RunLog
 resource.setrlimit(resource.RLIMIT_FSIZE, (4, 4))
 try:
     RunLog.open(sys.argv[1], {"a": 1})

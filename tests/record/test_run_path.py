@@ -14,13 +14,13 @@ import grpo_kit as kit
 from grpo_kit import read_metrics
 from grpo_kit.__main__ import main
 from grpo_kit.evaluation.accuracy import Evaluation
-from grpo_kit.hooks.watch_run import WatchRun
-from grpo_kit.record.digests import checkpoints, what_is_wrong
+from grpo_kit.record._digests import checkpoints, what_is_wrong
+from grpo_kit.record._lines import RunFolderError
 from grpo_kit.record.kept_results import cached_json, settings_folder
-from grpo_kit.record.lines import RunFolderError
 from grpo_kit.record.run_path import run_path
-from grpo_kit.tasks.data_files import read_rows
-from grpo_kit.watch.flags import Flag
+from grpo_kit.tasks._data_files import read_rows
+from grpo_kit.trainer.watch_run import WatchRun
+from grpo_kit.watch._flags import Flag
 
 
 @pytest.mark.parametrize("folder, words", [

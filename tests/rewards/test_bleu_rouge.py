@@ -9,10 +9,10 @@ import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_kit.rewards._ngrams import common_subsequence, normalize, words
 from grpo_kit.rewards.bleu_rouge import Bleu, Rouge
 from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, crafted_cases
 from grpo_kit.rewards.check import check_rewards
-from grpo_kit.rewards.ngrams import common_subsequence, normalize, words
 
 RECORDED = json.loads((Path(__file__).parents[1] / "fixtures" / "rouge_score.json").read_text())["rows"]
 GOLD = "the powerhouse of the cell"

@@ -16,7 +16,7 @@ from grpo_kit.rewards import (
     check_rewards,
     on_response,
 )
-from grpo_kit.rewards.parts import check_column_names
+from grpo_kit.rewards._parts import check_column_names
 from grpo_kit.rewards.scoring import PendingScores, score, score_all
 from grpo_kit.tasks import from_rows
 

@@ -11,7 +11,6 @@ from loop_runs import make, task
 from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment
 
 import grpo_kit
-from grpo_kit.hooks.watch_run import WatchRun
 from grpo_kit.rewards.answers import ExactAnswer
 from grpo_kit.rewards.cancel import cancelled_groups, cancelled_share
 from grpo_kit.rewards.cheat_cases import crafted_cases
@@ -19,6 +18,7 @@ from grpo_kit.rewards.check import check_rewards
 from grpo_kit.rewards.combine import Clipped, Gated, WeightedSum, all_parts
 from grpo_kit.rewards.format import SoftFormat
 from grpo_kit.rewards.length import Repetition, RightSize
+from grpo_kit.trainer.watch_run import WatchRun
 
 
 def given_scores(name, scores):

@@ -16,8 +16,6 @@ from loop_runs import letters, make
 from loop_runs import task as largest_task
 
 import grpo_kit as kit
-from grpo_kit.hooks.standard import OffScale
-from grpo_kit.hooks.watch_run import WatchRun
 from grpo_kit.loop.score import advantages
 from grpo_kit.record.files import read_completions, read_metrics
 from grpo_kit.rewards import (
@@ -29,9 +27,11 @@ from grpo_kit.rewards import (
     on_response,
     scoring,
 )
-from grpo_kit.rewards.parts import range_of, reward_names
+from grpo_kit.rewards._parts import range_of, reward_names
 from grpo_kit.rewards.scoring import PendingScores, RewardError, score_all, total, totals
 from grpo_kit.tasks import from_rows
+from grpo_kit.trainer.grpo_trainer import OffScale
+from grpo_kit.trainer.watch_run import WatchRun
 
 
 def paid_by(*rewards):

@@ -3,7 +3,7 @@
 import pytest
 
 from grpo_kit.rewards import Bleu, ExactAnswer, Rouge
-from grpo_kit.rewards.ngrams import normalize, unpointed, words
+from grpo_kit.rewards._ngrams import normalize, unpointed, words
 
 
 def rouge(answer, gold):

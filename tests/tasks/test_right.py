@@ -6,13 +6,14 @@ import pytest
 
 from examples.arithmetic import arithmetic
 from examples.tools import tools
+from grpo_kit.engine.complete import Completion
 from grpo_kit.evaluation.accuracy import evaluation_of
 from grpo_kit.evaluation.generate_and_score import Answers
 from grpo_kit.evaluation.held_out import HeldOut
-from grpo_kit.more.code import code_runner
+from grpo_kit.more.code import _code_runner as code_runner
 from grpo_kit.more.code.sandbox import isolation
 from grpo_kit.more.episodes.tool_calls import CallAccuracy, call_reward
-from grpo_kit.more.lab.arm import arm_of, prompt_fingerprint
+from grpo_kit.more.lab._arm import arm_of, prompt_fingerprint
 from grpo_kit.rewards import (
     Bleu,
     Clipped,
@@ -27,9 +28,8 @@ from grpo_kit.rewards import (
     WeightedSum,
     check_rewards,
 )
-from grpo_kit.rewards.parts import all_parts, judges_answer
+from grpo_kit.rewards._parts import all_parts, judges_answer
 from grpo_kit.rewards.scoring import score
-from grpo_kit.rollout.complete import Completion
 from grpo_kit.tasks import (
     code,
     countdown,
@@ -40,7 +40,7 @@ from grpo_kit.tasks import (
     largest,
     science,
 )
-from grpo_kit.tasks.right import giving, leniently_right
+from grpo_kit.tasks._right import giving, leniently_right
 
 SMALL = {"n_train": 24, "n_held_out": 8}
 

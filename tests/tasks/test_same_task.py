@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from grpo_kit.evaluation.sample_cache import _settings
-from grpo_kit.hooks.job import Job
+from grpo_kit.evaluation._sample_cache import _settings
 from grpo_kit.loop.grpo import GRPOTrainer
 from grpo_kit.models import load_policy
 from grpo_kit.more.episodes import grid
-from grpo_kit.more.lab import arm as lab
+from grpo_kit.more.lab import _arm as lab
 from grpo_kit.rewards import ExactAnswer, WeightedSum
 from grpo_kit.tasks import largest
-from grpo_kit.tasks.same_task import content_digest, reward_digest, task_digest
+from grpo_kit.tasks._same_task import content_digest, reward_digest, task_digest
+from grpo_kit.trainer.job import Job
 
 
 def small():

@@ -7,10 +7,10 @@ from html import unescape
 import pandas as pd
 import pytest
 
-from grpo_kit.display import escape
+from grpo_kit._support.display import escape
 from grpo_kit.record.files import RunFolderError
+from grpo_kit.watch._completions import Pages, completions_html, pick_three
 from grpo_kit.watch.browse import ALL, CompletionBrowser, browse, select
-from grpo_kit.watch.completions import Pages, completions_html, pick_three
 from tests.made_metrics import Recorded
 
 

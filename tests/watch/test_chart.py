@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from grpo_kit.record.files import RunFolderError
+from grpo_kit.watch._run_state import RunState
 from grpo_kit.watch.chart import RunChart, plot_run
-from grpo_kit.watch.run_state import RunState
 from tests.made_metrics import Recorded, rows, run_folder
 from tests.watch.test_svg import line, panels, points, words
 

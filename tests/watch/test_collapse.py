@@ -11,9 +11,9 @@ from standard_runs import make
 from grpo_kit import tasks
 from grpo_kit.record.files import read_metrics
 from grpo_kit.rewards import ExactAnswer, Gated, Language, SoftFormat, WeightedSum
-from grpo_kit.rewards.parts import answer_parts
+from grpo_kit.rewards._parts import answer_parts
+from grpo_kit.watch._red_flag import Setup
 from grpo_kit.watch.monitor import red_flags
-from grpo_kit.watch.red_flag import Setup
 from tests.watch.test_monitor import RUNS
 
 COLLAPSED = ("events", "constant_strategy", "countdown_collapse")

@@ -279,7 +279,7 @@ def test_the_command_prints_it(tmp_path, capsys):
 
 
 def test_a_run_folder_of_the_kit_is_asked_with_its_settings(tmp_path):
-    from grpo_kit.record.jsonl_run import RunLog
+    from grpo_kit.record._jsonl_run import RunLog
 
     log = RunLog.open(tmp_path / "run", {"config": {}, "reward_parts": ["right"], "reward_weights": [0.0]})
     for row in ROWS:

@@ -14,14 +14,14 @@ from pathlib import Path
 import nbclient
 import nbformat
 import pytest
-
-from grpo_kit.watch import live
-from grpo_kit.watch.chart import RunChart
-from grpo_kit.watch.flags import Flag
-from grpo_kit.watch.live import LiveChart
-from grpo_kit.watch.run_state import RunState
-from tests.made_metrics import completions, rows, run_folder
 from tests.test_display import contrast
+
+from grpo_kit.watch import _live as live
+from grpo_kit.watch._flags import Flag
+from grpo_kit.watch._live import LiveChart
+from grpo_kit.watch._run_state import RunState
+from grpo_kit.watch.chart import RunChart
+from tests.made_metrics import completions, rows, run_folder
 
 ROOT = Path(__file__).parents[2]
 FLAG = Flag("cut off", 3, "90 % <b>", "why", "first")
@@ -30,8 +30,8 @@ TRAIN = f"""
 import sys, time
 sys.path.insert(0, {str(ROOT)!r})
 from tests.made_metrics import completions, rows
-from grpo_kit.watch.flags import Flag
-from grpo_kit.watch.live import LiveChart
+from grpo_kit.watch._flags import Flag
+from grpo_kit.watch._live import LiveChart
 past = [0.0]  # ten seconds a step go by on this clock
 chart = LiveChart(clock=lambda: time.perf_counter() + past[0])
 drawn, show = [], chart._show_chart
@@ -120,8 +120,8 @@ def test_a_saved_notebook_keeps_one_picture_and_the_time_is_kept(runner, tmp_pat
 def test_plain_python_prints_a_line_a_step_without_matplotlib():
     code = """
 import sys
-from grpo_kit.watch.flags import Flag
-from grpo_kit.watch.live import LiveChart
+from grpo_kit.watch._flags import Flag
+from grpo_kit.watch._live import LiveChart
 chart = LiveChart()
 chart.start(2, None)
 chart.update([{"step": 1, "reward": 0.25, "reward_std": 0.5, "reward/exact": 0.125, "seconds": 65.0}])

@@ -10,11 +10,11 @@ import nbformat
 import pytest
 from forked_kernel import ForkedKernel
 
-from grpo_kit.watch.live import LiveChart
+from grpo_kit.watch._live import LiveChart
 
 FOLDER = "runs/a<b'c"
 CELL = """
-from grpo_kit.watch.live import LiveChart
+from grpo_kit.watch._live import LiveChart
 chart = LiveChart()
 chart.start(4, {folder!r})
 chart.say("Paused after step 3. <b>")

@@ -7,7 +7,7 @@ a factor of about two: a step by the tokens that are computed in it, an evaluati
 
 from __future__ import annotations
 
-from grpo_kit.more.lab.arm import Arm
+from grpo_kit.more.lab._arm import Arm
 
 MEASURED = (
     "30 steps of largest, 4 x 8: 196 s; an evaluation of 256 rows: 40 s; one AVX2 core, the rest is scaled "

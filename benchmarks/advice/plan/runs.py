@@ -20,8 +20,8 @@ import pandas as pd
 from benchmarks.advice.plan.arms import ARMS, PRESET, REVISION, resolved
 from benchmarks.result import RESULTS, ROOT, as_text, six_digits
 from grpo_kit.more import lab
-from grpo_kit.more.lab.arm import digest, fingerprint
-from grpo_kit.more.lab.run import RESULT
+from grpo_kit.more.lab._arm import digest, fingerprint
+from grpo_kit.more.lab._run import RESULT
 from grpo_kit.record.files import RunFolderError, write_whole
 
 FOLDER = RESULTS / "advice_plan"

@@ -1,16 +1,17 @@
 """Other libraries beside the loop: a script of TRL's runs here, and a task of the kit runs there.
 
 trl.py            from_trl: the pieces of a TRL GRPO script -> a trainer of the loop; to_trl: the way out of one card
-trl_fields.py     what becomes of each field of GRPOConfig
-trl_config.py     a GRPOConfig as the loop's Config, and back
-trl_task.py       TRL's data set and reward functions as a task of the loop
-vllm.py           vLLM as the loop's sampler; vllm_engines.py: in this process or as a server; vllm_heads.py: its worker
-summed_weights.py  the weights that another engine loads, adapters added up
+_trl_fields.py     what becomes of each field of GRPOConfig
+_trl_config.py     a GRPOConfig as the loop's Config, and back
+_trl_task.py       TRL's data set and reward functions as a task of the loop
+vllm.py            vLLM as the loop's sampler
+_vllm_engines.py   vLLM in this process or as a server; vllm_heads.py: its worker
+_summed_weights.py  the weights that another engine loads, adapters added up
 """
 
 from typing import TYPE_CHECKING
 
-from grpo_kit.lazy import lazy
+from grpo_kit._support.lazy import lazy
 
 if TYPE_CHECKING:
     from grpo_kit.more.bridges.trl import from_trl, to_trl

@@ -18,11 +18,11 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_kit.argument_checks import check_choice
+from grpo_kit._support.argument_checks import check_choice
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.step_batch import Batch
+from grpo_kit.record._lines import METRICS_LINES, lines_of, plain, read_json
 from grpo_kit.record.files import run_settings, write_whole
-from grpo_kit.record.lines import METRICS_LINES, lines_of, plain, read_json
 from grpo_kit.watch.monitor import read_flags
 
 _KEPT = "trackers.json"  # in the run folder: what finds each tracker's run again

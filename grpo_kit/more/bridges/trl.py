@@ -34,21 +34,21 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError('from_trl and to_trl need trl; pip install "grpo-kit[trl]"') from error
 
-from grpo_kit.argument_checks import check_known, check_model, check_task, template_tokens
+from grpo_kit._support.argument_checks import check_known, check_model, check_task, template_tokens
+from grpo_kit._support.unsloth import changed_defaults
 from grpo_kit.evaluation.held_out import HeldOut
-from grpo_kit.hooks.standard import Autosave, GRPOTrainer
-from grpo_kit.loop.grpo_config import Config
+from grpo_kit.loop.config import Config
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.run_checks import check_tags
 from grpo_kit.models.loading import load_policy
+from grpo_kit.more.bridges._trl_config import config_of, fields_of, steps_between
+from grpo_kit.more.bridges._trl_fields import IGNORED, PRINTED, check_fields, is_set
+from grpo_kit.more.bridges._trl_task import TrlTask, warn_of_bare_prompt
 from grpo_kit.more.bridges.trackers import Trackio, by_name
-from grpo_kit.more.bridges.trl_config import config_of, fields_of, steps_between
-from grpo_kit.more.bridges.trl_fields import IGNORED, PRINTED, check_fields, is_set
-from grpo_kit.more.bridges.trl_task import TrlTask, warn_of_bare_prompt
 from grpo_kit.record.run_path import path_of
-from grpo_kit.rewards.parts import reward_names
+from grpo_kit.rewards._parts import reward_names
 from grpo_kit.rewards.scoring import PendingScores
-from grpo_kit.unsloth import changed_defaults
+from grpo_kit.trainer.grpo_trainer import Autosave, GRPOTrainer
 
 _ELSEWHERE = {
     "callbacks": "write them as hooks of grpo_kit.loop.hooks and give them as hooks=",
@@ -96,7 +96,7 @@ def from_trl(
     """A trainer of the loop, made of what trl.GRPOTrainer takes; trainer.train() trains.
 
     model: a model, or a name that is loaded in float32 unless args.model_init_kwargs says otherwise.
-    reward_funcs: functions, called as TRL calls them; any finite numbers. args: trl_fields.py says what becomes of each
+    reward_funcs: functions, called as TRL calls them; any finite numbers. args: _trl_fields.py has what becomes of each
     field. train_dataset: a column "prompt" of texts or messages, and the columns that rewards need.
     eval_dataset: held-out rows, measured as args.eval_strategy says.
     peft_config: adapters to train in place of all weights. folder: of the run; default args.output_dir.
@@ -166,7 +166,7 @@ def to_trl(
 ) -> TRLTrainer:
     """A trl.GRPOTrainer on the task, for what one card does not do: several by accelerate, DeepSpeed, FSDP; vLLM.
 
-    task: of one turn, with its data set, rewards and weights. config: trl_config.py says what becomes of each field.
+    task: of one turn, with its data set, rewards and weights. config: _trl_config.py says what becomes of each field.
     model: loaded, or its name where its weights are to be divided as they are loaded.
     overrides: fields of GRPOConfig (use_vllm=True, deepspeed="zero3.json"), and arguments of trl.GRPOTrainer
     (callbacks, peft_config). They stand before the config's.

@@ -18,17 +18,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from grpo_kit.engine._first_use import few
+from grpo_kit.engine.cpu._kv_prefill import weight_version
+from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.generate import as_batch, prompts_of_groups
-from grpo_kit.loop.grpo_config import Config, StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.step_batch import Batch, padded
-from grpo_kit.models.model_facts import base_model
+from grpo_kit.models._model_facts import base_model
 from grpo_kit.models.token_lists import end_ids
-from grpo_kit.more.bridges.summed_weights import summed_weights
-from grpo_kit.more.bridges.vllm_engines import InThisProcess, Server
-from grpo_kit.more.episodes.turn_writers import Write, Written
-from grpo_kit.rollout.first_use import few
-from grpo_kit.rollout.kv_prefill import weight_version
+from grpo_kit.more.bridges._summed_weights import summed_weights
+from grpo_kit.more.bridges._vllm_engines import InThisProcess, Server
+from grpo_kit.more.episodes._turn_writers import Write, Written
 
 # Nats a token, the mean over a rollout. The floor of 16-bit samplers is the red flag "sampler gap"'s.
 _FLOOR = {True: 2e-3, False: 0.05}  # by: both in float32

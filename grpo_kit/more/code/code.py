@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo_kit.argument_checks import is_whole
-from grpo_kit.more.code.code_files import load_problems, to_text
+from grpo_kit._support.argument_checks import is_whole
+from grpo_kit.more.code._code_files import load_problems, to_text
+from grpo_kit.more.code._code_runner import CodeRunner
+from grpo_kit.more.code._code_tests import CallTest, StdinTest, read_tests
 from grpo_kit.more.code.code_rewards import CodeFormat, CodeRuns, CodeTests, definition, own_code
-from grpo_kit.more.code.code_runner import CodeRunner
-from grpo_kit.more.code.code_tests import CallTest, StdinTest, read_tests
 from grpo_kit.rewards.cheat_cases import Case
 from grpo_kit.tasks.task import Strategy, Task
 

@@ -14,8 +14,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from grpo_kit.literal_calls import parse_quietly
-from grpo_kit.more.code.code_blocks import Block, read_blocks
+from grpo_kit._support.literal_calls import parse_quietly
+from grpo_kit.more.code._code_blocks import Block, read_blocks
 from grpo_kit.rewards.response import is_blank
 
 _MOST_PROGRAMS = 16  # in one response; a response with more has no answer

@@ -6,7 +6,7 @@ play it. An environment is anything with reset(row) and step(text).
 
 from typing import TYPE_CHECKING
 
-from grpo_kit.lazy import lazy
+from grpo_kit._support.lazy import lazy
 
 if TYPE_CHECKING:
     from grpo_kit.more.episodes.environment import Environment, EpisodeError

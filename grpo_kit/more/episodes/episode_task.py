@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
-from grpo_kit.argument_checks import check_whole
+from grpo_kit._support.argument_checks import check_whole
 from grpo_kit.loop.protocols import Task
 from grpo_kit.more.episodes.environment import PART, Environment, VectorEnv, row_key
 from grpo_kit.more.episodes.observation import View
@@ -92,13 +92,13 @@ class EpisodeTask(Task):
 
     def seams(self, model: Any, config: Any) -> Any:
         """An EpisodeSample, by the engine where it knows the model, and the update."""
-        from grpo_kit.more.episodes.episode_sample import fast_episodes
+        from grpo_kit.more.episodes._episode_sample import fast_episodes
 
         return fast_episodes(model, config)
 
     def play(self, model: Any, tokenizer: Any, rows: Sequence[dict], asked: Any) -> Any:
         """Episodes of the rows, judged: episodes.episode_answers.Played."""
-        from grpo_kit.more.episodes.episode_answers import play
+        from grpo_kit.more.episodes._episode_answers import play
 
         return play(self, model, tokenizer, rows, asked)
 

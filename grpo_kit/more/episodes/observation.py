@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from grpo_kit.argument_checks import PROBE, check_choice, check_whole, template_tokens
+from grpo_kit._support.argument_checks import PROBE, check_choice, check_whole, template_tokens
 from grpo_kit.prompts import PromptError, build_prompt, opening_messages
 
 if TYPE_CHECKING:

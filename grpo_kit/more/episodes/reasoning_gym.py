@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from grpo_kit.argument_checks import check_whole
+from grpo_kit._support.argument_checks import check_whole
 from grpo_kit.more.episodes.episode_task import EpisodeTask
 from grpo_kit.more.episodes.observation import View
 from grpo_kit.rewards import SoftFormat
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.response import own_answer
-from grpo_kit.tasks.answer_tag import with_answer_tag
+from grpo_kit.tasks._answer_tag import with_answer_tag
 from grpo_kit.tasks.task import Task, distinct_rows, most_frequent_answer
 
 _LOG = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from grpo_kit.engine.tree import common_length, tree_tokens
 from grpo_kit.more.episodes.episode_task import EpisodeTask
 from grpo_kit.more.episodes.observation import Conversation, Renderer
-from grpo_kit.rollout.tree import common_length, tree_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

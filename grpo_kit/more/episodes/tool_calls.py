@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_kit.argument_checks import check_whole
-from grpo_kit.more.episodes.tool_call_syntax import Call, call_distance, call_text, gold_calls, parse_calls
+from grpo_kit._support.argument_checks import check_whole
+from grpo_kit.more.episodes._tool_call_syntax import Call, call_distance, call_text, gold_calls, parse_calls
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
 from grpo_kit.rewards.combine import WeightedSum

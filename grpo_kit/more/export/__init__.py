@@ -1,9 +1,9 @@
 """Exports a trained model: weights, prompt and temperature in one folder, verified against the model.
 
-kit.export writes the folder. template.py puts the training's prompt into the chat template, weights.py merges adapters,
-write.py writes all files, gguf_writer.py and gguf_tokens.py the one for llama.cpp and Ollama, ollama.py its Modelfile,
-verify.py reads the folder back in a fresh process, export_folder.py renames the complete folder, model_card.py
-describes it and uploads it to the hub.
+kit.export writes the folder. _template.py puts the training's prompt into the chat template, _weights.py merges
+adapters, _write.py writes all files, _gguf_writer.py and _gguf_tokens.py the one for llama.cpp and Ollama, _ollama.py
+its Modelfile, verify.py reads the folder back in a fresh process, _export_folder.py renames the complete folder,
+model_card.py describes it and uploads it to the hub.
 """
 
 from __future__ import annotations
@@ -20,29 +20,35 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from safetensors import SafetensorError
 
-from grpo_kit.argument_checks import check_model, check_task, check_temperature, check_tokenizer, check_whole
-from grpo_kit.evaluation.as_trained import run_of, say_difference
+from grpo_kit._support.argument_checks import (
+    check_model,
+    check_task,
+    check_temperature,
+    check_tokenizer,
+    check_whole,
+)
+from grpo_kit._support.version import __version__
+from grpo_kit.evaluation._as_trained import run_of, say_difference
 from grpo_kit.loop.grpo import GRPOTrainer
-from grpo_kit.models.model_facts import model_name
-from grpo_kit.models.saved_adapters import BASE
-from grpo_kit.models.token_rows import close_rows
-from grpo_kit.more.export.export_folder import CARD, REPORT, finish, part_folder
-from grpo_kit.more.export.gguf_writer import why_unread
-from grpo_kit.more.export.model_card import curve, export_card, license_of, push_to_hub
-from grpo_kit.more.export.template import (
+from grpo_kit.models._model_facts import model_name
+from grpo_kit.models._saved_adapters import BASE
+from grpo_kit.models._token_rows import close_rows
+from grpo_kit.more.export._export_folder import CARD, REPORT, finish, part_folder
+from grpo_kit.more.export._gguf_writer import why_unread
+from grpo_kit.more.export._template import (
     ExportError,
     Prompting,
     check_questions,
     check_trained_prompts,
     with_serving_template,
 )
+from grpo_kit.more.export._weights import check_weights, is_adapted
+from grpo_kit.more.export._write import bytes_needed, write_files
+from grpo_kit.more.export.model_card import curve, export_card, license_of, push_to_hub
 from grpo_kit.more.export.verify import Proof, ProofError, prove
-from grpo_kit.more.export.weights import check_weights, is_adapted
-from grpo_kit.more.export.write import bytes_needed, write_files
-from grpo_kit.record.digests import file_digest
+from grpo_kit.record._digests import file_digest
 from grpo_kit.record.files import has_metrics, next_run_folder, run_settings
 from grpo_kit.record.run_path import run_path
-from grpo_kit.version import __version__
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_kit.argument_checks import (
+from grpo_kit._support.argument_checks import (
     check_model,
     check_task,
     check_temperature,
@@ -19,19 +19,19 @@ from grpo_kit.argument_checks import (
     check_tokenizer,
     check_whole,
 )
-from grpo_kit.display import escape
-from grpo_kit.evaluation.as_trained import say_difference
+from grpo_kit._support.display import escape
+from grpo_kit._support.kernel import in_notebook, visible
+from grpo_kit.engine.complete import complete
+from grpo_kit.evaluation._as_trained import say_difference
+from grpo_kit.models._model_facts import base_model
+from grpo_kit.models._saved_adapters import is_adapter
 from grpo_kit.models.loading import load_policy
-from grpo_kit.models.model_facts import base_model
-from grpo_kit.models.saved_adapters import is_adapter
-from grpo_kit.more.export.export_folder import is_unfinished, read_report
-from grpo_kit.more.export.template import ExportError, Prompting, render
-from grpo_kit.more.export.weights import is_adapted
+from grpo_kit.more.export._export_folder import is_unfinished, read_report
+from grpo_kit.more.export._template import ExportError, Prompting, render
+from grpo_kit.more.export._weights import is_adapted
 from grpo_kit.record.files import has_metrics
-from grpo_kit.record.kernel import in_notebook, visible
 from grpo_kit.record.run_path import path_of
-from grpo_kit.rollout.complete import complete
-from grpo_kit.watch.completions import side_by_side
+from grpo_kit.watch._completions import side_by_side
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

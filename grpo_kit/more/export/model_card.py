@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.models.gguf_reader import EMBEDDED
-from grpo_kit.models.saved_adapters import BASE
-from grpo_kit.more.export.export_folder import read_report
-from grpo_kit.more.export.template import ExportError
+from grpo_kit.models._gguf_reader import EMBEDDED
+from grpo_kit.models._saved_adapters import BASE
+from grpo_kit.more.export._export_folder import read_report
+from grpo_kit.more.export._template import ExportError
 from grpo_kit.record.files import RunFolderError, read_metrics
 from grpo_kit.record.run_path import path_of
 from grpo_kit.watch.chart import plot_run

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from grpo_kit.engine.complete import Completion, complete
+from grpo_kit.engine.memory._free import free_bytes
 from grpo_kit.evaluation.accuracy import evaluation_of
 from grpo_kit.evaluation.comparison import Comparison, compare
 from grpo_kit.evaluation.generate_and_score import Answers
-from grpo_kit.memory.free import free_bytes
-from grpo_kit.models.token_rows import token_rows
-from grpo_kit.more.export.template import Prompting, trained_ids
-from grpo_kit.rollout.complete import Completion, complete
+from grpo_kit.models._token_rows import token_rows
+from grpo_kit.more.export._template import Prompting, trained_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -178,7 +178,7 @@ def prove(
 
 def _ask(request: dict[str, Any], path: Path) -> None:
     path.write_text(json.dumps(request), encoding="utf-8")
-    script = Path(__file__).with_name("reader.py")
+    script = Path(__file__).with_name("_reader.py")
     done = subprocess.run([sys.executable, "-P", str(script), str(path)], capture_output=True, text=True)
     if done.returncode < 0:
         raise ProofError(

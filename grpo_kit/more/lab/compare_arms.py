@@ -19,22 +19,22 @@ import numpy as np
 import pandas as pd
 from filelock import FileLock, Timeout
 
-from grpo_kit.display import progress_line
+from grpo_kit._support.display import progress_line
 from grpo_kit.evaluation.intervals import Estimate
-from grpo_kit.more.lab.arm import Arm, arm_of, fingerprint
-from grpo_kit.more.lab.confounders import unlike
-from grpo_kit.more.lab.figure import draw_lab
-from grpo_kit.more.lab.outcomes import outcomes
-from grpo_kit.more.lab.run import RESULT, before_training, run, set_aside, tell_flags, tell_steps
+from grpo_kit.more.lab._arm import Arm, arm_of, fingerprint
+from grpo_kit.more.lab._confounders import unlike
+from grpo_kit.more.lab._figure import draw_lab
+from grpo_kit.more.lab._outcomes import outcomes
+from grpo_kit.more.lab._run import RESULT, before_training, run, set_aside, tell_flags, tell_steps
 from grpo_kit.more.lab.statistics import difference_over_seeds, holm, over_seeds, paired_scalars
+from grpo_kit.record._lines import read_json
 from grpo_kit.record.files import RunFolderError, read_metrics
-from grpo_kit.record.lines import read_json
 from grpo_kit.record.run_path import path_of, run_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from grpo_kit.loop.grpo_config import Config
+    from grpo_kit.loop.config import Config
 
 _BY_NAME = "functions and classes are known by name: name the arm otherwise when you change the code of one"
 

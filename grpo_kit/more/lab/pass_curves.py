@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from grpo_kit.display import CONSTANT, colours_of, new_figure
+from grpo_kit._support.display import CONSTANT, colours_of, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

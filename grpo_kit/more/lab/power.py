@@ -19,15 +19,15 @@ import numpy as np
 import pandas as pd
 from scipy.special import nctdtr, ndtri, stdtrit
 
-from grpo_kit.argument_checks import check_above_zero, check_task
+from grpo_kit._support.argument_checks import check_above_zero, check_task
+from grpo_kit.evaluation._shown import ShownTable, shown
 from grpo_kit.evaluation.accuracy import evaluate
 from grpo_kit.evaluation.readiness import Readiness, readiness
-from grpo_kit.evaluation.shown import ShownTable, shown
-from grpo_kit.hooks.standard import GRPOTrainer
-from grpo_kit.loop.grpo_config import Config
+from grpo_kit.loop.config import Config
 from grpo_kit.loop.run_checks import mark_trained, trained_in
-from grpo_kit.presets import preset
 from grpo_kit.record.files import read_metrics
+from grpo_kit.trainer.grpo_trainer import GRPOTrainer
+from grpo_kit.trainer.presets import preset
 
 if TYPE_CHECKING:
     from grpo_kit.tasks import Task

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_kit.argument_checks import (
+from grpo_kit._support.argument_checks import (
     check_model,
     check_number,
     check_task,
     check_temperature,
     check_tokenizer,
 )
+from grpo_kit.evaluation._sample_cache import trained_as_sampled
+from grpo_kit.evaluation._shown import ShownTable
 from grpo_kit.evaluation.generate_and_score import answer, check_rows
-from grpo_kit.evaluation.sample_cache import trained_as_sampled
-from grpo_kit.evaluation.shown import ShownTable
 from grpo_kit.record.run_path import run_path
 
 if TYPE_CHECKING:

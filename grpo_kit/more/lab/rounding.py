@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pandas as pd
 import torch
 
-from grpo_kit.argument_checks import check_whole
-from grpo_kit.optim.choose import check_bitsandbytes
+from grpo_kit._support.argument_checks import check_whole
+from grpo_kit.engine.optim.choose import check_bitsandbytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,7 +64,7 @@ def _adamw_8bit(weights: torch.Tensor, lr: float) -> Arm:
 
 def _split(weights: torch.Tensor, lr: float) -> Arm:
     check_bitsandbytes("adamw-8bit-split")
-    from grpo_kit.optim import SplitAdamW8bit
+    from grpo_kit.engine.optim import SplitAdamW8bit
 
     p = torch.nn.Parameter(weights.clone())
     optimizer = SplitAdamW8bit([p], lr=lr, weight_decay=0.0)
@@ -152,7 +152,7 @@ def survival_plot(table: pd.DataFrame) -> Figure:
 
     The black tick on a bar is the part already in the stored weights, if it differs. Noise is `error`, if large.
     """
-    from grpo_kit.display import COLOURS, new_figure
+    from grpo_kit._support.display import COLOURS, new_figure
 
     names, rates = list(dict.fromkeys(table.optimizer)), sorted(set(table.learning_rate))
     figure = new_figure(8, 0.9 + 0.62 * len(names))

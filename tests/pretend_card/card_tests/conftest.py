@@ -8,7 +8,7 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2] / part) for part in (".", "engine")]
 
-from grpo_kit.rollout import first_use  # noqa: E402
+from grpo_kit.engine import _first_use as first_use  # noqa: E402
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import torch
 from transformers import GenerationConfig
 
 from benchmarks.architectures import alone, batch_of, gradient, off, random_batch, tiny
+from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine.fast import fast
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Config
 from grpo_kit.loop.padded_update import PaddedUpdate
-from grpo_kit.rollout import RolloutEngine
 
 HOW = GenerationConfig(
     max_new_tokens=12, do_sample=True, temperature=0.7, top_k=0, eos_token_id=[], pad_token_id=0

@@ -9,17 +9,17 @@ from loop_runs import make
 from test_cuda import qwen
 from test_packed_update import ragged
 
-from grpo_kit.cuda import has_bf16
+from grpo_kit._support.cuda import has_bf16
+from grpo_kit.engine.optim.choose import make_optimizer
 from grpo_kit.engine.packed_update import PackedUpdate
-from grpo_kit.hooks.standard import GRPOTrainer
 from grpo_kit.loop import Config
-from grpo_kit.loop.grpo_config import StepNumbers
+from grpo_kit.loop.config import StepNumbers
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.models import load_policy
 from grpo_kit.more.episodes import EpisodeTask
-from grpo_kit.optim.choose import make_optimizer
+from grpo_kit.trainer.grpo_trainer import GRPOTrainer
 
 KINDS = {  # tuning, dtype, autocast, optimizer, how far apart the weights may be as a share of their change
     "float32": ("full", "float32", "none", "adamw", 5e-3),  # 1.6e-6 on the pretend card, 0.0025 on an H200

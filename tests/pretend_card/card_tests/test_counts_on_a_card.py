@@ -8,12 +8,12 @@ from test_cuda import qwen
 from test_packed_update import ragged, step
 from transformers import GenerationConfig
 
+from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine.packed_update import PackedUpdate
+from grpo_kit.engine.sampling import Sampler
 from grpo_kit.loop import Config
 from grpo_kit.loop.hooks import Hook
-from grpo_kit.models.adapters import add_adapters
-from grpo_kit.rollout import RolloutEngine
-from grpo_kit.rollout.sampling import Sampler
+from grpo_kit.models._adapters import add_adapters
 
 MOST = {
     "launches a layer, full": 29,

@@ -10,14 +10,14 @@ from test_cuda import qwen
 from test_packed_update import assert_same, ragged, step
 from transformers import GenerationConfig
 
+from grpo_kit.engine import RolloutEngine
+from grpo_kit.engine._packing import FLEX_BLOCK, pack_rows
+from grpo_kit.engine.memory import _request as request
+from grpo_kit.engine.memory.plan import plan_memory
+from grpo_kit.engine.optim import split_adamw
+from grpo_kit.engine.optim.choose import make_optimizer
 from grpo_kit.engine.packed_update import PackedUpdate
-from grpo_kit.engine.packing import FLEX_BLOCK, pack_rows
 from grpo_kit.loop import Config
-from grpo_kit.memory import request
-from grpo_kit.memory.plan import plan_memory
-from grpo_kit.optim import split_adamw
-from grpo_kit.optim.choose import make_optimizer
-from grpo_kit.rollout import RolloutEngine
 
 MIB = 2**20
 

@@ -12,17 +12,17 @@ from test_cuda import qwen
 from test_packed_update import assert_same, ragged, step
 from transformers import GenerationConfig
 
-from grpo_kit.cuda import has_bf16
-from grpo_kit.engine import update_memory
+from grpo_kit._support.cuda import has_bf16
+from grpo_kit.engine import RolloutEngine
+from grpo_kit.engine import _update_memory as update_memory
+from grpo_kit.engine._attention import float32_product
+from grpo_kit.engine.memory._free import free_bytes, releasable_bytes
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Config
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.padded_update import PaddedUpdate
-from grpo_kit.memory.free import free_bytes, releasable_bytes
-from grpo_kit.models import card_memory
-from grpo_kit.models.adapters import add_adapters
-from grpo_kit.rollout import RolloutEngine
-from grpo_kit.rollout.attention import float32_product
+from grpo_kit.models import _card_memory as card_memory
+from grpo_kit.models._adapters import add_adapters
 
 CARD = torch.device("cuda")
 

@@ -8,7 +8,7 @@ from test_cuda import qwen
 from test_packed_update import ragged, step
 from test_rules_of_a_card import is_fused
 
-from grpo_kit.cuda import has_bf16
+from grpo_kit._support.cuda import has_bf16
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Config
 from grpo_kit.models import load_policy

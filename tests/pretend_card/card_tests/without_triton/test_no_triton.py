@@ -13,11 +13,11 @@ from loop_runs import make
 from test_cuda import qwen
 from test_packed_update import assert_same, ragged, step
 
-from grpo_kit.engine import update_memory
+from grpo_kit.engine import _update_memory as update_memory
+from grpo_kit.engine.memory._activations import USED_OF_FREE, chunk_bytes
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Config
 from grpo_kit.loop.padded_update import PaddedUpdate
-from grpo_kit.memory.activations import USED_OF_FREE, chunk_bytes
 from grpo_kit.models import load_policy
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="Triton is installed")

@@ -1,0 +1,1 @@
+"""What the rooms share: checks of arguments, colours and figures, loading at first use, versions of torch."""

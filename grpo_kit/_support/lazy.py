@@ -1,0 +1,82 @@
+"""Public names of a package that are imported at their first use, so that one name does not load the others."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import importlib.util
+import sys
+from threading import Timer
+from types import ModuleType
+from typing import Any
+
+
+class _LazyPackage(ModuleType):
+    """A package whose public names and modules are imported at their first use.
+
+    If a name is also its module's (`tasks.largest.largest`), the package's attribute is the function: importing the
+    module does not hide it.
+    """
+
+    _names: dict[str, str]  # public name -> full name of its module, but for modules of the package itself
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._names:
+            self.__dict__[name] = getattr(_load(self._names[name]), name)
+            return self.__dict__[name]
+        # Python and notebooks ask any module for names that begin with an underscore.
+        if not name.startswith("_") and importlib.util.find_spec(f"{self.__name__}.{name}") is not None:
+            return _load(f"{self.__name__}.{name}")
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, ModuleType) and name in self._names):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*self.__dict__, *self.__all__})
+
+
+def lazy(package: str) -> list[str]:
+    """Make a package's public names load at their first use; returns them, sorted, for its `__all__`.
+
+    package: its `__name__`. The names are what its source imports under `if TYPE_CHECKING`, which editors read too.
+    """
+    module = sys.modules[package]
+    tree = ast.parse(module.__spec__.loader.get_source(package))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and node.test.id == "TYPE_CHECKING")
+    module_of = {alias.name: imports.module for imports in block.body for alias in imports.names}
+    module.__class__ = _LazyPackage
+    vars(module)["_names"] = {name: origin for name, origin in module_of.items() if origin != package}
+    return sorted(module_of)
+
+
+def _load(module: str) -> ModuleType:
+    """A module of the kit, and what it needs; a notebook is told where that takes seconds.
+
+    Collecting garbage while torch and transformers load finds none and takes a quarter of the time: it waits.
+    """
+    waits, frozen = gc.isenabled(), gc.get_freeze_count()
+    gc.disable()
+    notice = Timer(0.3, _say_what_loads)
+    if waits and "ipykernel" in sys.modules and "transformers" not in sys.modules:
+        notice.start()
+    try:
+        return importlib.import_module(module)
+    except (ImportError, RuntimeError):
+        from grpo_kit._support.torch_builds import check_builds
+
+        check_builds()  # transformers does not name the package that failed
+        raise
+    finally:
+        notice.cancel()
+        if waits:
+            gc.freeze()  # with the next lines: what was loaded counts as old, and is not looked through at once
+            if not frozen:  # else somebody has set objects apart before, and they stay so
+                gc.unfreeze()
+            gc.enable()
+
+
+def _say_what_loads() -> None:
+    if "torch" in sys.modules:
+        print("Loading torch and transformers: some seconds.", flush=True)

@@ -1,0 +1,233 @@
+"""Does the engine compute a model as its own forward pass does? Asked of each new type of model, and on each card.
+
+A few rows are sampled by the engine and scored by the model alone. They are longer than a sliding window of the model,
+where it has one small enough. Equal within rounding: the engine is in use. This is done at the first use, and kept for
+the machine, the versions and the kind of model. No list of names says what is fast.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from grpo_kit._support import cuda
+from grpo_kit._support.version import __version__
+from grpo_kit.engine._supported_models import (
+    decode_by_modules,
+    decoded_by_modules,
+    is_tested,
+    layer_kinds,
+    window_of,
+)
+from grpo_kit.models._context import context_length
+from grpo_kit.models._gguf_reader import cache_folder
+from grpo_kit.models._model_facts import base_model, evaluating, hardware
+from grpo_kit.models._same_numbers import Finding, is_narrow, judged
+from grpo_kit.models._token_rows import token_rows
+from grpo_kit.models.token_lists import left_pad, logits_of
+from grpo_kit.record._lines import read_json
+from grpo_kit.record.files import write_whole
+
+FILE = "checked_cards.json"
+FEW_KERNELS = "decoding in few kernels"  # the part of the engine that gives way to the model's modules
+# Outcomes that leave a part out, by whether the model is tested: of one that is, rounding may hide a difference.
+WRONG = {True: ("differs", "failed"), False: ("differs", "failed", "cannot tell")}
+TOKENS, GROUP = 12, 2
+_SHORT = (9, 14)  # tokens of the prompts
+_LONGEST = 1024  # a window that is larger is not filled: that would take minutes on a CPU
+
+
+_PROMPTS, _EACH = 2, 2  # two groups, to check both rows that share a prompt and rows that do not
+
+
+SHIFT = 8  # positions that rows are moved by
+
+
+def few(prompts: Sequence[Hashable], lengths: Sequence[int]) -> list[int]:
+    """Indices of at most two completions of at most two prompts each, the longest first; empty ones are left out.
+
+    >>> few(["a", "a", "a", "b", "c"], [1, 5, 2, 0, 3])
+    [1, 4, 2]
+    """
+    chosen: dict[Hashable, list[int]] = {}
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        members = chosen.get(prompts[i], [])
+        room = len(members) < _EACH if members else len(chosen) < _PROMPTS
+        if lengths[i] and room:
+            chosen[prompts[i]] = [*members, i]
+    return sorted((i for members in chosen.values() for i in members), key=lambda i: -lengths[i])
+
+
+def gap(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
+    """Mean absolute difference in nats a token of the worst completion; infinite for a NaN. One (T,) a completion."""
+    apart = [
+        (a.double().cpu() - b.double().cpu()).abs().mean().item() for a, b in zip(found, wanted, strict=True)
+    ]
+    return max((d if math.isfinite(d) else math.inf for d in apart), default=0.0)
+
+
+@torch.no_grad()
+def compared(model: Any, prompts: Sequence[list[int]], rollouts: Any) -> Finding:
+    """The engine beside the plain model on a few rows, in nats a token.
+
+    rollouts: the engine's, sampled at temperature 1. Two right ways are the plain one and its rows moved: rotary
+    positions encode differences only, so that these are equal in exact numbers.
+    """
+    completions = rollouts.completion_ids
+    rows = few(list(map(tuple, prompts)), list(map(len, completions)))
+    plain = [_plain(model, prompts[i], completions[i]) for i in rows]
+    moved = [_plain(model, prompts[i], completions[i], SHIFT) for i in rows]
+    engines = [torch.tensor(rollouts.policy_logprobs[i], dtype=torch.float64) for i in rows]
+    narrow = is_narrow(model, autocast=torch.is_autocast_enabled(next(model.parameters()).device.type))
+    return judged("engine", gap(engines, plain), gap(moved, plain), narrow)
+
+
+def _plain(model: Any, prompt: list[int], completion: list[int], shift: int = 0) -> torch.Tensor:
+    """(T,) of one completion, by the model's own forward pass. shift: positions that the row is moved by."""
+    ids, mask = left_pad([[*prompt, *completion]], 0, next(model.parameters()).device)
+    scores = logits_of(model, ids, mask, len(completion) + 1, shift)[0, :-1].float().log_softmax(-1)  # (T, V)
+    return scores.gather(-1, ids[0, -len(completion) :, None])[:, 0]
+
+
+def guarded(part: str, work: Callable[[], Finding]) -> Finding:
+    """work(), or that it failed. A card without memory for it says nothing of the part: that error is raised."""
+    try:
+        return work()
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, AttributeError, LookupError, NotImplementedError):  # of another architecture's modules
+        return Finding(part, "failed", why="the model's modules do not run in it")
+    except Exception as error:  # of a kernel, a driver, a compiler: any
+        first = next(iter(str(error).splitlines()), "")
+        return Finding(part, "failed", why=f"{type(error).__name__}: {first}")
+
+
+def remembered(
+    find: Callable[[], list[Finding]], model: Any, facts: list[Any], folder: Path | None = None
+) -> list[Finding]:
+    """find(), or what it gave before for this machine, these versions, this kind of model and these facts.
+
+    folder: of the cache; default GRPO_KIT_CACHE. A cache that cannot be read or written is done without, and nothing is
+    kept of a class that is not transformers' own: it may be another one under its name tomorrow.
+    """
+    if not type(base_model(model)).__module__.startswith("transformers."):
+        return find()
+    path = (cache_folder() if folder is None else folder) / FILE
+    try:
+        known = read_json(path)
+    except (OSError, ValueError):
+        known = {}
+    key = _key(model, facts)
+    if key not in known:
+        known[key] = [asdict(finding) for finding in find()]
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, (json.dumps(known, indent=1) + "\n").encode())
+        except OSError:
+            pass
+    return [Finding(**finding) for finding in known[key]]
+
+
+def _key(model: Any, more: list[Any]) -> str:
+    base = base_model(model)
+    kinds = sorted({str(p.dtype) for p in model.parameters()})
+    facts = [hardware(), base.config.model_type, kinds, base.config._attn_implementation, *more]
+    if not is_tested(base):
+        facts += [type(base).__name__, sorted(set(layer_kinds(base))), window_of(base)]
+    facts += [version(name) for name in ("torch", "transformers", "peft")] + [__version__]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16] + f" {facts[0]}, {facts[1]}"
+
+
+def random_prompts(model: Any) -> list[list[int]]:
+    """Two groups of two on random tokens: what rows share, and what lies between groups, are both there.
+
+    The first group's are longer than the model's sliding window, if that is not too large.
+    """
+    base, generator = base_model(model), torch.Generator().manual_seed(0)
+    window, room = window_of(base) or 0, context_length(base) - TOKENS - SHIFT
+    first = min(window + _SHORT[0], room) if window <= _LONGEST else _SHORT[0]
+    prompts = (
+        torch.randint(token_rows(base), (n,), generator=generator).tolist() for n in (first, _SHORT[1])
+    )
+    return [prompt for prompt in prompts for _ in range(GROUP)]
+
+
+_found: WeakKeyDictionary[PreTrainedModel, str | None] = WeakKeyDictionary()
+_tried_now: WeakSet[PreTrainedModel] = WeakSet()  # the engine may run, whatever was found before
+
+
+def engine_findings(model: Any, engine: Callable[[Any], Any], prompts: list[list[int]]) -> list[Finding]:
+    """The engine beside the model's own forward pass, on completions that it samples now.
+
+    engine: RolloutEngine. If it is off in few kernels that is the first finding, and the engine without them the last.
+    """
+    how = GenerationConfig(
+        max_new_tokens=TOKENS, do_sample=True, temperature=1.0, top_k=0, eos_token_id=[], pad_token_id=0
+    )
+    trial = engine(model)
+    _tried_now.add(base_model(model))
+
+    def ask() -> Finding:
+        return compared(model, prompts, trial.generate(prompts, how, seed=0))
+
+    try:
+        finding = guarded("engine", ask)
+        if finding.outcome != "differs" or not trial.in_few_kernels:
+            return [finding]
+        decode_by_modules(model, str(finding))
+        return [replace(finding, part=FEW_KERNELS), guarded("engine", ask)]
+    finally:
+        _tried_now.discard(base_model(model))
+        trial.release()
+
+
+def has_finite_logits(model: Any, prompt: list[int]) -> bool:
+    """Does the model itself give finite logits here? Otherwise no engine is to blame."""
+    ids = torch.tensor([prompt], device=next(model.parameters()).device)
+    return bool(model(input_ids=ids).logits.isfinite().all())
+
+
+def why_unproven(model: Any, engine: Callable[[Any], Any]) -> str | None:
+    """None if the engine computes this model as the model itself does, else one sentence that says why not.
+
+    engine: RolloutEngine. Takes seconds at the first use on a card, and of a model type that is not one of MODEL_TYPES;
+    on a CPU minutes where a window is long.
+    """
+    base = base_model(model)
+    device, tested = next(model.parameters()).device, is_tested(base)
+    if tested and not cuda.may_fail(device):
+        return None
+    if base in _found or base in _tried_now:
+        return None if base in _tried_now else _found[base]
+    prompts = random_prompts(model)
+    fork = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    with fork, torch.no_grad(), evaluating(model):
+        if tested and not has_finite_logits(model, prompts[-1]):
+            return None  # generating says so
+        facts = ["first use", torch.is_autocast_enabled(device.type)]
+        findings = remembered(lambda: engine_findings(model, engine, prompts), model, facts)
+    if len(findings) > 1 and not decoded_by_modules(base):  # found in an earlier process
+        decode_by_modules(model, str(findings[0]))
+    _found[base] = None
+    if findings[-1].outcome in WRONG[tested]:
+        why = f"model_type {base.config.model_type!r} was compared with its own forward pass: {findings[-1]}"
+        _found[base] = why
+        if tested:
+            warnings.warn(
+                f"The rollout engine is left out on this machine: {why}. Completions come from transformers' generate: "
+                "slower, other random numbers. Please paste this and `python -m grpo_kit doctor` into an issue of "
+                "grpo_kit.",
+                stacklevel=2,
+            )
+    return _found[base]

@@ -1,0 +1,147 @@
+"""What a model's layers see, whether tests know its kind, and whether the engine supports it and its settings."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from grpo_kit._support.unsloth import replaced_layers
+from grpo_kit.models._model_facts import MODEL_TYPES, base_model, has_adapters
+
+# Their frequencies change as a sequence grows, so that cached keys would need another rotation.
+_MOVING_ROPE = frozenset({"dynamic", "longrope"})
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+_USED = frozenset(
+    "max_new_tokens do_sample temperature top_k top_p min_p repetition_penalty "
+    "eos_token_id pad_token_id bos_token_id stop_strings".split()
+)
+# These do not affect the choice of a token of a single, uncompiled sequence, or only generate's further results.
+_WITHOUT_EFFECT = frozenset(
+    "max_length early_stopping length_penalty renormalize_logits disable_compile compile_config "
+    "transformers_version return_dict_in_generate output_scores output_logits output_attentions "
+    "output_hidden_states num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold "
+    "assistant_lookbehind target_lookbehind max_matching_ngram_size".split()
+)
+_OFF = {
+    "use_cache": True,
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "num_return_sequences": 1,
+    "typical_p": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "guidance_scale": 1.0,
+}
+
+
+def is_tested(model: Any) -> bool:
+    """Is it one of MODEL_TYPES, a class of transformers' own, all of whose layers see everything before them?"""
+    base = base_model(model)
+    kind = type(base)
+    own = kind.__module__.startswith("transformers.models.") and kind.__name__.endswith("ForCausalLM")
+    return own and base.config.model_type in MODEL_TYPES and set(layer_kinds(base)) == {"full_attention"}
+
+
+def layer_kinds(model: Any) -> list[str]:
+    """The kinds of its layers, as transformers names them; ["full_attention"] where the config names none."""
+    return list(getattr(base_model(model).config, "layer_types", None) or ["full_attention"])
+
+
+def window_of(model: Any) -> int | None:
+    """Tokens that its layers with a sliding window see, None if it has none."""
+    config = base_model(model).config
+    kinds = getattr(config, "layer_types", None)
+    slides = kinds is None or "sliding_attention" in kinds
+    return getattr(config, "sliding_window", None) if slides else None
+
+
+_failed: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
+
+
+def engine_failed(model: Any, why: str) -> None:
+    """Record that the engine failed with this model on this machine; completions then use the plain way."""
+    _failed[base_model(model)] = f"it failed here before: {why}"
+
+
+_by_modules: WeakSet[PreTrainedModel] = WeakSet()
+
+
+def decode_by_modules(model: Any, why: str) -> None:
+    """Record, with a line, that decoding in few kernels failed here; the engine then calls the model's modules."""
+    _by_modules.add(base_model(model))
+    print(
+        f"Decoding in few kernels failed on this machine ({why}); the model's modules decode from now on, slower. "
+        "Please paste this and `python -m grpo_kit doctor` into an issue of grpo_kit.",
+        flush=True,
+    )
+
+
+def decoded_by_modules(base: PreTrainedModel) -> bool:
+    """Did decode_by_modules() record this one?"""
+    return base in _by_modules
+
+
+def unsupported(model: Any, generation_config: GenerationConfig) -> str | None:
+    """None if the engine supports it, else one sentence with the reason."""
+    return _model_problem(model) or _config_problem(model, generation_config)
+
+
+def shared_problem(model: Any) -> str | None:
+    """None if what rows share can be computed once for them, else one sentence that says why not.
+
+    That takes keys and values as the only state, causal attention, and positions that mean the same in each row.
+    """
+    if has_adapters(model) and model.active_peft_config.is_prompt_learning:
+        return f"{model.active_peft_config.peft_type.value} adapters add virtual tokens"
+    base = base_model(model)
+    if not isinstance(base, PreTrainedModel):
+        return f"{type(base).__name__} is no transformers model"
+    config = base.config
+    if replaced := replaced_layers(model):
+        return f"Unsloth replaced its {replaced}"
+    if base.get_output_embeddings() is None:
+        return f"{type(base).__name__} has no language-model head"
+    if config.get_text_config() is not config:
+        return "it reads more than text"
+    if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
+        return "it attends to an encoder"
+    if others := sorted(set(layer_kinds(base)) - _ATTENTION_LAYERS):
+        return f"its layers of kind {', '.join(others)} have another state than keys and values"
+    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
+        return "its attention is not causal"
+    if not getattr(config, "rope_parameters", None):
+        return f"model_type {config.model_type!r} has no rotary positions"
+    return None
+
+
+def _model_problem(model: Any) -> str | None:
+    base = base_model(model)
+    if why := shared_problem(model) or _failed.get(base):
+        return why
+    ropes = base.config.rope_parameters  # one for all layers, or one for each kind of them
+    for rope in [one for one in ropes.values() if isinstance(one, dict)] or [ropes]:
+        if (kind := rope.get("rope_type", "default")) in _MOVING_ROPE:
+            return f"its rotary positions are of type {kind!r}, which change as a sequence grows"
+    devices = {p.device for p in model.parameters()}
+    if len(devices) > 1 or next(iter(devices)).type not in ("cpu", "cuda"):
+        return f"its weights lie on {', '.join(sorted(map(str, devices)))}; it must be one CPU or one CUDA device"
+    dtype = base.get_input_embeddings().weight.dtype
+    if dtype not in _DTYPES:
+        return f"weights of dtype {dtype} are not one of float32, bfloat16, float16"
+    return None
+
+
+def _config_problem(model: Any, generation_config: GenerationConfig) -> str | None:
+    known = vars(GenerationConfig())
+    checkpoint = base_model(model).generation_config
+    for whose, config in (("generation_config", generation_config), ("the checkpoint's own", checkpoint)):
+        for name, value in vars(config).items():
+            if name.startswith("_") or name not in known or name in _USED | _WITHOUT_EFFECT:
+                continue
+            if value not in (None, False, _OFF.get(name)):
+                return f"{whose} {name}={value!r} is not something the engine does"
+    return None

@@ -1,0 +1,288 @@
+"""How much of an optimizer step is computed at once: from free memory, and less for a while when memory runs out."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from importlib.util import find_spec
+from traceback import walk_tb
+from typing import Any
+
+import torch
+from torch.nn.functional import rms_norm
+from torch.utils.checkpoint import checkpoint
+
+from grpo_kit.engine._attention import attention_named
+from grpo_kit.engine._backoff import Backoff
+from grpo_kit.engine._packing import PACKED, Row, make_chunks
+from grpo_kit.engine._supported_models import is_tested
+from grpo_kit.engine.cpu._layers import shipped_norms
+from grpo_kit.engine.cpu._tree_attention import NAME as TREE
+from grpo_kit.engine.memory._activations import PREFERRED_TOKENS, has_sizes, update_budget
+from grpo_kit.engine.memory._free import free_bytes
+from grpo_kit.engine.tree import tree_tokens
+from grpo_kit.models._model_facts import base_model, has_adapters
+
+_DENSE_TOKENS = 1024  # positions under a dense mask, if a group has no more
+_LAYERS_TO_ONE_AGAIN = 14
+# Shapes that FlexAttention is compiled for in a process, of all models together; torch's own limit is 8.
+_SHAPES = 64
+# Who raises an error, or is passed by it, where FlexAttention failed; nobody else compiles anything.
+_COMPILED = ("torch._inductor", "triton")
+_FLEX = (
+    *_COMPILED,
+    "torch.nn.attention.flex_attention",
+    "torch._higher_order_ops.flex_attention",
+    "transformers.integrations.flex_attention",
+)
+_COMPILERS = (*_COMPILED, "torch._dynamo")
+
+
+class UpdateMemory:
+    """The chunk size and what is done when it does not fit, for one model.
+
+    chunk_tokens: packed positions at once, None until memory ran out; after a while larger ones are tried again.
+    checkpointed_layers: the first so many layers
+    compute their activations again in the backward pass. attention: "flex_attention" (CUDA), the kit's own for a tree
+    (CPU), or "sdpa" under a dense mask.
+    compute_itemsize: bytes a number under autocast, None without it. by_layer: see PackedMasks.
+    entropy_bonus: do entropies have a gradient?
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, device: torch.device, *, compute_itemsize: int | None = None
+    ) -> None:
+        self.model, self.device, self.compute_itemsize = model, device, compute_itemsize
+        self.attention = _attention(model, device)
+        self.by_layer = self.attention != TREE and not is_tested(
+            model
+        )  # layers may have windows, soft caps, sinks
+        self.chunk_tokens: int | None = None
+        self.checkpointed_layers = 0
+        self.entropy_bonus = False
+        self.give_back: Callable[[], bool] = lambda: False  # frees what others keep; was there anything?
+        self.flex_failed: Callable[[Exception], None] = _tell_of_flex
+        self._checkpoint_all, self._seconds = False, 0.0
+        self._backoff = Backoff()
+
+    def run(self, work: Callable[[int], Any], rows: list[Row]) -> Any:
+        """work(packed positions at once), on `rows`; out of memory, it starts over with half.
+
+        Where FlexAttention fails, it starts over with SDPA. What anything else raises passes as it is.
+        Raises torch.OutOfMemoryError, with what to change, when one completion does not fit.
+        """
+        longest, group, total = self._sizes(rows)
+        while True:
+            limit, self.checkpointed_layers = self._budget(longest, group, total, free_bytes(self.device))
+            self._checkpoint_layers()
+            begin = time.perf_counter()
+            try:
+                done = work(limit)
+                self._seconds = time.perf_counter() - begin  # the loss is a number: the card is done, too
+                self._try_more(min(limit, total))
+                return done
+            except torch.OutOfMemoryError:
+                full = True
+            except Exception as error:
+                if self.attention != "flex_attention" or not _is_flex_attentions(error):
+                    raise
+                full = any(isinstance(e, torch.OutOfMemoryError) for e in _chain(error))
+                if not full:
+                    self.attention = "sdpa"
+                    self.flex_failed(error)
+            given_back = full and self.give_back()
+            self._forget()  # out here the error, and the tensors its frames hold, are gone
+            if full and not given_back:
+                self._take_less(min(limit, total), longest)
+
+    @contextmanager
+    def attention_of(self, model: Any) -> Iterator[None]:
+        """Inside, the model has the packed mask's attention, also while backward recomputes checkpointed layers; on a
+        card its norms are one kernel.
+
+        FlexAttention that torch would run unfused, because it compiled too many shapes, is an error: see run().
+        """
+        base = base_model(model)
+        name = base.config._attn_implementation
+        if self.by_layer:
+            name = PACKED
+        elif self.attention != "sdpa" or name not in ("sdpa", "eager"):
+            name = self.attention
+        on_card = self.device.type == "cuda"
+        limits = {"recompile_limit": _SHAPES, "fail_on_recompile_limit_hit": True}
+        flex = self.attention == "flex_attention"
+        with (
+            attention_named(base, name),
+            torch._dynamo.config.patch(limits) if flex else nullcontext(),
+            norms_in_one_kernel(model) if on_card else nullcontext(),
+        ):
+            yield
+
+    def spares(self, held: int, rows: list[Row], free: int | None = None, *, seconds: float = 0.0) -> bool:
+        """Can `held` bytes stay in use while these rows are computed, at less than making them anew costs?
+
+        They can where chunks stay as long as without them, or long enough for good matrix sizes, and at most one layer
+        in 14 more is checkpointed for them: of an update's three passes a 14th of one is computed again, 2.4 %. Where
+        chunks stay the same, and with them all numbers, more layers may be that cost less than `seconds`.
+        free: bytes besides what is held, None: as it is.
+        """
+        longest, group, total = self._sizes(rows)
+        free = free_bytes(self.device) if free is None else free
+        tokens, layers = self._budget(longest, group, total, free)
+        most, fewest = self._budget(longest, group, total, free + held)
+        share = (layers - fewest) / len(self._layers())
+        if 0 < share * self._seconds / 3 < seconds and make_chunks(rows, tokens) == make_chunks(rows, most):
+            return True
+        again = share * _LAYERS_TO_ONE_AGAIN <= 1
+        return again and tokens >= min(most, max(group, PREFERRED_TOKENS))
+
+    def _sizes(self, rows: list[Row]) -> tuple[int, int, int]:
+        """Packed positions of the longest completion with its prompt, of the largest group, and of a chunk at most."""
+        groups: dict[tuple[int, ...], list[Row]] = {}
+        for row in rows:
+            if row[1]:  # without a completion there is nothing to score
+                groups.setdefault(row[0], []).append(row)
+        scored = [row for members in groups.values() for row in members]
+        longest = max((len(prompt) + len(completion) - 1 for prompt, completion in scored), default=1)
+        group = max(map(tree_tokens, groups.values()), default=1)
+        return longest, group, max(1, tree_tokens(scored))
+
+    def _checkpoint_layers(self) -> None:
+        """The first checkpointed_layers layers recompute their activations, the rest keep them."""
+        for i, layer in enumerate(self._layers()):
+            layer.gradient_checkpointing = i < self.checkpointed_layers
+            layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+
+    def _try_more(self, computed: int) -> None:
+        """So many positions at once fitted: where an earlier lack of memory allows no more, it may at times."""
+        if not self._checkpoint_all and computed < (self.chunk_tokens or math.inf):
+            return
+        if self._backoff.again():
+            if self._checkpoint_all:
+                self._checkpoint_all = False
+            else:
+                self.chunk_tokens *= 2
+
+    def _take_less(self, failed: int, longest: int) -> None:
+        self._backoff.failed()
+        if failed > longest:
+            self.chunk_tokens = max(longest, failed // 2)
+            now = f"with {self.chunk_tokens}"
+        elif self.checkpointed_layers < len(self._layers()):
+            self._checkpoint_all = True
+            now = "with every layer checkpointed"
+        else:
+            raise torch.OutOfMemoryError(
+                f"one completion of {longest} tokens does not fit, with every layer checkpointed: shorten "
+                "max_completion_length, or take LoRA, a smaller model or another optimizer (see plan_memory)"
+            )
+        print(f"Out of memory with {failed} tokens at once: the step starts over {now}; nothing is lost")
+
+    def _forget(self) -> None:
+        """Nothing of the failed attempt stays: its gradients are a part of the step's only."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _budget(self, longest: int, group: int, total: int, free: int) -> tuple[int, int]:
+        """Packed positions of a chunk, whole groups if that fits, and how many layers are checkpointed."""
+        base, lora = base_model(self.model), has_adapters(self.model)
+        total = max(longest, min(total, self.chunk_tokens or total))
+        if self.attention == "sdpa":  # a dense mask over several groups is mostly empty
+            total = min(total, max(group, _DENSE_TOKENS))
+        elif self.device.type == "cpu":  # longer is no faster, and who runs out of memory here is killed
+            total = min(total, max(longest, group, PREFERRED_TOKENS))
+        if not has_sizes(base.config):  # nothing to estimate from: trying measures it, and run() takes less
+            most = max(longest, group, PREFERRED_TOKENS)
+            return min(total, most), len(self._layers()) * self._checkpoint_all
+        tokens, layers = update_budget(
+            free - self._missing_gradients(),
+            base.config,
+            base.dtype.itemsize,
+            longest=longest,
+            total=total,
+            preferred=min(total, max(group, PREFERRED_TOKENS)),
+            compute_itemsize=self.compute_itemsize,
+            trainable="lora" if lora else "full",
+            rank=getattr(self.model.active_peft_config, "r", 16) if lora else 16,
+            mask_keys=total if self.attention == "sdpa" else 0,
+            fused_norms=self.device.type == "cuda",
+            entropy_bonus=self.entropy_bonus,
+        )
+        return tokens, len(self._layers()) if self._checkpoint_all else layers
+
+    def _missing_gradients(self) -> int:
+        trained = (p for p in self.model.parameters() if p.requires_grad and p.grad is None)
+        return sum(p.numel() * p.element_size() for p in trained)
+
+    def _layers(self) -> list[Any]:
+        return list(base_model(self.model).get_decoder().layers)
+
+
+def _tell_of_flex(error: Exception) -> None:
+    told = next(iter(str(error).strip().splitlines()), "")
+    print(f"FlexAttention failed ({type(error).__name__}: {told}); using SDPA with a dense mask.")
+
+
+def _is_flex_attentions(error: BaseException) -> bool:
+    """Did FlexAttention fail, or who compiles it? Not where the card itself reports an error: nothing works then."""
+    if any(isinstance(e, torch.AcceleratorError) for e in _chain(error)):
+        return False
+    passed = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
+    return _within(type(error).__module__, _COMPILERS) or any(_within(name, _FLEX) for name in passed)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and those that it came from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _within(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == p or module.startswith(f"{p}.") for p in packages)
+
+
+def _attention(model: torch.nn.Module, device: torch.device) -> str:
+    if device.type == "cuda":
+        # Below capability 8.0 Triton has no fast products, and FlexAttention does not compile.
+        compiled = find_spec("triton") and torch.cuda.get_device_capability(device) >= (8, 0)
+        return "flex_attention" if compiled else "sdpa"
+    dropout = getattr(base_model(model).config, "attention_dropout", 0.0)
+    return "sdpa" if dropout or device.type != "cpu" else TREE  # of other devices only SDPA is sure
+
+
+# ---- RMSNorm as one kernel each way, on a card ------------------------------------------------------------------
+# By transformers' module it is some 20 kernels over every token, in float32, and two copies are kept for the backward
+# pass. torch's own rms_norm computes the same in float32, rounds once in place of twice, and keeps its input and a
+# number a token.
+
+
+@contextmanager
+def norms_in_one_kernel(model: torch.nn.Module) -> Iterator[None]:
+    """Inside, the model's norms are torch's; also while the backward pass recomputes layers. Not on a CPU."""
+    before = {kind: kind.forward for kind in shipped_norms(model)}
+    for kind, forward in before.items():
+        kind.forward = _in_one_kernel(forward)
+    try:
+        yield
+    finally:
+        for kind, forward in before.items():
+            kind.forward = forward
+
+
+def _in_one_kernel(forward: Any) -> Any:
+    def norm(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+        weight = self.weight
+        if hidden_states.dtype != weight.dtype:
+            return forward(self, hidden_states)
+        with torch.autocast(hidden_states.device.type, enabled=False):  # which would make 16 bits float32
+            return rms_norm(hidden_states, weight.shape, weight, self.variance_epsilon)
+
+    return norm

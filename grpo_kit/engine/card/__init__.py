@@ -1,0 +1,1 @@
+"""The fast ways that only a CUDA card takes, and their checks."""

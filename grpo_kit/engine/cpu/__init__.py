@@ -1,0 +1,1 @@
+"""The fast ways that only a CPU takes."""

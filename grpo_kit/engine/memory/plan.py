@@ -1,0 +1,150 @@
+"""What fits on a card, computed from a model's config alone: nothing is loaded.
+
+    print(plan_memory("gpu24"))
+
+A step has three moments that may be its peak: the rollout (keys and values), the update (activations) and the
+optimizer's step. Needs of different moments are not added up: keys and values are freed before the
+update. Activations come from _activations.py, which is checked against measurement; the reserve is an estimate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transformers import PretrainedConfig
+
+from grpo_kit._support.argument_checks import check_above_zero, check_choice, check_whole
+from grpo_kit.engine.memory._plan_table import GIB, MemoryPlan
+from grpo_kit.engine.memory._request import USABLE, WITHOUT_BFLOAT16, Request, has_reference, optimizer_of
+from grpo_kit.engine.memory._shapes import config_of, count, counted
+from grpo_kit.loop.config import Config
+from grpo_kit.trainer.presets import preset
+
+
+def plan_memory(
+    cfg: Config | str,
+    gpu_gb: float | None = None,
+    *,
+    tuning: str | None = None,
+    prompt_tokens: int = 256,
+    completion_tokens: int | None = None,
+    config: PretrainedConfig | None = None,
+    attention: str | None = None,
+    chunk_tokens: int | None = None,
+    checkpointed_layers: int | None = None,
+    rank: int = 16,
+) -> MemoryPlan:
+    """The memory of one GRPO step of a config on a CUDA card, computed before anything is loaded.
+
+    cfg: a Config that names a model, or a preset's name. tuning: "full", "lora" or "qlora"; None: the config's.
+    gpu_gb: the card's nominal size; 0.92 of it, in GiB, is usable (24 -> 22.1); None: 16 for t4, else 24.
+    prompt_tokens: of the longest prompt, prefill included; completions count at their maximum. Qwen's are 142 to
+    256 on gsm8k, up to 700 on countdown with thoughts; from 256 to 1,024 gpu24's peaks move by less than 0.1 GiB.
+    completion_tokens: such as task.max_completion_tokens. None: the config's max_completion_tokens, else its task's;
+    the task is built for that if none of its arguments names them.
+    config: if a name cannot be looked up. attention: of the kit's update; "sdpa" keeps a dense mask in every layer;
+    None: "sdpa" for t4, below capability 8.0, else "flex_attention".
+    chunk_tokens, checkpointed_layers: fix how the kit's update is cut; None: as the trainer cuts it by free memory.
+    Compute runs in bfloat16 (autocast casts float32 weights), for t4, without it, in the weights' own dtype.
+    Unverified: CUDA kernels' workspaces and the allocator's fragmentation: the row `reserve`.
+    Raises ValueError for an unknown name, tuning or size.
+
+    >>> plan = plan_memory("gpu24", tuning="lora")
+    >>> plan.fits, plan.advice
+    (True, [])
+    """
+    cut = (chunk_tokens, checkpointed_layers)
+    request = _request_for(
+        cfg,
+        gpu_gb,
+        tuning=tuning,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        config=config,
+        attention=attention,
+        rank=rank,
+        cut=cut,
+    )
+    plan = request.plan(*cut)
+    return plan if plan.fits else replace(plan, advice=advice(request, plan, *cut))
+
+
+def _request_for(
+    cfg: Config | str,
+    gpu_gb: float | None = None,
+    *,
+    tuning: str | None = None,
+    prompt_tokens: int = 256,
+    completion_tokens: int | None = None,
+    config: PretrainedConfig | None = None,
+    attention: str | None = None,
+    rank: int = 16,
+    cut: tuple[int | None, int | None] = (None, None),
+) -> Request:
+    """The arguments of plan_memory, checked. cut: its chunk_tokens and checkpointed_layers."""
+    if not isinstance(cfg, Config | str):
+        raise ValueError(f"cfg={cfg!r} must be a Config or the name of a preset, such as 'gpu24'")
+    cfg = preset(cfg, **({} if tuning is None else {"tuning": tuning}))
+    if config is not None and not isinstance(config, PretrainedConfig):
+        raise ValueError(
+            f"config={config!r:.100} must be a transformers PretrainedConfig, such as model.config"
+        )
+    if config is None and cfg.model is None:
+        raise ValueError("model=None: the config names no model, so nothing can be counted; give it one")
+    attention = attention or ("sdpa" if cfg.preset in WITHOUT_BFLOAT16 else "flex_attention")
+    check_choice("attention", attention, ("flex_attention", "sdpa"))
+    gpu_gb = WITHOUT_BFLOAT16.get(cfg.preset, 24.0) if gpu_gb is None else gpu_gb
+    check_above_zero("gpu_gb", gpu_gb, hint=", such as 24")
+    sizes = {"prompt_tokens": (prompt_tokens, 1), "rank": (rank, 1)}
+    chosen = (("completion_tokens", completion_tokens, 1), ("chunk_tokens", cut[0], 1))
+    for name, value, least in (*chosen, ("checkpointed_layers", cut[1], 0)):
+        sizes |= {name: (value, least)} if value is not None else {}
+    for name, (value, least) in sizes.items():
+        check_whole(name, value, least)
+    counts = counted(cfg.model, rank) if config is None else count(config, rank)
+    config, usable = config or config_of(cfg.model), gpu_gb * USABLE * GIB
+    if cut[1] is not None and cut[1] > (layers := config.get_text_config().num_hidden_layers):
+        raise ValueError(f"checkpointed_layers={cut[1]} must be at most {layers}, the model's layers")
+    if completion_tokens is None:
+        named = cfg.max_completion_tokens or cfg.task_options.get("max_completion_tokens")
+        completion_tokens = named or cfg.make_task().max_completion_tokens
+    return Request(cfg, config, prompt_tokens, completion_tokens, attention, rank, usable, counts)
+
+
+def advice(request: Request, plan: MemoryPlan, tokens: int | None, checkpointed: int | None) -> list[str]:
+    """Helpful changes, by how much each saves; each change alone, with the update cut as in the plan."""
+    cfg, full = request.cfg, request.full
+    ideas: list[tuple[str, Request]] = []
+    split = replace(cfg, optimizer="adamw-8bit-split", dtype="bfloat16") if full else cfg
+    narrow = cfg.preset not in WITHOUT_BFLOAT16
+    if narrow and split != cfg and (optimizer_of(cfg), cfg.dtype) != ("flash-adamw", "bfloat16"):
+        ideas.append(("optimizer='adamw-8bit-split' with bfloat16 weights", replace(request, cfg=split)))
+    if full and optimizer_of(cfg) == "adamw" and cfg.dtype != "bfloat16":
+        ideas.append(("optimizer='adamw-8bit'", replace(request, cfg=replace(cfg, optimizer="adamw-8bit"))))
+    if full and has_reference(cfg):
+        ideas.append(("beta=0 (no reference model)", replace(request, cfg=replace(cfg, beta=0.0))))
+    for smaller in {"lora": ("qlora",), "qlora": ()}.get(cfg.tuning, ("lora", "qlora")):
+        own = {} if cfg.preset is None else {"dtype": preset(cfg.preset, tuning=smaller).dtype}
+        ideas.append((f"tuning={smaller!r}", replace(request, cfg=replace(cfg, tuning=smaller, **own))))
+    if half := cfg.prompts_per_step // 2:
+        ideas.append((f"prompts_per_step={half}", replace(request, cfg=replace(cfg, prompts_per_step=half))))
+    if half := request.completion_tokens // 2:
+        ideas.append((f"max_completion_tokens={half}", replace(request, completion_tokens=half)))
+    if request.attention == "sdpa" and narrow:
+        ideas.append(("attention='flex_attention'", replace(request, attention="flex_attention")))
+    name, shape = "Qwen/Qwen2.5-0.5B-Instruct", config_of("Qwen/Qwen2.5-0.5B-Instruct")
+    small = replace(request, cfg=replace(cfg, model=name), config=shape, counts=count(shape, request.rank))
+    ideas.append((f"model={name!r}", small))
+
+    found: list[tuple[float, str]] = []
+    for name, change in ideas:
+        layers = min(plan.checkpointed_layers, change.config.get_text_config().num_hidden_layers)
+        saved = plan.peak_gib - change.plan(plan.chunk_tokens, layers).peak_gib
+        fits = change.plan(tokens, None if checkpointed is None else layers).fits
+        found.append((saved, f"{name} saves {saved:.1f} GiB{' and fits' if fits else ''}"))
+    if tokens is not None or checkpointed is not None:
+        free = request.plan()
+        saved = plan.peak_gib - free.peak_gib
+        name = f"chunk_tokens={free.chunk_tokens} and {free.checkpointed_layers} checkpointed layers"
+        found.append((saved, f"{name} saves {saved:.1f} GiB{' and fits' if free.fits else ''}"))
+    return [text for saved, text in sorted(found, reverse=True) if saved >= 0.05]

@@ -1,0 +1,173 @@
+"""Samples on disk, a chunk of prompts a file: each file complete or absent, and no sample drawn twice.
+
+folder/samples.json   settings of the samples
+       samples/       part-00000.json, part-00001.json, ...: a list of prompt, completion, ids, cut_off
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+from filelock import FileLock, Timeout
+
+from grpo_kit._support.argument_checks import check_whole
+from grpo_kit.engine.complete import Completion, Progress, check_room, complete
+from grpo_kit.models._model_facts import base_model
+from grpo_kit.models.token_lists import end_ids
+from grpo_kit.record._lines import read_json
+from grpo_kit.record.files import RunFolderError, write_whole
+from grpo_kit.record.run_path import path_of
+from grpo_kit.tasks._same_task import content_digest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_SETTINGS, _PARTS = "samples.json", "samples"
+
+
+def sample_chunks(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    folder: str | Path,
+    *,
+    chunk: int,
+    seed: int,
+    batch_size: int,
+    progress: Progress | None = None,
+    **how: Any,
+) -> tuple[list[Completion], dict[str, Any]]:
+    """Samples of rendered prompts, drawn or read back, a prompt's samples adjacent; and their settings.
+
+    chunk: prompts a file: a killed process loses at most one chunk. how: samples, temperature, max_completion_tokens.
+    progress: called with (completions so far, completions in all) after each batch and each file.
+    Raises ValueError for sizes below 1 and the errors of check_room, before anything is written; RunFolderError if
+    the folder holds samples of other settings, or another process uses it.
+    """
+    for name, value in {**how, "chunk": chunk, "batch_size": batch_size}.items():
+        if name not in ("temperature", "sampling"):
+            check_whole(name, value)
+    ids = tokenizer(list(prompts))["input_ids"]
+    check_room(model, ids, how["max_completion_tokens"])  # of all prompts, before the first is sampled
+    folder = path_of(folder)
+    if folder.exists() and not folder.is_dir():
+        raise RunFolderError(f"folder={str(folder)!r} is a file; name a folder")
+    settings = _settings(model, tokenizer, prompts, ids) | how | {"chunk": chunk, "seed": seed}
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = FileLock(folder / ".lock").acquire(blocking=False)
+    except Timeout as error:
+        raise RunFolderError(
+            f"another process is sampling into folder={str(folder)!r}; wait for it, or name another folder"
+        ) from error
+    with lock:  # releases it in every case
+        _claim(folder, settings)
+        kept: list[Completion] = []
+        of_chunk = None
+        if progress is not None:
+            of_chunk = lambda done, _: progress(len(kept) + done, len(prompts) * how["samples"])  # noqa: E731
+        for number, first in enumerate(range(0, len(prompts), chunk)):
+            path = folder / _PARTS / f"part-{number:05d}.json"
+            if not path.exists():
+                asked = prompts[first : first + chunk]
+                # One seed for all would give the first prompts of two chunks the same random numbers.
+                own = int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4])
+                made = complete(
+                    model, tokenizer, asked, batch_size=batch_size, seed=own, progress=of_chunk, **how
+                )
+                rows = [
+                    {
+                        "prompt": asked[i // how["samples"]],
+                        "completion": c.text,
+                        "ids": c.ids,
+                        "cut_off": c.cut_off,
+                    }
+                    for i, c in enumerate(made)
+                ]
+                write_whole(path, json.dumps(rows).encode())
+            # Fresh samples are read back too, so that both kinds have the same types.
+            for row in read_json(path, list):
+                ids = tuple(row["ids"])
+                kept.append(Completion(row["completion"], len(ids), row["cut_off"], ids))
+            if of_chunk is not None:
+                of_chunk(0, 0)
+    return kept, settings
+
+
+def _digest_of_every_bit(model: PreTrainedModel) -> str:
+    """Digest of every weight's name, type, shape and bytes: equal for equal models on any device.
+
+    Reads all of them: about 1 s for 135 M parameters in float32 on a CPU.
+    """
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+        digest.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
+
+
+def _settings(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    ids: Sequence[Sequence[int]],
+) -> dict[str, Any]:
+    # Adapters may be loaded but off: the weights alone would not show it.
+    layers = [m for m in model.modules() if isinstance(getattr(m, "disable_adapters", None), bool)]
+    return {
+        "model": type(base_model(model)).__name__,
+        "weights": _digest_of_every_bit(model),
+        "adapters": sorted({"off" if a.disable_adapters else str(a.active_adapters) for a in layers}),
+        "ends": end_ids(model, tokenizer),
+        "prompts": f"{len(prompts)}, digest {content_digest([list(prompts), list(ids)])}",
+    }
+
+
+def _claim(folder: Path, settings: dict[str, Any]) -> None:
+    """Write the settings into a folder without samples; raises RunFolderError if it has samples of other settings."""
+    path, parts = folder / _SETTINGS, folder / _PARTS
+    if not any(parts.glob("part-*.json")):
+        write_whole(path, (json.dumps(settings, indent=1) + "\n").encode())
+        parts.mkdir(exist_ok=True)
+        return
+    if not path.exists():
+        raise RunFolderError(
+            f"folder={str(folder)!r} holds {_PARTS} but no {_SETTINGS}, so nobody knows of which settings its samples "
+            "are; name another folder"
+        )
+    was = read_json(path)
+    differ = [key for key in settings | was if was.get(key) != settings.get(key)]
+    if differ:
+        told = "; ".join(f"{key}: {was.get(key)!r} there, {settings.get(key)!r} now" for key in differ)
+        raise RunFolderError(
+            f"folder={str(folder)!r} holds samples of other settings, and none are overwritten ({told}); "
+            "name another folder, or ask for what is there"
+        )
+
+
+def trained_as_sampled(tokenizer: PreTrainedTokenizerBase, table: pd.DataFrame) -> list[bool]:
+    """For each row (prompt, completion, ids, cut_off): does TRL's tokenization of the texts give these ids?
+
+    TRL 1.16's DPO, KTO and SFT trainers tokenize prompt + completion as one text, with the tokenizer's end token
+    added unless it is there. ORPO and CPO append the end's id, and put a BOS in front if the tokenizer has one
+    and the prompt does not begin with it. False for a text that the tokenizer would cut into other tokens, special
+    tokens inside, another end than the tokenizer's, bytes that are no text, and a completion that merges with its
+    prompt. A completion that was cut off is compared without the end that TRL adds.
+
+    >>> ids = [[36, 2]] * 2  # "4" and SmolLM2's end; the second one was cut off, but holds an end
+    >>> table = pd.DataFrame({"prompt": "2 + 2 =", "completion": "4", "ids": ids, "cut_off": [False, True]})
+    >>> trained_as_sampled(tokenizer, table)  # doctest: +SKIP
+    [True, False]
+    """
+    end, prompts, completions = tokenizer.eos_token, table["prompt"], table["completion"]
+    texts = [p + c if c.endswith(end) else p + c + end for p, c in zip(prompts, completions, strict=True)]
+    trained = tokenizer(texts)["input_ids"]
+    before = tokenizer(list(prompts))["input_ids"]
+    stop = [[tokenizer.eos_token_id] if cut_off else [] for cut_off in table["cut_off"]]
+    return [t == [*b, *ids, *s] for t, b, ids, s in zip(trained, before, table["ids"], stop, strict=True)]

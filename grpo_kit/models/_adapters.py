@@ -1,0 +1,172 @@
+"""LoRA: new adapters on a model, saved ones on the model that they name, for further training or merged into it.
+
+A saved adapter is loaded again: its base is the one that it names, or lies beside it, in the folder base/.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo_kit.models._gguf_reader import PolicyLoadError
+from grpo_kit.models._libraries import load_peft
+from grpo_kit.models._model_facts import base_model
+from grpo_kit.models._saved_adapters import BASE
+
+Tuning = Literal["full", "lora", "qlora"]
+_RENAMED = ".*is_gradient_checkpointing.*"  # a property of transformers that peft reads
+Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+
+
+def base_of(folder: Path) -> str:
+    """The name or path of the model that a saved adapter is for. Raises PolicyLoadError if it names none."""
+    if (folder / BASE / "config.json").is_file():
+        return str(folder / BASE)  # wherever the adapter has been moved to
+    try:
+        base = load_peft().PeftConfig.from_pretrained(folder).base_model_name_or_path
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise PolicyLoadError(
+            f"name_or_path={str(folder)!r}: its adapter_config.json cannot be read ({error})"
+        ) from error
+    if not base:
+        raise PolicyLoadError(
+            f"name_or_path={str(folder)!r} holds an adapter whose adapter_config.json names no base model; write its "
+            "name or path there, as base_model_name_or_path"
+        )
+    return base
+
+
+def add_adapters(
+    model: PreTrainedModel, tuning: Tuning, overrides: Mapping[str, Any], seed: int
+) -> PreTrainedModel:
+    """Rank-16 adapters on all linear layers but the head, drawn from the seed alone; overrides: of peft.LoraConfig."""
+    peft = load_peft()
+    model = _ready(model, tuning)
+    unknown = sorted(set(overrides) - {field.name for field in fields(peft.LoraConfig)})
+    if unknown:
+        mend = "; the rank is 'r'" if "rank" in unknown else "; check the spelling"
+        raise ValueError(f"lora has {', '.join(unknown)}: no field of peft.LoraConfig{mend}")
+    defaults = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear"}
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        torch.manual_seed(seed)
+        warnings.filterwarnings("ignore", _RENAMED, FutureWarning)
+        try:
+            adapted = peft.get_peft_model(
+                model, peft.LoraConfig(**{"task_type": "CAUSAL_LM", **defaults, **overrides})
+            )
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"lora={dict(overrides)!r} is refused by peft: {error}") from error
+    _saves_without_asking(model.name_or_path)
+    return adapted
+
+
+def load_adapter(folder: Path, load_base: Callable[[str], Loaded], tuning: Tuning) -> Loaded:
+    """A saved adapter on its base, ready to train on. The tokenizer is the one saved beside it, else the base's."""
+    base = base_of(folder)
+    model, tokenizer = load_base(base)
+    tokenizer = _tokenizer_beside(folder, model) or tokenizer
+    _saves_without_asking(base)
+    return _with_adapter(_ready(model, tuning), folder, is_trainable=True), tokenizer
+
+
+def load_merged(folder: Path, load_base: Callable[[str], Loaded]) -> Loaded:
+    """A saved adapter added into the float32 weights that load_base loads: a whole model, no adapter left.
+
+    In bfloat16 weights the sum would be rounded: most of a short run's change is smaller than their last bit.
+    """
+    model, tokenizer = load_base(base_of(folder))
+    tokenizer = _tokenizer_beside(folder, model) or tokenizer
+    adapted = _with_adapter(model, folder)
+    why = (
+        None
+        if hasattr(adapted, "merge_and_unload")
+        else f"its kind is {adapted.active_peft_config.peft_type.value}"
+    )
+    try:
+        why = why or on_both_ends(adapted)
+        merged = None if why else adapted.merge_and_unload(safe_merge=True)
+    except (ValueError, RuntimeError) as error:  # an adapter with a bias, on layers without
+        why = str(error)
+    if why:
+        raise PolicyLoadError(
+            f"name_or_path={str(folder)!r} holds an adapter that cannot be merged into weights: {why}; use "
+            "tuning='lora'"
+        )
+    if hasattr(merged, "peft_config"):  # before 0.19 peft leaves it, the sign of a model with adapters
+        del merged.peft_config
+    merged.name_or_path = merged.config.name_or_path = os.fspath(folder)
+    for parameter in merged.parameters():
+        parameter.requires_grad_(True)
+    return merged, tokenizer
+
+
+def _tokenizer_beside(folder: Path, model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
+    """The tokenizer saved with an adapter: it has the chat template and the tokens of the training."""
+    if not (folder / "tokenizer_config.json").is_file():
+        return None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise PolicyLoadError(
+            f"name_or_path={str(folder)!r}: its tokenizer cannot be read ({error})"
+        ) from error
+    rows = model.get_input_embeddings().weight.size(0)
+    if len(tokenizer) > rows:
+        raise PolicyLoadError(
+            f"name_or_path={str(folder)!r}: its tokenizer has {len(tokenizer)} tokens and its base "
+            f"{model.name_or_path!r} {rows} embeddings, since the model was resized before training; "
+            "trainer.save_model(folder) saves such a base too"
+        )
+    return tokenizer
+
+
+def on_both_ends(model: Any) -> str | None:
+    """Why a model's adapters cannot be merged: one is on the embedding or the head, and both are one matrix.
+
+    Merged into it, it would change the other end too.
+    """
+    base = base_model(model)
+    ends = {"embedding": base.get_input_embeddings(), "head": base.get_output_embeddings()}
+    one_matrix = (
+        len({id(getattr(end, "base_layer", end).weight) for end in ends.values() if end is not None}) == 1
+    )
+    own = [name for name, end in ends.items() if hasattr(end, "base_layer")]
+    return (
+        f"since it is on the {own[0]}, which shares its matrix with the other end"
+        if own and one_matrix
+        else None
+    )
+
+
+def _with_adapter(model: PreTrainedModel, folder: Path, **options: Any) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", _RENAMED, FutureWarning)
+            return load_peft().PeftModel.from_pretrained(model, folder, **options)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise PolicyLoadError(
+            f"name_or_path={str(folder)!r}: its adapter does not go onto {model.name_or_path!r} ({error})"
+        ) from error
+
+
+def _ready(model: PreTrainedModel, tuning: Tuning) -> PreTrainedModel:
+    if tuning != "qlora":
+        return model
+    # The trainer turns checkpointing on itself, from its own settings.
+    return load_peft().prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+
+
+def _saves_without_asking(base: str) -> None:
+    """Stops peft's request to the hub for the base's config at each save, for local bases and the kit's own."""
+    if base and ("/" not in base or Path(base).exists()):
+        asked = "(?s)(Unable to fetch remote file|Could not find a config file)"
+        warnings.filterwarnings("ignore", f"{asked}.*{re.escape(base)}", UserWarning)

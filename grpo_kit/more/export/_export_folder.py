@@ -1,0 +1,84 @@
+"""The folder of an export: hidden until complete, then under its name, with its files' digests in the report."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from grpo_kit.more.export._template import ExportError
+from grpo_kit.record._digests import REPORT, what_is_wrong
+from grpo_kit.record._lines import read_json
+from grpo_kit.record.files import RunFolderError, sync
+
+CARD = "README.md"
+_MARK = "-exporting-"
+
+
+def part_folder(target: Path, needed: int) -> Path:
+    """A hidden folder beside the target, on a disk with room for so many bytes. Removes leftovers of killed exports.
+
+    Raises ExportError.
+    """
+    part = target.with_name(f".{target.name}{_MARK}{platform.node()}-{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for left in target.parent.glob(f".{target.name}{_MARK}*"):
+            if not _is_worked_on(left):
+                shutil.rmtree(left, ignore_errors=True)
+        free = shutil.disk_usage(target.parent).free
+        if free < needed:
+            raise ExportError(
+                f"folder={str(target)!r} needs {needed / 1e9:.1f} GB of disk and {free / 1e9:.1f} GB are free; make "
+                "room, or store fewer bits"
+            )
+        part.mkdir()
+    except OSError as error:
+        raise ExportError(
+            f"folder={str(target)!r} cannot be made ({error}); give one that can be written"
+        ) from error
+    return part
+
+
+def finish(part: Path, target: Path) -> None:
+    """Rename the complete export once all of it is on the disk. Raises OSError and then leaves part in place."""
+    for path in [*(p for p in part.rglob("*") if p.is_file()), part]:
+        sync(path)
+    if target.is_dir() and not target.is_symlink():
+        target.rmdir()
+    part.rename(target)
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Is this an export in progress, or the leftover of a killed one?"""
+    return folder.name.startswith(".") and _MARK in folder.name
+
+
+def read_report(folder: Path) -> dict[str, Any] | None:
+    """export.json; None in a folder without one.
+
+    Raises ExportError if it cannot be read, and if a file is missing or differs from the proved one.
+    """
+    path = folder / REPORT
+    if not path.is_file():
+        return None
+    try:
+        report = read_json(path, names={"files": dict, "objections": list, "sampling": dict})
+        wrong = what_is_wrong(folder)
+    except RunFolderError as error:
+        raise ExportError(f"{error} Or export the model again") from error
+    if wrong:
+        raise ExportError(f"{folder} is not what was exported: {wrong}; copy it again, or export again")
+    return report
+
+
+def _is_worked_on(left: Path) -> bool:
+    """True unless its process was on this machine and has ended."""
+    machine, _, pid = left.name.rpartition(_MARK)[2].rpartition("-")
+    if machine != platform.node() or not pid.isdigit() or int(pid) == os.getpid():
+        return machine != platform.node()
+    return psutil.pid_exists(int(pid))

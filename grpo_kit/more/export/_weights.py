@@ -1,0 +1,144 @@
+"""The trained weights as one plain model: adapters merged in float32 into the weights they were trained on.
+
+A freshly loaded base may differ from those weights by now, and a 4-bit base
+never equals them. Merging in bfloat16 would round most of a short run's change away.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from grpo_kit.models._adapters import on_both_ends
+from grpo_kit.models._model_facts import base_model
+from grpo_kit.models._saved_adapters import weights_of_base
+from grpo_kit.more.export._template import ExportError
+
+STORED = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_LARGEST_F16 = 65504.0
+
+
+def is_adapted(model: Any) -> bool:
+    """Does the model carry adapters?"""
+    return hasattr(model, "peft_config")
+
+
+def check_weights(model: Any) -> None:
+    """Raises ExportError for numbers that are not finite, and for weights spread over several processes."""
+    for name, parameter in model.named_parameters():
+        if type(parameter.data).__name__ == "DTensor" or not parameter.numel():
+            raise ExportError(
+                f"model has {name} spread over several processes; gather it with trainer.save_model(folder), load that "
+                "with kit.load_policy, and export what it gives"
+            )
+        if parameter.is_floating_point() and not torch.isfinite(parameter).all():
+            raise ExportError(
+                f"model has numbers in {name} that are not finite: the training diverged; export an earlier checkpoint"
+            )
+
+
+def whole_model(model: Any) -> PreTrainedModel:
+    """A copy on the CPU without adapters, in float32 if there were any; the model itself is unchanged.
+
+    Merges the active adapters if there are several. Raises ExportError for adapters that cannot be merged.
+    """
+    if not is_adapted(model):
+        return _plain(model, {name: p.detach() for name, p in model.state_dict().items()})
+    from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+
+    base, names = base_model(model), list(model.active_adapters)
+    configs = {name: copy.deepcopy(model.peft_config[name]) for name in names}
+    _check_mergeable(model, base, configs)
+    bare, adapted = _plain(base, weights_of_base(model), dtype=torch.float32), None
+    for name, config in configs.items():
+        config.inference_mode = True
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if adapted is None:
+                adapted = get_peft_model(bare, config, adapter_name=name)
+            else:
+                adapted.add_adapter(name, config)
+            state = get_peft_model_state_dict(model, adapter_name=name)
+        state = {key: tensor.detach().float().cpu() for key, tensor in state.items()}
+        if missing := set_peft_model_state_dict(adapted, state, adapter_name=name).unexpected_keys:
+            raise ExportError(f"model has adapter weights that fit nowhere: {missing[:3]}")
+    try:
+        return adapted.merge_and_unload(safe_merge=True, adapter_names=names)
+    except (ValueError, RuntimeError) as error:  # an adapter with a bias, on layers without
+        raise ExportError(
+            f"model has adapters that cannot be merged ({error}); use format='adapter'"
+        ) from error
+
+
+def _check_mergeable(model: Any, base: PreTrainedModel, configs: dict[str, Any]) -> None:
+    kinds = {config.peft_type.value for config in configs.values()}
+    several = len(configs) > 1 and any(getattr(config, "use_dora", False) for config in configs.values())
+    indices = any(getattr(config, "trainable_token_indices", None) for config in configs.values())
+    why = (
+        "no adapter is active" if not configs
+        else f"kind {', '.join(kinds)}" if not hasattr(model, "merge_and_unload")
+        else "several DoRA adapters, whose sum depends on their order" if several
+        else "single tokens of the embedding (trainable_token_indices)" if indices
+        else on_both_ends(model)
+    )  # fmt: skip
+    if why:
+        raise ExportError(
+            f"model has the adapters {list(configs)}: {why}; that is not merged here. Use format='adapter'"
+        )
+
+
+def share_moved(model: Any, merged: PreTrainedModel, dtype: torch.dtype) -> float | None:
+    """The share of adapted weights whose number in dtype differs from the base's; None without adapters."""
+    if not is_adapted(model):
+        return None
+    base, moved, numbers = weights_of_base(model), 0, 0
+    after = merged.state_dict()
+    for name in _adapted(base_model(model)):
+        one, other = base[name].float().cpu().to(dtype), after[name].to(dtype)
+        moved += int((one != other).sum())
+        numbers += one.numel()
+    return moved / numbers if numbers else None
+
+
+def stored_as(model: PreTrainedModel, quant: str) -> PreTrainedModel:
+    """The model in the dtype for storage. Raises ExportError if float16 cannot hold a weight."""
+    if quant == "f16":
+        largest = max(float(p.detach().abs().max()) for p in model.parameters())
+        if not largest <= _LARGEST_F16:
+            raise ExportError(
+                f"quant='f16' holds numbers up to {_LARGEST_F16:g} and the largest weight is {largest:g}; use 'f32'"
+            )
+    return model.to(STORED[quant])
+
+
+def _plain(model: PreTrainedModel, state: dict[str, torch.Tensor], dtype: torch.dtype | None = None) -> Any:
+    """A model of the same configuration on the CPU with this state."""
+    config = copy.deepcopy(model.config)
+    config.__dict__.pop("quantization_config", None)
+    dtype = dtype or next(p.dtype for p in model.parameters())
+    with torch.random.fork_rng(devices=[]):
+        made = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    missing = made.load_state_dict(
+        {n: tensor.cpu() for n, tensor in state.items()}, strict=False
+    ).missing_keys
+    head = "lm_head.weight" if config.tie_word_embeddings else None
+    if missing := [name for name in missing if name != head]:
+        raise ExportError(f"model keeps {', '.join(missing[:3])} under another name, which is not known here")
+    made.generation_config = copy.deepcopy(model.generation_config)
+    made.tie_weights()
+    return made.eval()
+
+
+def _adapted(base: PreTrainedModel) -> dict[str, torch.nn.Module]:
+    """The layers under adapters, by the name of the weight; experts have several, each under its own."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = {name: m for name, m in base.named_modules() if isinstance(m, BaseTunerLayer)}
+    return {
+        f"{name.replace('.base_layer', '')}.{getattr(layer, 'parameter_name', 'weight')}": layer.get_base_layer()
+        for name, layer in layers.items()
+    }

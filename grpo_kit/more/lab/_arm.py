@@ -1,0 +1,161 @@
+"""An arm of a laboratory: a Config, the task and what the arm does besides; and a fingerprint that compares arms.
+
+Arms are compared in their written form: numbers and texts by value, data by a digest, everything else by its repr. A
+function, a class or an object without its own repr is identified by name only: after changing its code, rename the arm.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_kit._support.argument_checks import check_temperature, check_whole
+from grpo_kit.loop.config import FIELDS, Config, check_fields
+from grpo_kit.loop.protocols import Sampler
+from grpo_kit.rewards._parts import all_parts
+from grpo_kit.tasks import Task
+from grpo_kit.tasks._measure import has_accuracy
+from grpo_kit.tasks._same_task import content_digest
+from grpo_kit.trainer.presets import preset
+from grpo_kit.watch.monitor import Monitor, OnFlag
+
+SAMPLES = 4  # of a held-out row, at each of eval_temperatures
+_BESIDES = (
+    "sample",
+    "on_flag",
+    "prepare",
+    "eval_temperatures",
+    "eval_samples",
+)  # an arm's fields, but config and task
+_NO_SETTING = {
+    "preset",
+    "seed",
+    "task",
+    "task_options",
+}  # the seed is the run's; the task is compared by its data
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+Prepare = Callable[[Any, Any, Task, int], None]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What all runs of an arm have in common. Made by arm_of(), which says what each field is."""
+
+    config: Config
+    task: Task
+    sample: Callable[[Sampler], Sampler] | None = None
+    on_flag: OnFlag | None = None
+    prepare: Prepare | None = None
+    eval_temperatures: tuple[float, ...] = ()
+    eval_samples: int = SAMPLES
+
+    def __post_init__(self) -> None:
+        if self.prepare is not None and not callable(self.prepare):
+            raise ValueError(f"prepare={self.prepare!r} must be a function f(model, tokenizer, task, seed)")
+        if self.sample is not None and not callable(self.sample):
+            raise ValueError(
+                f"sample={self.sample!r} must be a function of the fast sample that returns another"
+            )
+        Monitor("warn" if self.on_flag is None else self.on_flag)  # refuses what on_flag cannot be
+        given = self.eval_temperatures
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise ValueError(
+                f"eval_temperatures={given!r} must be a list of numbers above 0, such as (0.7, 1.0)"
+            )
+        checked = (check_temperature(value, f"eval_temperatures[{i}]") for i, value in enumerate(given))
+        object.__setattr__(self, "eval_temperatures", tuple(checked))
+        check_whole("eval_samples", self.eval_samples)
+        if not has_accuracy(self.task):
+            raise ValueError(
+                f"task {self.task.name!r} has no right and wrong, which the laboratory compares arms by: no row has an "
+                "answer, and no reward states its range; give the task correct=, or reward.range = (low, high)"
+            )
+
+
+def arm_of(config: Config | str, changes: Mapping[str, Any]) -> Arm:
+    """An arm: a Config (or a preset's name), changed by name.
+
+    changes: fields of Config, as preset takes them: with tuning="lora" the rate is the adapters', unless one is given.
+    task: a name, or a Task; its first held_out rows are evaluated.
+    sample: f(the fast sample) -> the sample to train with, such as one of examples/older_weights.py.
+    prepare: f(model, tokenizer, task, seed), called before training, and again before a run continues from a
+    checkpoint. on_flag: what a red flag does ("stop" ends the run); left out, flags are printed. eval_temperatures: the
+    tuned model is also sampled at each of them, eval_samples (default 4) for each of the first 64 held-out rows.
+    Raises ValueError for an unknown name, with the nearest known one, and for values of the wrong kind.
+
+    >>> arm_of("smoke", {"steps": 3, "loss": "dr_grpo"}).config.loss
+    'dr_grpo'
+    """
+    besides = {name: changes[name] for name in _BESIDES if name in changes}
+    numbers = {name: value for name, value in changes.items() if name not in besides}
+    check_fields(numbers, besides=_BESIDES)
+    if "seed" in numbers:
+        raise ValueError(
+            f"seed={numbers['seed']!r}: every arm is trained with the seeds that compare is given"
+        )
+    task = numbers.pop("task") if isinstance(numbers.get("task"), Task) else None
+    config = preset(config, **numbers)
+    task = config.make_task() if task is None else config.cut(task)
+    return Arm(config.with_task(task), task, **besides)
+
+
+def fingerprint(arm: Arm) -> dict[str, Any]:
+    """Identifies an arm however it was given: by every number, all data, the names of functions.
+
+    JSON values, the same in every process and, but for a dtype of products that was asked for, on every machine.
+    """
+    config, task = arm.config, arm.task
+    own = dict.fromkeys(FIELDS.keys() - _NO_SETTING)
+    if config.autocast == config.reasons.get("autocast", (None,))[0]:
+        del own["autocast"]  # as this machine has it
+    if config.rollout_bits == 32:
+        del own["rollout_bits"]  # as arms were before there was a choice
+    parts = {
+        "config": {name: getattr(config, name) for name in own},
+        "task": {**_prompt(task), "train": digest(task.train), "reward_weights": task.reward_weights}
+        | {"rewards": [[reward, *all_parts(reward)] for reward in task.rewards]},
+        "run": {name: getattr(arm, name) for name in _BESIDES},
+    }
+    flat = {f"{part}.{key}": _plain(value) for part, values in parts.items() for key, value in values.items()}
+    return json.loads(json.dumps(flat, sort_keys=True))
+
+
+def prompt_fingerprint(arm: Arm) -> str:
+    """Identifies everything that the untrained model's scores depend on: equal if `before` may be shared."""
+    loaded = [arm.config.model, arm.config.dtype, arm.config.tuning == "qlora"]
+    return digest([loaded, _plain(_prompt(arm.task))])
+
+
+def _prompt(task: Task) -> dict[str, Any]:
+    names = ("name", "is_correct", "strategies", "system", "prefill", "examples", "max_completion_tokens")
+    given = {name: getattr(task, name) for name in (*names, "answer_tag", "read_answer")}
+    if judges := task.answer_rewards:
+        given["answer_rewards"] = [[reward, *all_parts(reward)] for reward in judges]
+    return {**given, "held_out": digest(task.held_out)}
+
+
+def digest(value: Any) -> str:
+    """content_digest; values that JSON cannot hold count by their names, as in the settings."""
+    return content_digest(value, _plain)
+
+
+def _plain(value: Any) -> Any:
+    """A JSON value, or a text that is the same in every process (a repr may hold an address)."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if inspect.ismethod(value):
+        return [_plain(value.__self__), value.__qualname__]
+    if isinstance(value, type) or inspect.isroutine(value):
+        return value.__qualname__  # without its module: a notebook's is __main__
+    if type(value).__repr__ is object.__repr__:
+        return type(value).__qualname__
+    return _ADDRESS.sub("", repr(value))

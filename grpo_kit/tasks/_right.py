@@ -1,0 +1,263 @@
+"""When is an answer right? If the rewards that judge it pay in full, or by the task's own is_correct.
+
+The strict reading judges the completion itself. The lenient reading judges the text that it seems to answer with.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from grpo_kit.rewards._parts import Reward, bare_name, columns_of, judges_answer, range_of, with_parts
+from grpo_kit.rewards.answers import AnswerReward
+from grpo_kit.rewards.combine import (
+    Clipped,
+    FullPay,
+    Gated,
+    Verdicts,
+    WeightedSum,
+    all_in_full,
+    score_in_full,
+)
+from grpo_kit.rewards.response import last_number
+from grpo_kit.rewards.scoring import RewardError, Scores, score
+
+_NONE: Mapping[str, list] = {}
+_OWN_ANSWERS = 8  # rows whose own answers are scored when a task is made
+_SCORED = ("train", "rewards", "reward_weights", "prefill", "answer_tag", "read_answer", "write_answer")
+# Where the rewards of others look for an answer, besides the task's own tags and the text alone.
+_HABITS = (
+    "<think>\nReasoning.\n</think>\n<answer>{}</answer>",
+    "<reasoning>\nReasoning.\n</reasoning>\n<answer>\n{}\n</answer>\n",
+    "\\boxed{{{}}}",
+    "#### {}",
+)
+
+
+class PaidInFull:
+    """The default is_correct of a task: does an answer earn everything that the answer rewards can give?
+
+    rewards: the task's rewards whose full pay makes an answer right. First choice: rewards that judge the answer
+    (rewards._parts.judges_answer) and have a weight; then those of weight 0. If none is left, the text of the row's
+    answer decides. If no row has one, every weighted reward counts.
+    left_out: rewards, and parts of rewards, that judge the answer and cannot pay the rows' own answers in full. A
+    warning named each when the task was made. judges: the innermost of the others.
+    before: of the task that this one was made from; the rewards are called anew where they, or what they get, changed.
+    """
+
+    def __init__(self, task: Any, before: PaidInFull | None = None) -> None:
+        if before is not None and all(getattr(task, n) is getattr(before.task, n) for n in _SCORED):
+            self.__dict__ |= before.__dict__ | {"task": task}  # known, and said
+            return
+        self.task = task
+        for reward in task.rewards:
+            bare_name(reward)  # refuses what is no reward
+        weighted = [reward for reward, w in zip(task.rewards, task.reward_weights, strict=True) if w > 0]
+        judging = [reward for reward in weighted if judges_answer(reward)]
+        judging = judging or [reward for reward in task.rewards if judges_answer(reward)]
+        answered = [row for row in task.train if str(row["answer"]).strip()]
+        judges = [part for reward in judging for part in _innermost(reward)]
+        unpaid = _not_payable(task, judges, answered[:: len(answered) // _OWN_ANSWERS or 1][:_OWN_ANSWERS])
+        self.judges = [part for part in judges if part not in unpaid]
+        self.left_out = [
+            whole for whole in with_parts(judging) if all(part in unpaid for part in _innermost(whole))
+        ]
+        self.rewards = [reward for reward in judging if reward not in self.left_out]
+        if not judging and not answered:
+            self.rewards = weighted
+
+    def __call__(self, text: str, row: dict) -> bool:
+        return are_correct(self.task, [text], [row])[0]
+
+    def __repr__(self) -> str:  # the laboratory compares settings by it
+        return "paid in full"
+
+
+def _innermost(reward: Reward) -> list[Reward]:
+    """The parts of sums and gates that judge the answer, and of those their parts; else the reward itself."""
+    if not isinstance(reward, WeightedSum | Gated):
+        return [reward]
+    return [inner for part in reward.parts if judges_answer(part) for inner in _innermost(part)]
+
+
+def _not_payable(task: Any, judges: Sequence[Reward], rows: Sequence[dict]) -> list[Reward]:
+    """The judges that pay fewer than half of the rows' own answers in full, in every way to write them; warns of each.
+
+    A judge that states its range is warned of, and counts all the same where no other judge pays these answers.
+    """
+    if not rows:
+        return []
+    golds = [str(row["answer"]).strip() for row in rows]
+    writings = [giving(task, golds), golds, *([habit.format(gold) for gold in golds] for habit in _HABITS)]
+    columns = columns_of(rows) | {"prefill": [task.prefill] * len(rows)}
+    columns["prompts"] = [row["question"] for row in rows]
+    unpaid = []
+    for judge in judges:
+        if not (is_own(judge) or isinstance(judge, AnswerReward | Clipped)):
+            continue  # the kit's, whose gold is a program or a state of a game
+        full = (range_of(judge) or (0.0, 1.0))[1]
+        for ways in (writings[:1], writings):  # most pay the first way: a call may cost something
+            best = _best_scores(judge, ways, columns)
+            paid_in_full = sum(paid >= full - 1e-6 for paid in best)
+            if 2 * paid_in_full >= len(best) > 0:
+                break
+        if 2 * paid_in_full >= len(best):  # or it can score none of them
+            continue
+        unpaid.append(judge)
+        name, most = bare_name(judge), max(best)
+        warnings.warn(
+            f"task {task.name!r}: reward {name!r} needs a column of the row, so it judges answers. But it pays few of "
+            f"the rows' own answers in full ({most:g} at most, {full:g} is full; such as {golds[0]!r:.50}). Accuracy "
+            f"goes by the other rewards, or by the answer's text. If {most:g} is all that it pays, set {name}.range = "
+            f"(lowest, {most:g}); or say what is right by correct=; a reward that is only watched has the weight 0",
+            UserWarning,
+            stacklevel=6,
+        )
+    alone = len(unpaid) == len(judges)
+    return [judge for judge in unpaid if not alone or range_of(judge) is None]
+
+
+def _best_scores(
+    reward: Reward, writings: Sequence[Sequence[str]], columns: Mapping[str, list], least: float | None = None
+) -> list[float]:
+    """The highest score of each row over several ways to write its answer.
+
+    least: the score of rows that the reward cannot judge; None: they are left out.
+    """
+    best: list[float | None] = [least] * len(writings[0])
+    for texts in writings:
+        with suppress(RewardError):  # a reward made for completions of a model
+            scores = score(reward, texts, **columns)
+            best = [
+                max((x for x in pair if x is not None), default=None)
+                for pair in zip(best, scores, strict=True)
+            ]
+    return [paid for paid in best if paid is not None]
+
+
+def are_correct(
+    task: Any, texts: Sequence[str], rows: Sequence[dict], columns: Mapping[str, list] = _NONE
+) -> list[bool]:
+    """Is each answer text right for its row? Calls the rewards once for all, on completions that keep the format.
+
+    columns: further columns for the rewards, one entry an answer. An answer that cannot be judged is not right.
+    """
+    if not isinstance(task.is_correct, PaidInFull):
+        return [bool(task.is_correct(text, row)) for text, row in zip(texts, rows, strict=True)]
+    if not task.is_correct.rewards:
+        return [same_text(text, row) for text, row in zip(texts, rows, strict=True)]
+    return [verdict is True for verdict in verdicts(task, rows, giving(task, texts), columns)]
+
+
+def verdicts(
+    task: Any, rows: Sequence[dict], completions: Sequence[str], columns: Mapping[str, list] = _NONE
+) -> Verdicts:
+    """Do the answer rewards (at least one) pay each completion in full? None: no reward can judge it."""
+    if not completions:
+        return []
+    given = {**columns_of(rows), **columns, "prefill": [task.prefill] * len(completions)}
+    how = {"full_pay": full_pay(task, rows, given), "left_out": task.is_correct.left_out}
+    pays = [score_in_full(reward, completions, given, **how) for reward in task.is_correct.rewards]
+    return all_in_full([pay.verdicts for pay in pays])
+
+
+def is_own(reward: Reward) -> bool:
+    """Is the reward a user's, on any scale? The kit's rewards, and subclasses of AnswerReward, pay 1.0 in full."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    module = getattr(reward, "__module__", None) or type(reward).__module__
+    return not isinstance(reward, AnswerReward) and not module.startswith("grpo_kit.")
+
+
+def full_pay(task: Any, rows: Sequence[dict], columns: Mapping[str, list]) -> FullPay:
+    """The full pay of a user's reward without a stated range: the score of the row's own answer, at least 1.0.
+
+    rows, columns: one entry a completion. Calls the reward only for completions of 1.0 and more, once a row: a call may
+    cost something. A row's answer that earns less than 1.0 does not lower the bar: if a reward pays for format too, a
+    wrong answer in that format earns as much as the bare answer.
+    """
+    known: dict[tuple[int, str, str], float] = task.__dict__.setdefault("_full_pay", {})
+
+    def bars(one: Reward, scores: Scores) -> Sequence[float]:
+        stated = range_of(one)
+        if stated is not None or not is_own(one):
+            return [stated[1] if stated else 1.0] * len(scores)
+        keys = [(id(one), str(row["question"]), str(row.get("answer") or "").strip()) for row in rows]
+        places = {
+            key: place
+            for place, (key, score) in enumerate(zip(keys, scores, strict=True))
+            if score is not None and score > 1.0 and key[2] and key not in known
+        }
+        if places:
+            picked = {name: [values[i] for i in places.values()] for name, values in columns.items()}
+            golds = [key[2] for key in places]
+            earned = _best_scores(one, (giving(task, golds), golds), picked, least=1.0)
+            known.update(zip(places, earned, strict=True))
+        return [known.get(key, 1.0) for key in keys]
+
+    return bars
+
+
+def leniently_right(
+    task: Any,
+    rows: Sequence[dict],
+    completions: Sequence[str],
+    strict: Sequence[bool],
+    columns: Mapping[str, list] = _NONE,
+) -> list[bool]:
+    """Right strictly, or as the last number, or as the text from the last opening tag to a closing tag or line end.
+
+    columns: as for are_correct, one entry a completion. There is no lenient reading of programs, nor where
+    neither a reward nor an answer in the rows can judge.
+    """
+    judges = task.answer_rewards
+    if task.answers_are == "programs" or (judges and not any(map(judges_answer, judges))):
+        return list(strict)
+    read = [
+        [] if right else [(id(row), text) for text in _read(task, completion)]
+        for row, completion, right in zip(rows, completions, strict, strict=True)
+    ]
+    first = {key: place for place in reversed(range(len(read))) for key in read[place]}  # each is judged once
+    more = {name: [values[place] for place in first.values()] for name, values in columns.items()}
+    found = are_correct(task, [text for _, text in first], [rows[place] for place in first.values()], more)
+    meant = {key for key, correct in zip(first, found, strict=True) if correct}
+    return [right or not meant.isdisjoint(keys) for right, keys in zip(strict, read, strict=True)]
+
+
+def _read(task: Any, completion: str) -> list[str]:
+    opening, closing = f"<{task.answer_tag}>", f"</{task.answer_tag}>"
+    response = task.prefill + completion
+    start = response.rfind(opening)
+    # A prefill that goes on after the tag would add its own words to the answer.
+    own = start >= 0 and start + len(opening) >= len(task.prefill)
+    open_block = response[start + len(opening) :].split(closing)[0].strip() if own else ""
+    return [text for text in (open_block.split("\n")[0].strip(), last_number(completion)) if text]
+
+
+def giving(task: Any, texts: Sequence[str]) -> list[str]:
+    """Completions with these answers that keep the format, behind the task's prefill."""
+    if task.answers_are == "programs":
+        write = task.write_answer or (lambda text, prefill: text)
+        return [write(text, task.prefill) for text in texts]
+    before, after, think = f"<{task.answer_tag}>", f"</{task.answer_tag}>", think_of(task.rewards)
+    if any(getattr(part, "tag", "") is None for part in with_parts(task.rewards) if judges_answer(part)):
+        before = after = ""  # the whole completion is the answer
+    elif before in task.prefill:
+        before = ""
+    elif think and f"</{think}>" not in task.prefill:
+        opened = "" if f"<{think}>" in task.prefill else f"<{think}>\n"
+        before = f"{opened}Reasoning.\n</{think}>\n{before}"
+    return [before + text + after for text in texts]
+
+
+def think_of(rewards: Sequence[Reward]) -> str | None:
+    """The reasoning tag of a format reward among the rewards; None without one."""
+    return next((part.think for part in with_parts(rewards) if getattr(part, "think", None)), None)
+
+
+def same_text(text: str, row: Mapping[str, Any]) -> bool:
+    """Is it the text of the row's answer, white space at both ends aside? False if the row has no answer."""
+    return text.strip() == str(row["answer"]).strip() != ""

@@ -1,0 +1,174 @@
+"""kit.control sends requests to a run through its folder; ControlFolder obeys them between two steps."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from grpo_kit.loop.checkpoint import CheckpointNotSaved
+from grpo_kit.loop.config import Config, as_json, from_json
+from grpo_kit.loop.config_changes import check_names
+from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.step_batch import Batch
+from grpo_kit.record._run_lock import is_locked
+from grpo_kit.record.control import ACTIONS, CONTROL, take_requests
+from grpo_kit.record.files import RunFolderError, holds_run, write_whole
+from grpo_kit.record.run_path import path_of
+from grpo_kit.schedules import schedule_from
+
+_LOOK = 0.1  # seconds between two looks while paused
+
+
+class ControlFolder(Hook):
+    """Takes up change, pause, go on, stop and save. A refused change stands in metrics.jsonl with its reason.
+
+    A request that no run was there to hear is named and thrown away: what is given with the run is newer.
+    say: is given each answer, a sentence; default: printed.
+    """
+
+    def __init__(self, say: Callable[[str], None] | None = None) -> None:
+        self._say = say or partial(print, flush=True)
+        self._hears_since = time.time()  # `grpo-kit train` evaluates between this and its first step
+
+    def begin(self, trainer: Any) -> None:
+        """Throw away what waited for another run, and obey what came since this one was made."""
+        self._throw_away(trainer, self._hears_since, "It was sent while no run went on")
+        self._hears_since = math.inf
+        (trainer.folder / CONTROL).mkdir(exist_ok=True)  # pages write files, not folders
+        self._obey_and_wait(trainer)
+
+    def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
+        """Obey what came during the step."""
+        self._obey_and_wait(trainer)
+
+    def end(self, trainer: Any, error: BaseException | None) -> None:
+        """What came too late is named. An empty folder is not left behind."""
+        self._throw_away(trainer, math.inf, "The run had ended")
+        try:
+            (trainer.folder / CONTROL).rmdir()
+        except OSError:  # a request came in just now: the next train() names it
+            pass
+
+    def _throw_away(self, trainer: Any, before: float, why: str) -> None:
+        for request in take_requests(trainer.folder, before):
+            self._say(f"Not obeyed: {json.dumps(request)}. {why}; ask again, or set it in the trainer.")
+
+    def _obey_and_wait(self, trainer: Any) -> None:
+        """While paused, wait for more. The stop button ends a pause too."""
+        paused, began = self._obey(trainer, False), time.monotonic()
+        if not paused:
+            return
+        self._say(f"Paused after step {trainer.step}.")
+        while paused:
+            time.sleep(_LOOK)
+            trainer.guard.raise_if_pending()
+            paused = self._obey(trainer, paused)
+        self._say(f"Going on after step {trainer.step}, {time.monotonic() - began:.0f} s later.")
+
+    def _obey(self, trainer: Any, paused: bool) -> bool:
+        """Is the run paused afterwards? Raises KeyboardInterrupt for a stop, when the other requests are obeyed."""
+        stops = False
+        for request in take_requests(trainer.folder):
+            do = request.get("do") if isinstance(request, dict) else None
+            if do in ("pause", "go on"):
+                paused = do == "pause"
+            elif do == "stop":
+                stops = True
+            elif do == "save":
+                self._save(trainer)
+            elif isinstance(request, dict) and "change" in request:
+                self._change(trainer, request)
+            else:
+                known = ", ".join(f'{{"do": "{action}"}}' for action in ACTIONS)
+                self._say(f'Refused: {request!r}; use {known} or {{"change": {{...}}}}.')
+        if stops:
+            raise KeyboardInterrupt
+        return paused
+
+    def _save(self, trainer: Any) -> None:
+        try:
+            self._say(f"Saved {trainer.save()}.")
+        except CheckpointNotSaved as error:
+            self._say(f"{error}. Training goes on; free some space and ask again.")
+
+    def _change(self, trainer: Any, request: dict[str, Any]) -> None:
+        try:
+            if not isinstance(request["change"], dict):
+                raise ValueError(
+                    f"request {request!r} is not known; write {{'change': {{'learning_rate': 1e-5}}}}"
+                )
+            values = request["change"].items()
+            trainer.change(**{name: from_json(name, value, None) for name, value in values})
+        except ValueError as error:
+            trainer.log.write(trainer.step, {"refused": {"change": request["change"], "why": str(error)}})
+            self._say(f"Refused: {error}")
+
+
+class Control:
+    """Sends requests to a running trainer, which handles them between two steps. Made by `control`.
+
+    metrics.jsonl in the run's folder records both accepted and refused changes; see read_changes. Where no process of
+    this machine trains into the folder a warning says that nobody hears the request: the next run throws it away.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def change(self, **values: Any) -> None:
+        """New values from the next step on: see GRPOTrainer.change.
+
+        Raises ValueError for an unknown name, an invalid value, and a schedule that is not the kit's: a file
+        can hold no other.
+        """
+        check_names(values)
+        config = Config(**{name: from_json(name, value, None) for name, value in values.items()})
+        for value in filter(callable, values.values()):
+            schedule_from(repr(value))
+        self._ask({"change": {name: as_json(getattr(config, name)) for name in values}})
+
+    def pause(self) -> None:
+        """Wait after this step, with the model in memory, until go_on() or stop()."""
+        self._ask({"do": "pause"})
+
+    def go_on(self) -> None:
+        """Continue after a pause."""
+        self._ask({"do": "go on"})
+
+    def stop(self) -> None:
+        """End after this step and save, like the stop button."""
+        self._ask({"do": "stop"})
+
+    def save(self) -> None:
+        """Save a checkpoint after this step."""
+        self._ask({"do": "save"})
+
+    def _ask(self, request: Mapping[str, Any]) -> None:
+        if not is_locked(self.folder):
+            warnings.warn(
+                f"No process of this machine trains into {self.folder}, so nobody hears {json.dumps(request)}: set it "
+                "in the trainer, or with grpo-kit train --resume",
+                UserWarning,
+                stacklevel=3,
+            )
+        target = self.folder / CONTROL / f"{time.time_ns():020d}-{uuid.uuid4().hex[:6]}.json"
+        target.parent.mkdir(exist_ok=True)
+        write_whole(target, json.dumps(request).encode())
+
+
+def control(folder: str | Path) -> Control:
+    """Steer a running training from any process: change(...), pause(), go_on(), stop(), save().
+
+    Raises RunFolderError (a ValueError) if the folder holds no run.
+
+    >>> control("runs/full").change(learning_rate=5e-6)  # doctest: +SKIP
+    """
+    if not holds_run(folder):
+        raise RunFolderError(f"folder={str(folder)!r} holds no run; give a run's folder, like 'runs/full'.")
+    return Control(path_of(folder))

@@ -1,0 +1,274 @@
+"""From a text to the kind of answer that it is: read whole, or not understood. See kinds."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+from grpo_kit.verdicts._kinds import (
+    INFINITY,
+    PLAIN,
+    Bounds,
+    Choice,
+    Clock,
+    Congruence,
+    Date,
+    Habit,
+    Matrix,
+    Named,
+    Quantity,
+    Ratio,
+    Row,
+    Several,
+    Union,
+    Words,
+)  # fmt: skip
+from grpo_kit.verdicts._quantities import formula, put_together, read_based, read_in_words, read_quantity
+from grpo_kit.verdicts._relations import joined, read_relation, unequal, without
+from grpo_kit.verdicts._sentences import pieces, read_clock, read_date
+from grpo_kit.verdicts._units import says_more
+from grpo_kit.verdicts._value import symbols
+
+_MATRIX = re.compile(r"\\begin\{([pbBv]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?(.*)\\end\{\1\}", re.S)
+_CHOICE = re.compile(
+    r"(?:(?:option|choice|answer)\s*)?(?:\(\s*(?P<bracketed>[A-Ja-j])\s*\)|(?P<bare>[A-J])(?=$|[.):]))[.):]?\s*"
+    r"(?P<content>.*)",
+    re.I,
+)
+_GOES_ON = re.compile(r"[-+*/^=<>_!%(\\]|or\b|and\b")  # a formula or a list that begins with a letter
+_WORDS = re.compile(r"[^\\=<>^_{}+*|]*[^\W\d_]{2}[^\\=<>^_{}+*|]*")
+_RATIO_WORD = re.compile(r"(?<=\d) to (?=\d)")
+
+
+_SETS = {"real": "R", "integer": "Z", "rational": "Q", "complex": "C", "natural": "N"}
+_ALL = re.compile(  # all real numbers, every integer, x can be any real number, all real values of x
+    r"^(?:for )?(?:[a-z] (?:is|can be) )?(?:all(?: of)?(?: the)?|any|every|(?:the )?set of(?: all)?(?: the)?) "
+    rf"({'|'.join(_SETS)})s?(?: numbers?| values?)?(?:(?: of)? [a-z])?$|^(?:the )?({'|'.join(_SETS)})(?:s| numbers)$",
+    re.I,
+)
+
+
+@lru_cache(4096)
+def read(text: str, habit: Habit = PLAIN) -> Any:
+    """What the text, in plain()'s spelling, is: one of the kinds above; None if it is not understood as a whole."""
+    text = _ALL.sub(lambda found: rf"\mathbb{{{_SETS[(found[1] or found[2]).lower()]}}}", text.strip())
+    if not text:
+        return None
+    in_words = read_in_words(text)
+    if in_words is not None:
+        return in_words
+    readers = (_choice, _matrix, _clock_or_date, read_based, _congruence, _several, _relation, _rows, _ratio)
+    for reader in (*readers, read_quantity):
+        made = reader(text, habit)
+        if made is not None:
+            return made
+    return _words(text)
+
+
+def habit_of(text: str, gold: Any) -> Habit:
+    """How a gold, with what was read of it, writes."""
+    is_quantity = isinstance(gold, Quantity)
+    return Habit(
+        comma=bool(re.fullmatch(r"[^\d]*\d{1,3}(?:[. ]\d{3})+,\d+[^\d]*", text)),
+        glued=is_quantity and bool(gold.units),
+        choice=isinstance(gold, Choice),
+        letters=symbols(gold.tree) if is_quantity else frozenset(),
+    )
+
+
+def _choice(text: str, habit: Habit) -> Choice | None:
+    """(C), C, option C, (C) 25; where the gold is a choice, C. 25 and C: 25 too."""
+    found = _CHOICE.fullmatch(text)
+    if found is None or _GOES_ON.match(found["content"]):
+        return None
+    letter, content = found["bracketed"] or found["bare"], found["content"].strip()
+    if found["bare"] and (letter.islower() or (not habit.choice and (content or text[-1:] != letter))):
+        return None
+    if content and not _stands_alone(content, habit):
+        return None
+    return Choice(letter, content)
+
+
+def _stands_alone(content: str, habit: Habit) -> bool:
+    """Whether what stands behind a choice's letter is one answer: no other choice, no list, no doubt."""
+    inside = None if re.fullmatch(r"\(?[A-J]\)?", content) else read(content, replace(habit, choice=True))
+    return inside is not None and not isinstance(inside, Choice | Several) and not says_more(content)
+
+
+def _matrix(text: str, habit: Habit) -> Matrix | None:
+    found = _MATRIX.fullmatch(text)
+    if found is None or "\\begin" in found[2]:
+        return None
+    lines = [line.strip() for line in re.split(r"\\\\|\\cr(?![a-z])", found[2])]
+    rows = tuple(tuple(read(cell.strip(), habit) for cell in line.split("&")) for line in lines if line)
+    fits = (
+        rows
+        and len({len(row) for row in rows}) == 1
+        and all(cell is not None for row in rows for cell in row)
+    )
+    if fits and found[1] == "vmatrix":
+        return _determinant([[getattr(cell, "tree", None) for cell in row] for row in rows])
+    return Matrix(rows) if fits else None
+
+
+def _determinant(rows: list[list[Any]]) -> Quantity | None:
+    """Of two or three rows."""
+    if len(rows) != len(rows[0]) or len(rows) > 3 or any(cell is None for row in rows for cell in row):
+        return None
+    if len(rows) == 1:
+        return Quantity(rows[0][0])
+    tree: Any = ("num", Fraction(0))
+    for place, cell in enumerate(rows[0]):
+        part = _determinant([row[:place] + row[place + 1 :] for row in rows[1:]])
+        tree = ("sub" if place % 2 else "add", tree, ("mul", cell, part.tree))
+    return Quantity(tree)
+
+
+def _clock_or_date(text: str, habit: Habit) -> Clock | Date | None:
+    clock = read_clock(text)
+    if clock is not None:
+        return Clock(*clock)
+    date = read_date(text)
+    if date is not None:
+        return Date(*date)
+    # 2/5/2020: which is the month is not said, and it is no quotient either
+    digits = re.fullmatch(r"(\d{1,2})[-/.](\d{1,2})[-/.](\d{4})", text)
+    return Words("date {} {} {}".format(*map(int, digits.groups()))) if digits else None
+
+
+def _congruence(text: str, habit: Habit) -> Congruence | None:
+    found = re.fullmatch(
+        r"(?:(.*?)(?:\\equiv|=))?(.*?)\\pmod\s*\{?(.*?)\}?|(?:(.*?)(?:\\equiv|=))?(.*?)\(?\s*\\?b?mod(?![a-z])\s*(.*?)\)?",
+        text,
+    )
+    if found is None:
+        return None
+    name, rest, modulus = found.groups()[:3] if found[3] is not None else found.groups()[3:]
+    trees = formula(rest or ""), formula(modulus or "")
+    return None if None in trees else Congruence(re.sub(r"\s", "", name or ""), *trees)
+
+
+def _several(text: str, habit: Habit) -> Any:
+    inside = None
+    if text.startswith("\\{") and text.endswith("\\}"):
+        inside = text[2:-2]
+    elif text.startswith("{") and text.endswith("}") and len(pieces(text[1:-1], brackets=True)[0]) > 1:
+        inside = text[1:-1]
+    if inside is not None:
+        if re.search(r"\||:|\\\{", inside):
+            return _set_of(inside, habit)
+        parts, word = pieces(inside, comma=habit.comma, brackets=True)
+        if word != ",":  # a set of this or that
+            return None
+        if parts == [""]:
+            return Several((), "{")
+    else:
+        parts, word = pieces(text, comma=habit.comma)
+        if len(parts) < 2:
+            return _empty(text)
+    items = [read(part, habit) for part in parts]
+    if any(item is None for item in items):
+        return None
+    # n = 2, 3, 4: the name is that of all
+    if (
+        isinstance(items[0], Named)
+        and len(items) > 1
+        and all(isinstance(item, Quantity) for item in items[1:])
+    ):
+        items = [items[0], *(Named(items[0].name, item) for item in items[1:])]
+    if (
+        inside is None
+        and word == "and"
+        and len(items) == 2
+        and all(isinstance(item, Quantity) for item in items)
+    ):
+        together = put_together(*items)
+        if together is not None:
+            return together
+    if (
+        isinstance(items[0], Bounds)
+        and len(items[0].rows.rows) == 2
+        and all(isinstance(i, Quantity) for i in items[1:])
+    ):
+        items = [items[0], *(unequal(items[0].name, item) for item in items[1:])]  # x is not 1, 2
+    if inside is None and all(isinstance(item, Bounds) for item in items):
+        return joined(items, word)
+    if inside is None and word == "or" and all(isinstance(item, Row) for item in items):
+        return Union(tuple(items))
+    if all(isinstance(item, Named) for item in items) and len({item.name for item in items}) == len(items):
+        bases = {re.sub(r"_\d$", "", item.name) for item in items}
+        if len(bases) == 1:  # x_1 = 2, x_2 = 3 are values of x
+            items = [Named(*bases, item.value) for item in items]
+    flat: list[Any] = []
+    for item in items:
+        flat += item.items if isinstance(item, Several) and item.word == "\\pm" else [item]
+    return Several(tuple(flat), "{" if inside is not None else word)
+
+
+def _set_of(inside: str, habit: Habit) -> Bounds | Row | Union | None:
+    """{x | x > 3}, {x in R : 1 < x < 2}, {x | x in R}: the bounds that stand behind the bar."""
+    found = re.fullmatch(r"\s*([a-zA-Z])\s*(?:\\in\s*\\mathbb\{R\})?\s*[|:](.*)", inside)
+    bounds = read(found[2].strip(), habit) if found else None
+    if isinstance(bounds, Named) and isinstance(bounds.value, Row | Union) and bounds.name == found[1]:
+        return bounds.value
+    return bounds if isinstance(bounds, Bounds) and bounds.name == found[1] else None
+
+
+def _empty(text: str) -> Several | None:
+    names = ("\\emptyset", "empty set", "the empty set", "[]", "no solution", "no solutions", "there is no solution",
+             "there are no solutions", "no solution exists", "no solutions exist")  # fmt: skip
+    return Several((), "{") if text.lower() in names else None
+
+
+def _relation(text: str, habit: Habit) -> Any:
+    return read_relation(text, habit, read)
+
+
+def _rows(text: str, habit: Habit) -> Any:
+    """Tuples and intervals, and unions of them."""
+    if text == "\\mathbb{R}":
+        return Row("()", (Quantity(("neg", INFINITY)), Quantity(INFINITY)))
+    reals = re.fullmatch(r"\\mathbb\{R\}\s*(?:\\setminus|-)\s*(\\\{.*\\\})|\\mathbb\{R\} except (.*)", text)
+    if reals:
+        left_out = read(reals[1] or reals[2], habit)
+        points = list(left_out.items) if isinstance(left_out, Several) else [left_out]
+        return without(points) if all(isinstance(point, Quantity) for point in points) else None
+    parts = [part.strip() for part in re.split(r"\\cup(?![a-z])", text)]
+    rows = [_row(part, habit) for part in parts]
+    if any(row is None for row in rows):
+        return None
+    return rows[0] if len(rows) == 1 else Union(tuple(rows))
+
+
+def _row(text: str, habit: Habit) -> Row | Matrix | None:
+    text = text.replace("\\langle", "(").replace("\\rangle", ")")
+    text = re.sub(r"^<(.*,.*)>$", r"(\1)", re.sub(r"^[ABD-Z]\s?(?=\(.*,)", "", text))  # <1, 2>, P(1, 2)
+    if len(text) < 3 or text[0] not in "([]" or text[-1] not in ")][":
+        return None
+    parts = pieces(text[1:-1], comma=habit.comma, brackets=True)[0]
+    if len(parts) < 2 and (text[0], text[-1]) != ("[", "]"):  # (5) is 5; [5] is a list
+        return None
+    items = tuple(read(re.sub(r"""^(["'])(.*)\1$""", r"\2", part), habit) for part in parts)
+    if any(item is None for item in items):
+        return None
+    if text[0] == "[" and all(isinstance(item, Row) and item.brackets == "[]" for item in items):
+        if len({len(item.items) for item in items}) == 1:
+            return Matrix(tuple(item.items for item in items))
+    # ]1, 2[ is an open interval
+    brackets = ("(" if text[0] == "]" else text[0]) + (")" if text[-1] == "[" else text[-1])
+    return Row(brackets, items)
+
+
+def _ratio(text: str, habit: Habit) -> Ratio | None:
+    parts = _RATIO_WORD.sub(":", text).split(":")
+    trees = [formula(part, habit) for part in parts] if len(parts) > 1 else [None]
+    return None if None in trees else Ratio(tuple(trees))
+
+
+def _words(text: str) -> Words | None:
+    if text == "\\ldots":
+        return Words(text)
+    return Words(text) if _WORDS.fullmatch(text) or re.fullmatch(r"[^\W\d_]", text) else None

@@ -1,0 +1,217 @@
+"""How answers are put together from pieces: separators, relation signs, clocks, dates, numbers in words."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from grpo_kit.verdicts._formula_tokens import NUMBER
+
+_RELATION = re.compile(r"\\(?:le|ge|ne|in)(?![A-Za-z])|[=<>]")
+_SEPARATOR = re.compile(r"[,;]|(?<![^\W\d_])(?:and|or|oder|ou|und|et)(?![^\W\d_])")
+_OPENS = re.compile(r"\\(?:langle|lfloor|lceil|begin)(?![A-Za-z])|[(\[{]")
+_CLOSES = re.compile(r"\\(?:rangle|rfloor|rceil|end)(?![A-Za-z])|[)\]}]")
+_CLOCK = re.compile(r"(\d{1,2})(?::(\d\d)(?::(\d\d))?)?\s*(?:o'clock|Uhr)?\s*(?:([ap])\.?\s?m\.?)?", re.I)
+_MONTHS = {
+    name: number
+    for number, names in enumerate(
+        "january jan januar janvier enero|february feb februar février febrero|march mar märz mars marzo|"
+        "april apr avril abril|may mai mayo|june jun juni juin junio|july jul juli juillet julio|"
+        "august aug août agosto|september sep sept septembre septiembre|october oct oktober octobre octubre|"
+        "november nov novembre noviembre|december dec dezember décembre diciembre".split("|"),
+        1,
+    )
+    for name in names.split()
+}
+_UNITS = {word: value for value, word in enumerate(
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen".split())}  # fmt: skip
+_TENS = {word: 10 * value for value, word in enumerate(
+    "twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)}  # fmt: skip
+_SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9}
+
+
+def pieces(text: str, *, comma: bool = False, brackets: bool = False) -> tuple[list[str], str]:
+    """The parts between the separators outside all brackets, and which there were: ",", "or" or "and".
+
+    comma: whether 1,5 is a number. brackets: whether the text stood in brackets, where 1,234 are two numbers.
+
+    >>> pieces("1,234, 5 or (6, 7)"), pieces("1,234", brackets=True)
+    ((['1,234', '5', '(6, 7)'], 'or'), (['1', '234'], ','))
+    """
+    parts, words, start, at, depth = [], [], 0, 0, 0
+    while at < len(text):
+        if text[at].isdigit() and (at == 0 or not (text[at - 1].isalnum() or text[at - 1] in "._")):
+            number = NUMBER.match(text, at)
+            if comma and (other := re.compile(r"\d+(?:[. ]\d{3})*,\d+").match(text, at)):
+                at = other.end()
+                continue
+            if number and not (brackets and number["grouped"] and "," in number[0]):
+                at = number.end()
+                continue
+        found = _OPENS.match(text, at)
+        closes = _CLOSES.match(text, at)
+        separator = _SEPARATOR.match(text, at) if depth == 0 else None
+        if separator:
+            if separator[0].isalpha() or text[start:at].strip() or not words:
+                parts.append(text[start:at].strip())
+                words.append(
+                    {"oder": "or", "ou": "or", "und": "and", "et": "and"}.get(separator[0], separator[0])
+                )
+                start = separator.end()
+            at = separator.end()
+            continue
+        depth += bool(found) - bool(closes)
+        at = max(at + 1, (found or closes).end() if found or closes else 0)
+    parts.append(text[start:].strip())
+    # "1, 2, and 3": nothing stands between the comma and the word
+    kept = [part for place, part in enumerate(parts) if part or place in (0, len(parts) - 1)]
+    word = next((word for word in words if word in ("or", "and")), ",")
+    return kept, word
+
+
+def split_relations(text: str) -> tuple[list[str], list[str]]:
+    """The sides and the relation signs between them, outside all brackets.
+
+    >>> split_relations("1 < x < 2")
+    (['1', 'x', '2'], ['<', '<'])
+    """
+    sides, signs, start, at, depth = [], [], 0, 0, 0
+    while at < len(text):
+        found = _RELATION.match(text, at) if depth == 0 else None
+        if found:
+            sides.append(text[start:at].strip())
+            signs.append(found[0])
+            start = at = found.end()
+            continue
+        opens, closes = _OPENS.match(text, at), _CLOSES.match(text, at)
+        depth += bool(opens) - bool(closes)
+        at = max(at + 1, (opens or closes).end() if opens or closes else 0)
+    return [*sides, text[start:].strip()], signs
+
+
+def read_clock(text: str) -> tuple[Fraction, str | None] | None:
+    """(minutes of the day, "am", "pm", "24 h" or None: either may be meant); None for no clock.
+
+    Minutes take two digits, so 1:2 is a ratio.
+
+    >>> read_clock("3:30 p.m."), read_clock("15:30"), read_clock("1:2")
+    ((Fraction(930, 1), 'pm'), (Fraction(930, 1), '24 h'), None)
+    """
+    if text.lower() in ("noon", "midnight"):
+        return Fraction(720 * (text.lower() == "noon")), "pm" if text.lower() == "noon" else "am"
+    found = _CLOCK.fullmatch(text)
+    if not found or not (found[2] or found[4] or re.search("clock|Uhr", text)):
+        return None
+    hour, minute, second = (int(part or 0) for part in found.groups()[:3])
+    half = f"{found[4].lower()}m" if found[4] else None
+    if minute > 59 or second > 59 or hour > 24 or (half and not 1 <= hour <= 12):
+        return None
+    if half:
+        hour = hour % 12 + 12 * (half == "pm")
+    elif text.startswith("0") or hour > 12:
+        half = "24 h"
+    return Fraction(60 * hour + minute) + Fraction(second, 60), half
+
+
+def read_date(text: str) -> tuple[int | None, int, int] | None:
+    """(year, month, day); None for no date, and for digits alone of which either may be the month (2/5/2020).
+
+    >>> read_date("5 May 2020"), read_date("2020-05-05"), read_date("2/5/2020"), read_date("25/12/2020")
+    ((2020, 5, 5), (2020, 5, 5), None, (2020, 12, 25))
+    """
+    words = re.findall(r"[^\W\d_]+|\d+", re.sub(r"(?<=\d)(?:st|nd|rd|th)\b", "", text.lower()))
+    words = [word for word in words if word not in ("of", "the", "de", "le", "del")]
+    months = [_MONTHS[word] for word in words if word in _MONTHS]
+    numbers = [int(word) for word in words if word.isdecimal()]
+    if (
+        len(months) == 1
+        and 1 <= len(numbers) <= 2
+        and len(words) == 1 + len(numbers)
+        and not re.search(r"[^\w\s,.]", text)
+    ):
+        day, year = numbers[0], numbers[1] if len(numbers) > 1 else None
+        return (year, months[0], day) if 1 <= day <= 31 else None
+    iso = re.fullmatch(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})", text)
+    if iso and 1 <= int(iso[2]) <= 12 and 1 <= int(iso[3]) <= 31:
+        return int(iso[1]), int(iso[2]), int(iso[3])
+    dotted = re.fullmatch(
+        r"(\d{1,2})\.(\d{1,2})\.(\d{4})", text
+    )  # where dots are written the day comes first
+    if dotted and 1 <= int(dotted[2]) <= 12 and 1 <= int(dotted[1]) <= 31:
+        return int(dotted[3]), int(dotted[2]), int(dotted[1])
+    slashed = re.fullmatch(r"(\d{1,2})[-/.](\d{1,2})[-/.](\d{4})", text)
+    if slashed:
+        a, b, year = map(int, slashed.groups())
+        if a == b <= 12:
+            return year, a, b
+        if 12 < a <= 31 and 1 <= b <= 12:
+            return year, b, a
+        if 12 < b <= 31 and 1 <= a <= 12:
+            return year, a, b
+    return None
+
+
+def number_in_words(text: str) -> Fraction | None:
+    """A number in English words, fractions too; None if it is none.
+
+    >>> number_in_words("one hundred and twenty-five"), number_in_words("two and three quarters")
+    (Fraction(125, 1), Fraction(11, 4))
+    """
+    words = text.lower().replace("-", " ").replace(",", " ").split()
+    negative = bool(words) and words[0] in ("minus", "negative")
+    words = words[negative:]
+    if not words or len(words) > 20:
+        return None
+    value: Fraction | int | None = None
+    if words[-1].removesuffix("s") in _PARTS or words[-1] == "halves":
+        part = _PARTS["half" if words[-1] == "halves" else words[-1].removesuffix("s")]
+        top, plural = _whole_in_words(words[-2:-1]) if len(words) > 1 else 1, words[-1].endswith("s")
+        if len(words) > 1 and words[-2] in ("a", "an"):
+            top = 1
+        whole = 0 if len(words) <= 2 else _whole_in_words(words[:-3]) if words[-3] == "and" else None
+        if (
+            top is not None
+            and whole is not None
+            and 0 < top < part
+            and plural == (top > 1)
+            and (len(words) > 1 or part == 2)
+        ):
+            value = whole + Fraction(top, part)
+    else:
+        value = _whole_in_words([word for word in words if word != "and"])
+    return None if value is None else Fraction(-value if negative else value)
+
+
+_PARTS = {
+    word: part
+    for part, word in enumerate("half third quarter fifth sixth seventh eighth ninth tenth".split(), 2)
+}
+_PARTS["fourth"] = 4
+
+
+def _whole_in_words(words: list[str]) -> int | None:
+    if words[:1] in (["a"], ["an"]) and len(words) > 1 and (words[1] in _SCALES or words[1] == "hundred"):
+        words = ["one", *words[1:]]
+    if not words or not all(
+        word in _UNITS or word in _TENS or word in _SCALES or word == "hundred" for word in words
+    ):
+        return None
+    total, group, last = 0, 0, 10**12
+    state = "start"  # of the group: start, hundred, tens, units
+    for word in words:
+        small = word in _UNITS and (
+            state in ("start", "hundred") or (state == "tens" and 0 < _UNITS[word] < 10)
+        )
+        if small:
+            group, state = group + _UNITS[word], "units"
+        elif word in _TENS and state in ("start", "hundred"):
+            group, state = group + _TENS[word], "tens"
+        elif word == "hundred" and state == "units" and 0 < group < 20:  # twelve hundred
+            group, state = group * 100, "hundred"
+        elif word in _SCALES and group and _SCALES[word] < last:
+            last = _SCALES[word]
+            total, group, state = total + group * last, 0, "start"
+        else:
+            return None
+    return total + group
