@@ -86,7 +86,7 @@ def test_rooms_are_listed_with_the_three_first(read):
     rooms = list(pages)[1:]
     assert rooms == list(reference.rooms(ROOT))
     assert rooms[:3] == ["prompts", "rewards", "schedules"]
-    assert rooms[3:] == [room for room in ROOMS if room not in (*rooms[:3], "more")]
+    assert rooms[3:] == [room for room in ROOMS if room not in (*rooms[:3], "more", "_support")]
 
 
 def test_every_name_of_the_front_door_has_an_entry_and_comes_first(read, entries):
@@ -104,7 +104,7 @@ def test_every_name_of_the_front_door_has_an_entry_and_comes_first(read, entries
             assert all(one.removeprefix("kit.") in kit.__all__ for one in before), name
 
 
-@pytest.mark.parametrize("room", [room for room in ROOMS if room != "more"])
+@pytest.mark.parametrize("room", [room for room in ROOMS if room not in ("more", "_support")])
 def test_every_name_that_a_room_exports_has_an_entry(room, entries):
     module = importlib.import_module(f"grpo_kit.{room}")
     for name in getattr(module, "__all__", []):
@@ -119,6 +119,8 @@ def test_every_public_function_and_class_has_an_entry_and_no_private_one(read):
         parts = path.relative_to(ROOT).with_suffix("").parts
         if parts[1] == "commands" or len(parts) == 2 and path.stem not in ROOMS:
             continue  # the front door, the command line
+        if any(re.match("_(?!_)", part) for part in parts):
+            continue  # no user's
         module = ".".join(parts).removesuffix(".__init__")
         for node in ast.parse(path.read_text()).body:
             if (
@@ -126,9 +128,9 @@ def test_every_public_function_and_class_has_an_entry_and_no_private_one(read):
                 and node.name[0] != "_"
             ):
                 expected.add(f"{module}.{node.name}")
-    assert len(expected) > 500
+    assert len(expected) > 250
     assert expected <= set(found), f"without an entry: {sorted(expected - set(found))}"
-    assert not [name for name in found if "._" in name]
+    assert not [name for name in found if name.rpartition(".")[2][0] == "_"]
 
 
 def test_a_docstring_keeps_its_lines():
@@ -326,7 +328,7 @@ def test_fields_of_config_are_read_by_default_and_unit():
     """Not by the private call that makes a field."""
     extension = griffe.load_extensions(docstrings.Docstrings)
     loaded = griffe.load("grpo_kit", search_paths=[str(ROOT)], allow_inspection=False, extensions=extension)
-    config = loaded["loop.grpo_config.Config"]
+    config = loaded["loop.config.Config"]
     defaults = {p.name: str(p.default) for p in config.parameters if p.name != "self"}
     assert set(defaults) == {field.name for field in dataclasses.fields(kit.Config)}
     assert defaults["steps"] == "100" and defaults["task_options"] == "{}"

@@ -286,7 +286,7 @@ def test_the_loop_stands_on_the_core_alone():
     lines = {r: 0 for r in CORE}
     for name in found:
         lines[room(name)] += len(MODULES[name].read_text().splitlines())
-    assert lines["loop"] <= 2_650 and sum(lines.values()) <= 6_397, lines
+    assert lines["loop"] <= 2_857 and sum(lines.values()) <= 6_397, lines
 
 
 def test_a_plain_run_loads_no_engine():

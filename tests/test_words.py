@@ -17,7 +17,7 @@ LOGPS_OF_TRL = {
 }  # fmt: skip
 CALLS = {  # a length that is not ours to name: the calls that may be given it
     "max_new_tokens": r"generate|GenerationConfig",
-    "max_completion_length": r"\w*Config|grpo_config",
+    "max_completion_length": r"\w*Config|loop.config",
 }
 GROUP_WORDS = re.compile(
     r"\b(?:silent|mixed|unanimous|disagreeing)[ _-]groups?\b"

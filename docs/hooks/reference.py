@@ -20,7 +20,7 @@ def rooms(root: Path) -> dict[str, str]:
     """Name -> what it is, by the table of docs/architecture.md; the first three first."""
     table = (root / "docs" / "architecture.md").read_text(encoding="utf-8").replace("](", "](../docs/")
     listed = re.findall(r"^\| `([\w/]+?)/?` \| (.*) \|$", table, re.M)
-    about = {name.replace("/", "."): what for name, what in listed}
+    about = {name.replace("/", "."): what for name, what in listed if name[0] != "_"}
     return {name: about[name] for name in [*FIRST, *(name for name in about if name not in FIRST)]}
 
 
@@ -34,14 +34,16 @@ def read(root: Path) -> tuple[dict[str, str], dict[str, str]]:
     for room in rooms(root):
         prefix = "kit" if kit[room].path in names.values() else "grpo_kit"
         exported = exports(kit[room])
-        own = {name: path for name, path in names.items() if path.startswith(f"{kit[room].path}.")}
+        homes = (f"{kit[room].path}.", *(("grpo_kit._support.",) if room == "doctor" else ()))
+        own = {name: path for name, path in names.items() if path.startswith(homes)}
         called = {name: path for name, path in own.items() if path not in placed}
         called |= {
             f"{prefix}.{room}.{one}": path
             for one in exported
             if (path := found(kit[room], one).path) not in {*called.values(), *placed}
         }
-        pages[room] = room_page(kit[room], called, {*names.values(), *called.values()})
+        others = [f"{kit[other].path}." for other in rooms(root) if other != room]
+        pages[room] = room_page(kit[room], called, {*names.values(), *called.values()}, others)
         names |= called
         placed |= {*called.values()}
     return pages, names
@@ -50,7 +52,8 @@ def read(root: Path) -> tuple[dict[str, str], dict[str, str]]:
 def exports(room: griffe.Module) -> list[str]:
     """A room's `__all__`, in the order of its imports; where lazy() makes it, what is imported for editors."""
     inner = ("lazy", "__version__")  # of the front door's imports
-    origins = (f"{room.path}.", "grpo_kit.more.")  # kit.rewards and kit.tasks name some that stand there
+    # kit.rewards and kit.tasks name some that stand in more/, kit.watch the colours.
+    origins = (f"{room.path}.", "grpo_kit.more.", "grpo_kit._support.")
     own = [name for name, path in room.imports.items() if path.startswith(origins) and name not in inner]
     return sorted(room.exports, key=list(room.members).index) if room.exports else own
 
@@ -68,11 +71,16 @@ def door_page(door: dict[str, Member | griffe.Module], about: dict[str, str]) ->
     return "\n\n".join(["# Reference", opening, "\n".join(names), "## The rooms", "\n".join(listed)])
 
 
-def room_page(room: griffe.Module, called: dict[str, str], elsewhere: set[str]) -> str:
-    """called: what users write -> where it is defined, of this page; elsewhere: all that has an entry already."""
+def room_page(room: griffe.Module, called: dict[str, str], elsewhere: set[str], others: list[str]) -> str:
+    """called: what users write -> where it is defined, of this page; elsewhere: all that has an entry already.
+
+    others: the beginnings of the paths of other rooms, some of which lie inside this one.
+    """
     text = [f"# {room.name}", f"::: {room.path}\n    options: {{show_root_heading: false, members: false}}"]
     text += [entry(path, name, 2) for name, path in called.items()]
-    for file in [room, *below(room)]:
+    within = [other for other in others if other.startswith(f"{room.path}.")]
+    files = [file for file in below(room) if not f"{file.path}.".startswith(tuple(within))]
+    for file in [room, *files]:
         rest = [one for one in file.members.values() if public(one) and one.path not in elsewhere]
         if rest:
             text += [
@@ -94,7 +102,12 @@ def found(module: griffe.Module, name: str) -> Member | griffe.Module:
 
 
 def below(module: griffe.Module) -> list[griffe.Module]:
-    files = [one for _, one in sorted(module.members.items()) if not one.is_alias and one.is_module]
+    """The files that a user may import from."""
+    files = [
+        one
+        for name, one in sorted(module.members.items())
+        if not one.is_alias and one.is_module and name[0] != "_"
+    ]
     return [file for one in files for file in [one, *below(one)]]
 
 

@@ -30,13 +30,16 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, distinct for any colour vision: jfly.uni-koeln.de/color
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#767676")
 # In pictures without a ground: a contrast of 4.5 on white, and of 4.2 on JupyterLab's dark #111111.
-GREY, RED = "#767676", "#D93A4A"
+GREY = "#767676"
+RED = "#D93A4A"
 # Highlights for a page of any theme: text on a coloured ground; the rest in the page's own colour. (No
 # text colour has a contrast of 4.5 on both white and JupyterLab's dark #111111.)
 BADGE = "background:#B00020;color:#ffffff;padding:0 6px;border-radius:3px"
 # Each thing has one colour in every picture: the model (or arm) to compare with, the trained model, and the best
 # answer given without reading the question.
-BASE, TUNED, CONSTANT = "#9aa5b1", COLOURS[0], "#c44e52"
+BASE = "#9aa5b1"
+TUNED = COLOURS[0]
+CONSTANT = "#c44e52"
 
 
 def colours_of(names: Sequence[str], *, base: str | None = None) -> dict[str, str]:
