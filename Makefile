@@ -27,7 +27,7 @@ VLLM_LEAVES_OUT := torchvision torchaudio torchcodec
 # What the lowest versions (requirements-lowest.txt) and the newest on PyPI are tried with.
 LOWEST := .venv-lowest
 NEWEST := .venv-newest
-CORE_TESTS := $(addprefix tests/,rewards tasks record evaluation watch optim models rollout loop engine test_prompts.py test_readme.py)
+CORE_TESTS := $(addprefix tests/,rewards tasks record evaluation watch models loop engine trainer support test_prompts.py test_readme.py)
 
 NOTEBOOK := notebooks/05_train_full.ipynb
 # More for JupyterLab, such as "--no-browser --port 8899".

@@ -17,6 +17,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a process a core; threads of each wou
 
 import few_words  # noqa: E402
 import hypothesis  # noqa: E402
+from campaigns import is_campaign  # noqa: E402
 
 from grpo_kit.models import load_policy  # noqa: E402
 
@@ -28,6 +29,13 @@ LONGEST = ("test_pretend_card.py", "test_notebooks.py", "test_wheel.py", "test_t
 def pytest_configure(config):
     """Before any test is imported: fifty draws a test, and as many as it takes where campaigns are asked for."""
     hypothesis.settings.load_profile("test" if "not campaign" in config.option.markexpr else "campaign")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item):
+    """Before pytest leaves campaigns out."""
+    if is_campaign(item.nodeid):
+        item.add_marker("campaign")
 
 
 @pytest.hookimpl(trylast=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 import nbclient
 import nbformat
 import pytest
-from tests.test_display import contrast
 
 from grpo_kit.watch import _live as live
 from grpo_kit.watch._flags import Flag
@@ -22,6 +21,7 @@ from grpo_kit.watch._live import LiveChart
 from grpo_kit.watch._run_state import RunState
 from grpo_kit.watch.chart import RunChart
 from tests.made_metrics import completions, rows, run_folder
+from tests.support.test_display import contrast
 
 ROOT = Path(__file__).parents[2]
 FLAG = Flag("cut off", 3, "90 % <b>", "why", "first")

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image, ImageFont
-from tests.test_display import contrast
 
 from grpo_kit._support.display import COLOURS, GREY, RED
 from grpo_kit.watch._curves import moving_mean, window_of
@@ -22,6 +21,7 @@ from grpo_kit.watch._svg import HEIGHT, WIDTH, draw_svg
 from grpo_kit.watch._svg_axes import INK
 from grpo_kit.watch.chart import svg_to_png
 from tests.made_metrics import rescaled, rows
+from tests.support.test_display import contrast
 
 FLAGS = [Flag("cut off", 3, "w", "w", "f"), Flag("KL spike", 3, "w", "w", "f"), Flag("x", 12, "w", "w", "f")]
 CHANGES = [(6, "learning_rate 2e-05 → 1e-05"), (9, "beta 0 → <b>")]
