@@ -16,7 +16,9 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 HAVE_BADGES = ("00", "05", "06", "16")
 HAVE_TRL = ("01", "03", "07", "10", "18")  # what they call or read of TRL comes with an extra
 
-(VERSION,) = re.findall(r'^__version__ = "(.+)"$', (ROOT / "grpo_kit" / "_support" / "version.py").read_text(), re.M)
+(VERSION,) = re.findall(
+    r'^__version__ = "(.+)"$', (ROOT / "grpo_kit" / "_support" / "version.py").read_text(), re.M
+)
 INSTALL = f"""\
 # From the clone around this notebook, else from PyPI. A torch that is there stays, or pip says why it cannot.
 import sys

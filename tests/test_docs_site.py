@@ -326,7 +326,7 @@ def test_fields_of_config_are_read_by_default_and_unit():
     """Not by the private call that makes a field."""
     extension = griffe.load_extensions(docstrings.Docstrings)
     loaded = griffe.load("grpo_kit", search_paths=[str(ROOT)], allow_inspection=False, extensions=extension)
-    config = loaded["loop.grpo_config.Config"]
+    config = loaded["loop.config.Config"]
     defaults = {p.name: str(p.default) for p in config.parameters if p.name != "self"}
     assert set(defaults) == {field.name for field in dataclasses.fields(kit.Config)}
     assert defaults["steps"] == "100" and defaults["task_options"] == "{}"
