@@ -271,7 +271,7 @@ def test_sampled_tokens_are_trained_not_their_text():
     made = plain.as_batch(tokenizer, [{}], 1, [[1]], [ids], [2])
     assert made.completion_ids == [ids]
     assert made.mask().sum() == len(ids)
-    assert kit.roundtrip_drift(tokenizer, ids) is not None
+    assert kit.prompts.roundtrip_drift(tokenizer, ids) is not None
 
 
 @report("ms-swift#10221")
