@@ -3,11 +3,11 @@
     python -m benchmarks.check_card                                # a tiny random model: a minute
     python -m benchmarks.check_card --model smollm2-135m-instruct  # how far apart right and wrong are
 
-On a card the fast ways are compared with the plain ones once a card, versions and kind of model (kit.check_card); here
-a CPU is asked. Each fault is put into the code that runs: a mask through which too much or too little is seen, another
-temperature, an exception, a NaN. Every fault has to be found in the part that it is in, and nothing where there is
-none, in float32, bfloat16 autocast and bfloat16 weights, full and LoRA. "off" is how far the part was from the plain
-way, "most" what rounding explains. Saves benchmarks/results/check_card_<model>.json.
+On a card the fast ways are compared with the plain ones once a card, versions and kind of model
+(kit.engine.card.check_card); here a CPU is asked. Each fault is put into the code that runs: a mask through which too
+much or too little is seen, another temperature, an exception, a NaN. Every fault has to be found in the part that it is
+in, and nothing where there is none, in float32, bfloat16 autocast and bfloat16 weights, full and LoRA. "off" is how far
+the part was from the plain way, "most" what rounding explains. Saves benchmarks/results/check_card_<model>.json.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from unittest import mock
 import torch
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, save
-from grpo_kit import Config, check_card, load_policy
+from grpo_kit import Config, load_policy
 from grpo_kit.engine._decode import Decoder
 from grpo_kit.engine._first_use import FEW_KERNELS
 from grpo_kit.engine._kv_cache import KVCache
 from grpo_kit.engine._packing import PackedBatch
+from grpo_kit.engine.card import check_card
 from grpo_kit.engine.cpu._tree_attention import Block
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.engine.rollout import RolloutEngine

@@ -32,7 +32,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, set_seed
 from benchmarks.agents import MODEL, ROWS, SAMPLES, TASKS, difference, percent, share
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read_result, write_result
 from examples.calculator import calculator
-from grpo_kit import GRPOTrainer, load_policy, next_run_folder, preset, roundtrip_drift
+from grpo_kit import GRPOTrainer, load_policy, next_run_folder, preset
 from grpo_kit.engine.tree import tree_tokens
 from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.models.token_lists import end_ids
@@ -40,6 +40,7 @@ from grpo_kit.more.episodes import Episode, EpisodeTask
 from grpo_kit.more.episodes._turn_advantages import turn_advantages
 from grpo_kit.more.episodes.observation import Renderer
 from grpo_kit.more.lab.statistics import over_seeds
+from grpo_kit.prompts import roundtrip_drift
 from grpo_kit.record.files import read_metrics
 
 PATH = RESULTS / f"thinking_{MODEL}.json"

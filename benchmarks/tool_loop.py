@@ -38,7 +38,7 @@ from benchmarks.step.busy import OtherLoad, wait_until_quiet
 from benchmarks.step.forcing import ForcedCompletions
 from benchmarks.step.tokens import TokenCount
 from grpo_kit.engine import RolloutEngine
-from grpo_kit.loop import Batch, Config, GRPOTrainer
+from grpo_kit.loop import Batch, Config, Loop
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.models import load_policy
 from grpo_kit.more.episodes import EpisodeTask, View
@@ -154,7 +154,7 @@ def make_trl(model: Any, tokenizer: Any, folder: str, options: argparse.Namespac
     )
 
 
-def make_kit(model: Any, tokenizer: Any, folder: str, options: argparse.Namespace) -> GRPOTrainer:
+def make_kit(model: Any, tokenizer: Any, folder: str, options: argparse.Namespace) -> Loop:
     """The loop of two steps on the four rows, in their order."""
     config = Config(
         steps=2, prompts_per_step=PROMPTS, group_size=GROUP, learning_rate=RATE, warmup=0, optimizer="adamw"
@@ -164,7 +164,7 @@ def make_kit(model: Any, tokenizer: Any, folder: str, options: argparse.Namespac
     def in_order(model: Any, tokenizer: Any, task: EpisodeTask, _: Any, *more: Any) -> Batch:
         return seams.sample(model, tokenizer, task, task.train, *more)
 
-    return GRPOTrainer(
+    return Loop(
         model, task, config, tokenizer=tokenizer, folder=Path(folder) / "run", sample=in_order, update=seams.update,
         hooks=seams.hooks,
     )  # fmt: skip
@@ -226,11 +226,11 @@ class Watch(TrainerCallback, Hook):
         """trl's."""
         self._stop()
 
-    def before_step(self, trainer: GRPOTrainer) -> None:
+    def before_step(self, trainer: Loop) -> None:
         """The loop's."""
         self._start()
 
-    def after_step(self, trainer: GRPOTrainer, row: dict[str, Any], batch: Batch) -> None:
+    def after_step(self, trainer: Loop, row: dict[str, Any], batch: Batch) -> None:
         """The loop's. An episode's text is its last turn's prompt and completion."""
         self._stop()
         texts = [(*p, *c) for p, c in zip(batch.prompt_ids, batch.completion_ids, strict=True)]

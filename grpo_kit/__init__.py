@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from grpo_kit.prompts import build_prompt  # one question, rendered, ending in the prefill
     from grpo_kit.prompts import build_dataset  # rows as TRL wants them, with the row's columns
     from grpo_kit.prompts import audit_tags  # how tags are cut into tokens, and what beside them changes it
-    from grpo_kit.prompts import roundtrip_drift  # how often text made from tokens becomes other tokens
 
     # Rewards: what a completion is worth.
     from grpo_kit import rewards  # rewards.ExactAnswer(), rewards.check_rewards(...), ...
@@ -46,38 +45,26 @@ if TYPE_CHECKING:
     from grpo_kit import tasks  # tasks.largest(), tasks.from_rows(...), ...
     from grpo_kit.trainer.presets import preset  # a Config that fits this machine
     from grpo_kit.engine.memory.plan import plan_memory  # does it fit the card?
-    from grpo_kit.models import describe, load_policy  # a model and its tokenizer; what it is
+    from grpo_kit.models import load_policy  # a model and its tokenizer
     from grpo_kit.evaluation.readiness import readiness  # can GRPO learn anything from this model here?
     from grpo_kit.evaluation.lengths import length_probe  # how long must a completion be?
 
     # Training.
     from grpo_kit.loop.config import Config  # every number of a run, with its unit
-    from grpo_kit.trainer.grpo_trainer import (
-        GRPOTrainer,
-    )  # the loop, with engine, chart, red flags and controls
+    from grpo_kit.trainer.grpo_trainer import GRPOTrainer  # the loop, with engine, chart, red flags, controls
     from grpo_kit.loop.hooks import Hook  # what is done around the steps of a run: four methods
     from grpo_kit.loop.interrupts import Stopped  # what train() raises where it was stopped
     from grpo_kit.evaluation.held_out import HeldOut  # accuracy on a small fixed set while it trains
-    from grpo_kit.engine.card.check_card import check_card  # are the fast ways right on this card?
     from grpo_kit.more.bridges.trl import from_trl, to_trl  # a TRL script's pieces; a ready trl.GRPOTrainer
-    from grpo_kit.engine.optim.choose import make_optimizer  # an optimizer by name
-    from grpo_kit.more.lab.rounding import survival_plot, update_survival  # what rounding leaves
-    from grpo_kit.engine import RolloutEngine  # completions on the trainer's own weights
 
     # Several turns.
     from grpo_kit.more import episodes  # episodes.grid(), episodes.View(...), episodes.RecordedEnv(...), ...
-    from grpo_kit.more.episodes.template_audit import (
-        audit_turns,
-    )  # what a template does with earlier thoughts
-    from grpo_kit.more.episodes.show import show_turns  # what the model reads each turn, as text
 
     # Watching.
     from grpo_kit.watch.chart import plot_run  # the chart of a run folder
     from grpo_kit.watch.diagnose import diagnose  # the red flags on anybody's log
     from grpo_kit.watch.browse import browse  # its completions
-    from grpo_kit.watch.monitor import read_flags  # its red flags
     from grpo_kit.trainer.control_folder import control  # steer a run from elsewhere
-    from grpo_kit.record.control import read_changes  # what was changed in a run
     from grpo_kit.record.files import next_run_folder, read_completions, read_metrics
     from grpo_kit.watch.terminal import unfinished_run
 
@@ -88,7 +75,6 @@ if TYPE_CHECKING:
     from grpo_kit.evaluation.comparison import compare  # base beside tuned, with a paired test
     from grpo_kit.evaluation.results import results  # what the runs of a folder came to, side by side
     from grpo_kit.more.lab.rescore import rescore  # what another reward would have taught
-    from grpo_kit.more.lab.pass_curves import plot_pass_at_k  # pass@k before and after
     from grpo_kit.more.export import export  # weights, prompt and temperature in a folder that proves itself
     from grpo_kit.more.export.chat import chat  # try it: a question in, the response out, base beside tuned
     from grpo_kit.watch.run_card import model_card  # what was trained, on what, and what came of it
@@ -97,5 +83,21 @@ if TYPE_CHECKING:
     from grpo_kit.more.lab.power import power  # how many seeds show a difference, and what they cost
     from grpo_kit.more import lab  # lab.compare(arms, seeds): several settings, several seeds
     from grpo_kit import objectives  # every loss by hand
+
+# Names that stood here, and where each is now: what an AttributeError says.
+_MOVED = {
+    "RolloutEngine": "kit.engine.RolloutEngine",
+    "audit_turns": "kit.episodes.audit_turns",
+    "check_card": "kit.engine.card.check_card",
+    "describe": "kit.models.describe",
+    "make_optimizer": "kit.engine.optim.make_optimizer",
+    "plot_pass_at_k": "kit.lab.plot_pass_at_k",
+    "read_changes": "kit.record.read_changes",
+    "read_flags": "kit.watch.read_flags",
+    "roundtrip_drift": "kit.prompts.roundtrip_drift",
+    "show_turns": "kit.episodes.show_turns",
+    "survival_plot": "kit.lab.survival_plot",
+    "update_survival": "kit.lab.update_survival",
+}
 
 __all__ = lazy.lazy(__name__)

@@ -13,7 +13,7 @@ import torch
 
 from examples.older_weights import OlderWeights
 from grpo_kit.engine.fast import fast
-from grpo_kit.loop import Config, GRPOTrainer
+from grpo_kit.loop import Config, Loop
 from grpo_kit.loop.generate import generate
 from grpo_kit.models import load_policy
 from grpo_kit.record._jsonl_run import lines_of
@@ -66,7 +66,7 @@ def make(
     if older is not None:
         inner = given.get("sample", generate)
         given["sample"] = OlderWeights(watch(inner) if watch else inner, **older)
-    return GRPOTrainer(
+    return Loop(
         model,
         task or globals()["task"](),
         config,

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tokenize
+from operator import attrgetter
 from pathlib import Path
 
 import forked
@@ -229,6 +230,18 @@ def test_the_front_door_refuses_what_it_has_not():
             getattr(grpo_kit, name)
     with pytest.raises(ImportError, match="brows"):
         exec("from grpo_kit import brows")
+
+
+@pytest.mark.parametrize("package", ["grpo_kit"])
+def test_a_name_that_moved_is_named_where_it_is_now(package):
+    package = importlib.import_module(package)
+    assert package._MOVED
+    for name, place in package._MOVED.items():
+        assert name not in package.__all__
+        with pytest.raises(AttributeError, match=f"{name} is called {place} now"):
+            getattr(package, name)
+        attrgetter(place.removeprefix("kit."))(grpo_kit)
+    assert len(grpo_kit.__all__) <= 50, "the front door is small"
 
 
 def test_threads_that_wait_for_each_other_sleep_unless_somebody_said_otherwise():

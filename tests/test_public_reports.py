@@ -28,7 +28,7 @@ from grpo_kit import objectives
 from grpo_kit._support.kernel import visible
 from grpo_kit.engine.optim.choose import make_optimizer
 from grpo_kit.evaluation import _as_trained as as_trained
-from grpo_kit.loop import Config, GRPOTrainer, checkpoint
+from grpo_kit.loop import Config, Loop, checkpoint
 from grpo_kit.loop import generate as plain
 from grpo_kit.loop.config import StepNumbers
 from grpo_kit.loop.policy_loss import PolicyLoss
@@ -271,7 +271,7 @@ def test_sampled_tokens_are_trained_not_their_text():
     made = plain.as_batch(tokenizer, [{}], 1, [[1]], [ids], [2])
     assert made.completion_ids == [ids]
     assert made.mask().sum() == len(ids)
-    assert kit.roundtrip_drift(tokenizer, ids) is not None
+    assert kit.prompts.roundtrip_drift(tokenizer, ids) is not None
 
 
 @report("ms-swift#10221")
@@ -302,9 +302,7 @@ def test_a_later_turn_is_behind_the_very_tokens_of_the_earlier_ones(folder):
         "twice", [{"question": "a"}, {"question": "b"}], [{"question": "c"}], Twice, View(chat=True), max_turns=2,
         max_completion_tokens=6,
     )  # fmt: skip
-    trainer = GRPOTrainer(
-        model, own, Config(**SMALL), tokenizer=tokenizer, folder=folder, sample=EpisodeSample()
-    )
+    trainer = Loop(model, own, Config(**SMALL), tokenizer=tokenizer, folder=folder, sample=EpisodeSample())
     batch, _ = trainer.roll_out(trainer.config.at(0))
     turns = {}
     for place, episode in enumerate(batch.extra["episode"]):

@@ -75,7 +75,7 @@ def test_the_example_learns(tmp_path, monkeypatch):
     assert comparison.difference["strict"].low > 0.2, str(comparison)
     assert comparison.tuned.strict.low > task.best_constant()[1], str(comparison)
     assert kit.rewards.check_rewards(task.rewards, task)["total"][0] == 1.0
-    assert kit.read_flags(names["trainer"].folder) == []
+    assert kit.watch.read_flags(names["trainer"].folder) == []
 
 
 def slug(heading):

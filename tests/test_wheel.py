@@ -178,10 +178,10 @@ def test_the_command_line(core, weights, tmp_path):
 
 MISSING = {  # what is called: (the extra that it names, the distribution that is missing)
     "kit.rewards.Bleu()": ("rewards", "sacrebleu"),
-    "kit.make_optimizer('adamw-8bit', model, learning_rate=1e-6)": ("cuda", "bitsandbytes"),
+    "kit.engine.optim.make_optimizer('adamw-8bit', model, learning_rate=1e-6)": ("cuda", "bitsandbytes"),
     "choose_optimizer(None, model.bfloat16())": ("cuda", "bitsandbytes"),
-    "kit.update_survival([1e-6], steps=2)": ("cuda", "bitsandbytes"),
-    "kit.make_optimizer('flash-adamw', model, learning_rate=1e-6)": ("flash", "flashoptim"),
+    "kit.lab.update_survival([1e-6], steps=2)": ("cuda", "bitsandbytes"),
+    "kit.engine.optim.make_optimizer('flash-adamw', model, learning_rate=1e-6)": ("flash", "flashoptim"),
     "_four_bit(cuda=True)": ("cuda", "bitsandbytes"),
     "kit.from_trl": ("trl", "trl"),
     "kit.tasks.from_reasoning_gym('basic_arithmetic')": ("reasoning-gym", "reasoning-gym"),

@@ -15,7 +15,7 @@ from benchmarks.oracle.cases import LONGEST, TEMPERATURE, Case
 from benchmarks.oracle.step_runs import EPSILON, EPSILON_HIGH, MAX_GRAD_NORM, STEPS, Run
 from benchmarks.oracle.steps import Step, change, weights
 from grpo_kit.engine.packed_update import PackedUpdate
-from grpo_kit.loop import Batch, Config, GRPOTrainer
+from grpo_kit.loop import Batch, Config, Loop
 from grpo_kit.loop.config import StepNumbers
 from grpo_kit.loop.generate import as_batch
 from grpo_kit.loop.hooks import Hook
@@ -129,7 +129,7 @@ def loop_steps(run: Run, forced: list[Step], make_update: MakeUpdate = PaddedUpd
         return as_batch(tokenizer, rows, config.group_size, prompts, step["completion_ids"], ends)
 
     class Watch(Hook):
-        def after_step(self, trainer: GRPOTrainer, row: dict[str, Any], batch: Batch) -> None:
+        def after_step(self, trainer: Loop, row: dict[str, Any], batch: Batch) -> None:
             made.append(
                 {
                     "temperature": row["temperature"],
@@ -169,7 +169,7 @@ def recorded_turns(step: Step) -> Writer:
     return writer
 
 
-class Watched(GRPOTrainer):
+class Watched(Loop):
     """Keeps what each update of a step did."""
 
     def watch(self, run: Run) -> None:

@@ -23,7 +23,7 @@ from benchmarks.step.phases import Step, Watch
 from benchmarks.step.setup import TINY_RATE, Setup
 from grpo_kit.engine.fast import fast
 from grpo_kit.engine.packed_update import PackedUpdate
-from grpo_kit.loop import Batch, Config, GRPOTrainer
+from grpo_kit.loop import Batch, Config, Loop
 from grpo_kit.loop.generate import generate
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.padded_update import PaddedUpdate
@@ -44,7 +44,7 @@ def measure(arm: str, setup: Setup, say: Callable[[str], None] = lambda text: No
         torch.manual_seed(setup.workload.seed)
         model = copy.deepcopy(setup.model).to("cuda" if setup.cuda else "cpu")
         trainer = ARMS[arm](setup, model, folder)
-        if isinstance(trainer, GRPOTrainer):
+        if isinstance(trainer, Loop):
             step = measure_loop(trainer, setup, say)
         else:
             from benchmarks.step.trl_arms import measure_trl
@@ -65,7 +65,7 @@ def release(cuda: bool) -> None:
 # ---- the kit's loop ----------------------------------------------------------------------------------------------
 
 
-def kit(setup: Setup, model: Any, folder: str, *, engine: bool = True, packed: bool = True) -> GRPOTrainer:
+def kit(setup: Setup, model: Any, folder: str, *, engine: bool = True, packed: bool = True) -> Loop:
     """The kit's loop. engine: its rollouts, else transformers' generate. packed: its update, else padded forwards.
 
     Completions of a group without a signal are left out of the update.
@@ -95,13 +95,13 @@ def kit(setup: Setup, model: Any, folder: str, *, engine: bool = True, packed: b
     def in_order(model: Any, tokenizer: Any, task: Any, _: Any, *more: Any) -> Batch:
         return sample(model, tokenizer, task, rows, *more)
 
-    return GRPOTrainer(
+    return Loop(
         model, task, config, tokenizer=setup.tokenizer, folder=Path(folder) / "run", sample=in_order,
         update=seams.update if packed else PaddedUpdate(config), hooks=seams.hooks,
     )  # fmt: skip
 
 
-def measure_loop(trainer: GRPOTrainer, setup: Setup, say: Callable[[str], None]) -> Step:
+def measure_loop(trainer: Loop, setup: Setup, say: Callable[[str], None]) -> Step:
     """The step of a fresh trainer that follows setup.warmup steps."""
     watch = LoopWatch(trainer, say=say)
     try:
@@ -115,7 +115,7 @@ def measure_loop(trainer: GRPOTrainer, setup: Setup, say: Callable[[str], None])
 class LoopWatch(Watch, Hook):
     """Measures the last step of a loop."""
 
-    def __init__(self, trainer: GRPOTrainer, **options: Any) -> None:
+    def __init__(self, trainer: Loop, **options: Any) -> None:
         super().__init__(trainer.model, cuda=trainer.device.type == "cuda", **options)
         (reward,) = trainer.task.rewards
         trainer.task.rewards = [self.timed(reward, "reward")]
@@ -131,12 +131,12 @@ class LoopWatch(Watch, Hook):
         trainer._optimizer_step = optimizer_step
         trainer.hooks.insert(0, self)
 
-    def before_step(self, trainer: GRPOTrainer) -> None:
+    def before_step(self, trainer: Loop) -> None:
         """The last step is the one."""
         if trainer.step == trainer.config.steps - 1:
             self.measure()
 
-    def after_step(self, trainer: GRPOTrainer, row: dict[str, Any], batch: Batch) -> None:
+    def after_step(self, trainer: Loop, row: dict[str, Any], batch: Batch) -> None:
         """It is written."""
         if trainer.step < trainer.config.steps:
             return

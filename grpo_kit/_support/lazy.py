@@ -19,6 +19,7 @@ class _LazyPackage(ModuleType):
     """
 
     _names: dict[str, str]  # public name -> full name of its module, but for modules of the package itself
+    _MOVED: dict[str, str]  # of a package that has it: a name that stood there -> what is written today
 
     def __getattr__(self, name: str) -> Any:
         if name in self._names:
@@ -27,6 +28,8 @@ class _LazyPackage(ModuleType):
         # Python and notebooks ask any module for names that begin with an underscore.
         if not name.startswith("_") and importlib.util.find_spec(f"{self.__name__}.{name}") is not None:
             return _load(f"{self.__name__}.{name}")
+        if name in vars(self).get("_MOVED", {}):
+            raise AttributeError(f"{name} is called {self._MOVED[name]} now")
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -1,7 +1,7 @@
-"""Tries each part of the kit on this machine, the fast ways beside the plain ones by kit.check_card.
+"""Tries each part of the kit on this machine, the fast ways beside the plain ones by kit.engine.card.check_card.
 
 The model is tiny; some ten seconds in all on two CPU cores. What a real run needs of a card's memory is not tried
-here, and its own model only as it begins: on a card by kit.check_card.
+here, and its own model only as it begins: on a card by kit.engine.card.check_card.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ def sandbox(folder: Path) -> str:
 
 
 def fast_ways(folder: Path) -> str:
-    """kit.check_card on the tiny model: the engine's log-probabilities and the packed update's gradient."""
+    """kit.engine.card.check_card on the tiny model: the engine's log-probabilities and the packed update's gradient."""
     return _equal("float32", ["engine", "packed update"])
 
 
 def optimizer(folder: Path) -> str:
-    """kit.check_card on bfloat16 weights: the optimizer that keeps what they round away, beside AdamW."""
+    """kit.engine.card.check_card on bfloat16 weights: the optimizer that keeps what they round away, beside AdamW."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise Skipped('bitsandbytes is not installed; 8-bit optimizers need it: pip install "grpo-kit[cuda]"')
     return _equal("bfloat16", ["optimizer"])
@@ -159,7 +159,7 @@ def _loaded(dtype: str = "float32") -> tuple[Any, Any]:
 
 
 def _equal(dtype: str, wanted: list[str]) -> str:
-    """What kit.check_card finds of the `wanted` parts; raises Differs where one is wrong, or missing."""
+    """What kit.engine.card.check_card finds of the `wanted` parts; raises Differs where one is wrong, or missing."""
     from grpo_kit.engine.card.check_card import check_card
 
     found = [one for one in check_card(_loaded(dtype)[0]) if one.part in wanted]

@@ -114,7 +114,7 @@ class EngineSample:
 
 
 class Seams(NamedTuple):
-    """What a GRPOTrainer takes. why_not: why sample or update is a plain one, None if neither is."""
+    """What a Loop takes. why_not: why sample or update is a plain one, None if neither is."""
 
     sample: Any
     update: Any

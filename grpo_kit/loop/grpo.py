@@ -1,4 +1,4 @@
-"""GRPOTrainer: the loop. Sample, score, compare within groups, update; write it down; again.
+"""Loop: GRPO from the first step to the last. Sample, score, compare within groups, update; write it down; again.
 
     for each step:
         rows    = the prompts of (seed, step)
@@ -72,7 +72,7 @@ from grpo_kit.record.files import next_run_folder
 from grpo_kit.record.run_path import path_of, run_path
 
 
-class GRPOTrainer:
+class Loop:
     """Trains a model on a task by GRPO. A notebook holds it: train(), stop, look, change a number, train() again.
 
     model: any causal model of transformers, or one with LoRA adapters (load_policy); what requires a gradient is
@@ -81,7 +81,7 @@ class GRPOTrainer:
     sample, update: the two seams (protocols.py). None: plain ones. hooks: see Hook.
     Raises ValueError, naming the argument, for what cannot be.
 
-    >>> trainer = GRPOTrainer(model, task, Config(steps=32), tokenizer=tokenizer, folder="runs/demo")  # doctest: +SKIP
+    >>> trainer = Loop(model, task, Config(steps=32), tokenizer=tokenizer, folder="runs/demo")  # doctest: +SKIP
     >>> trainer.train()  # doctest: +SKIP
     """
 

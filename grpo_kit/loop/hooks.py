@@ -8,7 +8,7 @@ from grpo_kit.loop.step_batch import Batch
 
 
 class Hook:
-    """Four methods; a subclass has those it needs. trainer: the GRPOTrainer; a hook changes it by trainer.change().
+    """Four methods; a subclass has those it needs. trainer: the Loop; a hook changes it by trainer.change().
 
     A hook that raises KeyboardInterrupt stops the run as the stop button does, and one that raises an error ends it:
     the other hooks have their turn, and the step is done and saved. Of Stopped, or a subclass, train() raises the same

@@ -18,10 +18,10 @@ from grpo_kit._support.argument_checks import check_choice, check_known, nearest
 from grpo_kit._support.kernel import in_notebook
 from grpo_kit.engine.fast import fast
 from grpo_kit.evaluation.held_out import HeldOut
-from grpo_kit.loop import grpo
 from grpo_kit.loop.checkpoint import CheckpointNotSaved
 from grpo_kit.loop.config import FIELDS, Config
 from grpo_kit.loop.config_changes import differences
+from grpo_kit.loop.grpo import Loop
 from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.protocols import Task, optional
 from grpo_kit.loop.run_checks import check_given
@@ -190,8 +190,8 @@ def _variables() -> dict[str, Any]:
     return {name: value for name, value in every.items() if not name.startswith("_")}
 
 
-class GRPOTrainer(grpo.GRPOTrainer):
-    """The loop with engine, packed update, chart, red flags and controls; see grpo_kit.loop.grpo.GRPOTrainer.
+class GRPOTrainer(Loop):
+    """The loop with engine, packed update, chart, red flags and controls; see grpo_kit.loop.Loop.
 
     task: a tasks.Task, or one that brings the seams it needs.
     folder: of the run; None: the next free one of runs/<task>, runs/<task>-2, ...

@@ -24,10 +24,10 @@ from grpo_kit.rewards import scoring
 _FIRST = 600.0  # seconds of a step with no steps before it: a model is compiled, a kernel is built
 _STEPS = 20  # whose median counts
 _PHASES = {  # of the innermost of these functions that runs
-    grpo.GRPOTrainer.roll_out.__code__: "sampling",
+    grpo.Loop.roll_out.__code__: "sampling",
     grpo.score.__code__: "the rewards",
     scoring.score_all.__code__: "the rewards",
-    grpo.GRPOTrainer.learn.__code__: "the update",
+    grpo.Loop.learn.__code__: "the update",
 }
 _KIT = str(Path(__file__).parents[1])
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})

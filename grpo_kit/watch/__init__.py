@@ -16,5 +16,6 @@ if TYPE_CHECKING:
         diagram,
         new_figure,
     )
+    from grpo_kit.watch.monitor import read_flags
 
 __all__ = lazy(__name__)

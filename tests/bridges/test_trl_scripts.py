@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from grpo_kit.loop import GRPOTrainer
+from grpo_kit.loop import Loop
 from grpo_kit.loop.generate import as_batch, render
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.record._lines import COMPLETIONS_LINES, lines_of
@@ -85,7 +85,7 @@ def test_a_script_runs_in_the_loop(tmp_path, monkeypatch, name, capsys):
 
     monkeypatch.setattr(standard, "fast", lambda *given: fast(*given)._replace(sample=writing))
     trainer = run(name, tmp_path / "run", changed)["trainer"]
-    assert isinstance(trainer, GRPOTrainer) and trainer.step == 2
+    assert isinstance(trainer, Loop) and trainer.step == 2
     assert "Slower" not in capsys.readouterr().out
     table = pd.DataFrame(lines_of(tmp_path / "run" / COMPLETIONS_LINES))
     groups = [one for _, one in table.groupby(["step", "group"])]

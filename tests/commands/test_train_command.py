@@ -366,12 +366,10 @@ def test_a_file_is_run_only_where_the_run_noted_it_and_in_no_run_folder(where, a
 
 
 def test_a_stop_before_the_first_step_is_done_begins_it_again(here, monkeypatch, capsys):
-    from grpo_kit.loop.grpo import GRPOTrainer
+    from grpo_kit.loop.grpo import Loop
 
-    plain = GRPOTrainer.roll_out
-    monkeypatch.setattr(
-        GRPOTrainer, "roll_out", lambda *given: os.kill(os.getpid(), signal.SIGINT) or plain(*given)
-    )
+    plain = Loop.roll_out
+    monkeypatch.setattr(Loop, "roll_out", lambda *given: os.kill(os.getpid(), signal.SIGINT) or plain(*given))
     assert main(["train", "my_task.py", *TRAINED, "--folder", "runs/a"]) == 130
     assert "Stopped before the first step" in capsys.readouterr().err
     monkeypatch.undo()

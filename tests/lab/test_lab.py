@@ -369,7 +369,7 @@ def test_only_a_whole_checkpoint_under_the_same_settings_is_gone_on_with(done, t
     assert set_aside(run, arm()).name == "seed-0.unfinished-3", "a damaged checkpoint is none"
     again()
     write_json(run / SETTINGS, fingerprint(stopping))
-    assert len(kit.read_flags(run))
+    assert len(kit.watch.read_flags(run))
     assert set_aside(run, stopping).name == "seed-0.unfinished-4", "it would not stop there again"
     again()
     write_json(run / SETTINGS, fingerprint(stopping))
@@ -416,7 +416,7 @@ def test_what_to_try_is_said_once_and_each_runs_red_flags_are(tmp_path, capsys):
     settings = {**base(), "steps": 6, "save_steps": 100}  # a random model never ends its completions
     lab.compare({"a": {}, "ends": {"on_flag": "stop"}}, [0, 1], **settings, folder=tmp_path, quiet=True)
     said = capsys.readouterr().out
-    flags = {seed: kit.read_flags(tmp_path / "a" / f"seed-{seed}") for seed in SEEDS}
+    flags = {seed: kit.watch.read_flags(tmp_path / "a" / f"seed-{seed}") for seed in SEEDS}
     assert [flag.name for flag in flags[0]] == [flag.name for flag in flags[1]] and len(flags[0])
     for first, again in zip(flags[0], flags[1], strict=True):
         assert f"1/4 a, seed 0: Red flag: {first}" in said

@@ -11,7 +11,7 @@ import torch
 from loop_runs import make, record, same, task, weights
 from transformers import PrinterCallback
 
-from grpo_kit.loop import Config, GRPOTrainer
+from grpo_kit.loop import Config, Loop
 from grpo_kit.loop.hooks import Hook
 
 BF16 = torch.bfloat16
@@ -123,15 +123,13 @@ def test_one_config_of_two_trainers_keeps_the_length_of_each_ones_task(tmp_path)
         few_words.policy()[1],
     )
     given = {"tokenizer": tokenizer}
-    first = GRPOTrainer(model, task(), config, folder=tmp_path / "a", **given)
-    second = GRPOTrainer(
-        model, replace(task(), max_completion_tokens=12), config, folder=tmp_path / "b", **given
-    )
+    first = Loop(model, task(), config, folder=tmp_path / "a", **given)
+    second = Loop(model, replace(task(), max_completion_tokens=12), config, folder=tmp_path / "b", **given)
     with pytest.raises(ValueError, match="asks for the column"):
         failing = replace(
             task(), rewards=[lambda completions, gold, **c: []], reward_weights=[1.0], max_completion_tokens=9
         )
-        GRPOTrainer(model, failing, config, folder=tmp_path / "c", **given)
+        Loop(model, failing, config, folder=tmp_path / "c", **given)
     assert (first.config.max_completion_tokens, second.config.max_completion_tokens) == (6, 12)
     assert first.config is config, "an assignment to it is obeyed"
     config.learning_rate = 3e-3

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import few_words
 import torch
 
-from grpo_kit.loop import Config, GRPOTrainer
+from grpo_kit.loop import Config, Loop
 from grpo_kit.more.episodes._episode_sample import EpisodeSample, fast_episodes
 from grpo_kit.more.episodes._turn_writers import EngineTurns, Written
 from grpo_kit.more.episodes.episode_task import EpisodeTask
@@ -79,7 +79,7 @@ def make(folder, seams="fast", *, of=None, sample=None, hooks=(), **config):
         assert made.why_not is None and isinstance(made.sample.writer, EngineTurns)
         chosen = {"sample": made.sample, "update": made.update}
     chosen |= {"sample": sample} if sample else {}
-    return GRPOTrainer(model, of or task(), config, tokenizer=tokenizer, folder=folder, hooks=hooks, **chosen)
+    return Loop(model, of or task(), config, tokenizer=tokenizer, folder=folder, hooks=hooks, **chosen)
 
 
 def weights(trainer):

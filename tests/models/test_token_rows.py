@@ -18,7 +18,7 @@ from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine._decode import Decoder
 from grpo_kit.engine.complete import complete
 from grpo_kit.engine.packed_update import PackedUpdate
-from grpo_kit.loop import Config, GRPOTrainer
+from grpo_kit.loop import Config, Loop
 from grpo_kit.loop.config import StepNumbers
 from grpo_kit.loop.generate import complete_prompts, generate
 from grpo_kit.loop.padded_update import PaddedUpdate
@@ -155,7 +155,7 @@ def test_a_run_and_an_export_know_none(both, tmp_path, monkeypatch):
     config = Config(steps=2, prompts_per_step=2, group_size=4, seed=1, resample=0)
     trainer = kit.GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=tmp_path / "run", live=None)
     trainer.train()
-    plain = GRPOTrainer(
+    plain = Loop(
         copy.deepcopy(long), task, config, tokenizer=tokenizer, folder=tmp_path / "plain", sample=generate,
         update=PaddedUpdate(config), hooks=[],
     )  # fmt: skip

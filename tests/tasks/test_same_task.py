@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from grpo_kit.evaluation._sample_cache import _settings
-from grpo_kit.loop.grpo import GRPOTrainer
+from grpo_kit.loop.grpo import Loop
 from grpo_kit.models import load_policy
 from grpo_kit.more.episodes import grid
 from grpo_kit.more.lab import _arm as lab
@@ -71,7 +71,7 @@ def test_other_rows_are_another_task():
 def test_a_run_folder_takes_its_task_and_no_other(tmp_path):
     job = Job.asked("largest", {"preset": "smoke", "task_options": {"n_train": 4, "n_held_out": 2}})
     model, tokenizer = load_policy("tiny-random", quiet=True)
-    trainer = GRPOTrainer(model, job.task, job.config, tokenizer=tokenizer, folder=tmp_path)
+    trainer = Loop(model, job.task, job.config, tokenizer=tokenizer, folder=tmp_path)
     trainer.open()
     text = (tmp_path / "run.json").read_text()
     assert f'"digest": "{task_digest(job.task)}"' in text

@@ -123,7 +123,7 @@ def new_optimizer(name: str, groups: list[dict[str, Any]], **options: Any) -> to
 
         return AdamW8bit(groups, **options)
     if name == "adamw-8bit-split":
-        from grpo_kit.engine.optim import SplitAdamW8bit
+        from grpo_kit.engine.optim.split_adamw import SplitAdamW8bit
 
         return SplitAdamW8bit(groups, **options)
     from flashoptim import FlashAdamW

@@ -187,7 +187,7 @@ def _warn_of_dropped_thoughts(tokenizer: Any, task: Any) -> None:
         warnings.warn(
             "View(thoughts='kept'), but the chat template drops the thoughts of earlier turns: the served model will "
             "never read the prompts that this run trains on. thoughts='as served' trains on what is served; "
-            "kit.audit_turns(tokenizer) says more.",
+            "kit.episodes.audit_turns(tokenizer) says more.",
             stacklevel=4,
         )
 

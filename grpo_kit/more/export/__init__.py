@@ -28,7 +28,7 @@ from grpo_kit._support.argument_checks import (
 )
 from grpo_kit._support.version import __version__
 from grpo_kit.evaluation._as_trained import run_of, say_difference
-from grpo_kit.loop.grpo import GRPOTrainer
+from grpo_kit.loop.grpo import Loop
 from grpo_kit.models._model_facts import model_name
 from grpo_kit.models._saved_adapters import BASE
 from grpo_kit.models._token_rows import close_rows
@@ -130,7 +130,7 @@ def export(
 
     >>> kit.export(trainer, tokenizer, "exports/largest", task=task, format="gguf", quant="q8_0")  # doctest: +SKIP
     """
-    trainer = model if isinstance(model, GRPOTrainer) else None
+    trainer = model if isinstance(model, Loop) else None
     if trainer is not None:
         model, run = trainer.model, run or trainer.folder
     stored = _checked(model, tokenizer, format, quant)
