@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from grpo_kit.trainer.grpo_trainer import (
         GRPOTrainer,
     )  # the loop, with engine, chart, red flags and controls
-    from grpo_kit.loop.hooks import Hook  # what is done around the steps of a run: four methods
+    from grpo_kit.loop.protocols import Hook  # what is done around the steps of a run: four methods
     from grpo_kit.loop.interrupts import Stopped  # what train() raises where it was stopped
     from grpo_kit.evaluation.held_out import HeldOut  # accuracy on a small fixed set while it trains
     from grpo_kit.engine.card.check_card import check_card  # are the fast ways right on this card?

@@ -22,8 +22,7 @@ from grpo_kit.loop import grpo
 from grpo_kit.loop.checkpoint import CheckpointNotSaved
 from grpo_kit.loop.config import FIELDS, Config
 from grpo_kit.loop.config_changes import differences
-from grpo_kit.loop.hooks import Hook
-from grpo_kit.loop.protocols import Task, optional
+from grpo_kit.loop.protocols import Hook, Task, optional
 from grpo_kit.loop.run_checks import check_given
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models._model_facts import few_weights

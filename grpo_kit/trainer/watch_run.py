@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import Stopped
+from grpo_kit.loop.protocols import Hook
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.record.files import RunFolderError, read_metrics, run_settings
 from grpo_kit.watch._flags import Flag

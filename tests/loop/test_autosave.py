@@ -8,7 +8,7 @@ import torch
 from standard_runs import make
 
 from grpo_kit.loop.checkpoint import CheckpointNotSaved
-from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.protocols import Hook
 from grpo_kit.trainer.grpo_trainer import Autosave
 
 KILLED = """
@@ -16,7 +16,7 @@ import os, signal, sys
 sys.path.insert(0, {tests!r})
 from standard_runs import make
 from grpo_kit.trainer.grpo_trainer import Autosave
-from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.protocols import Hook
 class Kill(Hook):
     def before_step(self, trainer):
         if trainer.step == 3:
