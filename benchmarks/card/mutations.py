@@ -82,8 +82,8 @@ MUTATIONS = [
     ),
     Mutation(
         "a graph kept too long: after the weights moved",
-        "engine/card/_graphs.py",
-        "        if not same:\n            self.clear()\n",
+        "engine/rollout.py",
+        "            self._decoder.graphs.clear()\n",
         "",
         (CUDA,),
         "graphs_write",
@@ -98,7 +98,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a graph kept too long: over adapters that were switched off",
-        "engine/card/_graphs.py",
+        "engine/_supported_models.py",
         "            m.disable_adapters,\n",
         "",
         (RULES,),
@@ -130,7 +130,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a fresh allocation in a capture: autocast's own copies of the weights instead of kept ones",
-        "engine/card/_autocast_cache.py",
+        "engine/card/_graphs.py",
         "        if func is functional.linear:\n",
         "        if False:\n",
         (RULES,),
@@ -154,7 +154,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a stale copy: autocast's 16-bit weights after an update",
-        "engine/card/_autocast_cache.py",
+        "engine/card/_graphs.py",
         "            copy.copy_(weight)\n",
         "            pass\n",
         (CUDA,),

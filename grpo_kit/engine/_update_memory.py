@@ -17,13 +17,12 @@ from torch.nn.functional import rms_norm
 from torch.utils.checkpoint import checkpoint
 
 from grpo_kit.engine._attention import attention_named
-from grpo_kit.engine._backoff import Backoff
 from grpo_kit.engine._packing import PACKED, Row, make_chunks
 from grpo_kit.engine._supported_models import is_tested
 from grpo_kit.engine.cpu._layers import shipped_norms
 from grpo_kit.engine.cpu._tree_attention import NAME as TREE
 from grpo_kit.engine.memory._activations import PREFERRED_TOKENS, has_sizes, update_budget
-from grpo_kit.engine.memory._free import free_bytes
+from grpo_kit.engine.memory._free import Backoff, free_bytes
 from grpo_kit.engine.tree import tree_tokens
 from grpo_kit.models._model_facts import base_model, has_adapters
 
