@@ -58,7 +58,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a missing wait: the host reads which rows ended before the copy has arrived",
-        "engine/_output_buffer.py",
+        "engine/_decode.py",
         "self._arrived.synchronize()",
         "pass",
         (CUDA,),
@@ -114,7 +114,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a stale address: the places of attention's rows in new tensors, after rows ended",
-        "engine/cpu/_row_attention.py",
+        "engine/_attention.py",
         "self._to_rows[: rows * heads] = (place * seats + (cell % seats)[:, None]).flatten()",
         "self._to_rows = (place * seats + (cell % seats)[:, None]).flatten()",
         (CUDA,),

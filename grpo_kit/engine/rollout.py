@@ -20,9 +20,8 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from grpo_kit._support import cuda
 from grpo_kit._support.argument_checks import check_choice, check_model, check_whole
-from grpo_kit.engine._decode import Decoder, Spent
+from grpo_kit.engine._decode import Decoder, OutputBuffer, Spent
 from grpo_kit.engine._first_use import why_unproven
-from grpo_kit.engine._output_buffer import OutputBuffer
 from grpo_kit.engine._supported_models import decode_by_modules, signature, unsupported
 from grpo_kit.engine.card._graphs import AutocastCache
 from grpo_kit.engine.cpu._layers import why_not_here

@@ -271,7 +271,8 @@ class GRPOTrainer:
             first = batch.old_logprobs is None
             for part in batch.split(config.minibatches):
                 loss = PolicyLoss(part, config, numbers, device=self.device)
-                loss.take_totals(self.processes.sums(loss.totals()))
+                whole = self.processes.sums({"rows": loss.rows, "tokens": loss.tokens})
+                loss.rows, loss.tokens = whole["rows"], whole["tokens"]
                 value = self.update.gradients(self.model, part, loss, temperature, self._backward)
                 norm = self._optimizer_step(numbers)
                 sums = self.processes.sums({"loss": value} | loss.measured(part, first))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -68,18 +69,14 @@ def container_bytes() -> float:
         while group.is_relative_to(
             root
         ):  # in a container the path may be the host's: missing files are skipped
-            left = min(left, _left(group, *names))
+            limit, used, cache = names
+            with suppress(OSError, ValueError):
+                most = int((group / limit).read_text())  # "max" without a limit
+                stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                own = most - int((group / used).read_text()) + int(stat.get(cache, 0))
+                left = min(left, max(0, own))
             group = group.parent
     return left
-
-
-def _left(group: Path, limit: str, used: str, cache: str) -> float:
-    try:
-        most = int((group / limit).read_text())  # "max" without a limit
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return max(0, most - int((group / used).read_text()) + int(stat.get(cache, 0)))
-    except (OSError, ValueError):
-        return math.inf
 
 
 def kept_by_malloc() -> int:
