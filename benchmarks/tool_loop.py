@@ -39,7 +39,7 @@ from benchmarks.step.forcing import ForcedCompletions
 from benchmarks.step.tokens import TokenCount
 from grpo_kit.engine import RolloutEngine
 from grpo_kit.loop import Batch, Config, Loop
-from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.protocols import Hook
 from grpo_kit.models import load_policy
 from grpo_kit.more.episodes import EpisodeTask, View
 from grpo_kit.more.episodes._episode_sample import fast_episodes

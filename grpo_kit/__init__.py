@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     # Training.
     from grpo_kit.loop.config import Config  # every number of a run, with its unit
     from grpo_kit.trainer.grpo_trainer import GRPOTrainer  # the loop, with engine, chart, red flags, controls
-    from grpo_kit.loop.hooks import Hook  # what is done around the steps of a run: four methods
+    from grpo_kit.loop.protocols import Hook  # what is done around the steps of a run: four methods
     from grpo_kit.loop.interrupts import Stopped  # what train() raises where it was stopped
     from grpo_kit.evaluation.held_out import HeldOut  # accuracy on a small fixed set while it trains
     from grpo_kit.more.bridges.trl import from_trl, to_trl  # a TRL script's pieces; a ready trl.GRPOTrainer

@@ -49,7 +49,7 @@ from grpo_kit.record.files import RunFolderError
 from grpo_kit.record.run_path import run_path
 from grpo_kit.rewards import CallAccuracy, MathAnswer, NumericAnswer
 from grpo_kit.rewards.scoring import RewardError, score
-from grpo_kit.trainer.grpo_trainer import StillStep
+from grpo_kit.trainer.watch_run import StillStep
 from grpo_kit.trainer.watchdog import Watchdog
 from grpo_kit.watch.monitor import red_flags
 

@@ -58,7 +58,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a missing wait: the host reads which rows ended before the copy has arrived",
-        "engine/_output_buffer.py",
+        "engine/_decode.py",
         "self._arrived.synchronize()",
         "pass",
         (CUDA,),
@@ -82,8 +82,8 @@ MUTATIONS = [
     ),
     Mutation(
         "a graph kept too long: after the weights moved",
-        "engine/card/_graphs.py",
-        "        if not same:\n            self.clear()\n",
+        "engine/rollout.py",
+        "            self._decoder.graphs.clear()\n",
         "",
         (CUDA,),
         "graphs_write",
@@ -98,7 +98,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a graph kept too long: over adapters that were switched off",
-        "engine/card/_graphs.py",
+        "engine/_supported_models.py",
         "            m.disable_adapters,\n",
         "",
         (RULES,),
@@ -114,7 +114,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a stale address: the places of attention's rows in new tensors, after rows ended",
-        "engine/cpu/_row_attention.py",
+        "engine/_attention.py",
         "self._to_rows[: rows * heads] = (place * seats + (cell % seats)[:, None]).flatten()",
         "self._to_rows = (place * seats + (cell % seats)[:, None]).flatten()",
         (CUDA,),
@@ -130,7 +130,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a fresh allocation in a capture: autocast's own copies of the weights instead of kept ones",
-        "engine/card/_autocast_cache.py",
+        "engine/card/_graphs.py",
         "        if func is functional.linear:\n",
         "        if False:\n",
         (RULES,),
@@ -154,7 +154,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a stale copy: autocast's 16-bit weights after an update",
-        "engine/card/_autocast_cache.py",
+        "engine/card/_graphs.py",
         "            copy.copy_(weight)\n",
         "            pass\n",
         (CUDA,),

@@ -6,7 +6,7 @@ Longer than 300 lines because prompts and steps of one batch share slots, layers
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -16,13 +16,12 @@ from transformers import DynamicCache, PreTrainedModel
 from grpo_kit.engine._attention import NAME as OVER_SLOTS
 from grpo_kit.engine._attention import attention_named, attention_over_prompts
 from grpo_kit.engine._kv_cache import KVCache, fill_holes, row_bucket
-from grpo_kit.engine._output_buffer import EndWatch, OutputBuffer
 from grpo_kit.engine.card._fused_layers import FusedLayers
 from grpo_kit.engine.card._graphs import DecodeGraphs
 from grpo_kit.engine.cpu._kv_prefill import TreeKVPrefill, common_length
 from grpo_kit.engine.cpu._layers import PlainLayers, head_of, plain_layers
 from grpo_kit.engine.cpu._matmul import padded_rows
-from grpo_kit.engine.sampling import Sampler
+from grpo_kit.engine.sampling import Sampled, Sampler
 from grpo_kit.models._model_facts import cache_name
 from grpo_kit.models._token_rows import token_rows
 
@@ -38,6 +37,88 @@ class Spent(NamedTuple):
 
     seconds: dict[str, float]
     tokens: dict[str, int]
+
+
+class OutputBuffer:
+    """Tokens and log-probabilities of n rows, and where each one ended.
+
+    input_ids: long (n, T + limit), prompts left-padded to T; padding: long (n,), pad tokens before each prompt.
+    length: long (n,), tokens written up to and with the first stop, `limit` where there was none.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        limit: int,
+        *,
+        stop_ids: Sequence[int],
+        stop_text: Callable | None,
+        pad_id: int,
+        device: torch.device,
+    ) -> None:
+        rows = len(prompts)
+        self.prompt_width = max(map(len, prompts))
+        padded = [[pad_id] * (self.prompt_width - len(p)) + list(p) + [pad_id] * limit for p in prompts]
+        self.input_ids = torch.tensor(padded, device=device)
+        self.padding = torch.tensor([self.prompt_width - len(p) for p in prompts], device=device)
+        self.length = torch.full((rows,), limit, device=device)
+        self.done = torch.zeros(rows, dtype=torch.bool, device=device)
+        self._numbers = torch.zeros(3, rows, limit, dtype=torch.float32, device=device)
+        self._limit = limit
+        self._stop_ids = torch.tensor(list(stop_ids), dtype=torch.long, device=device)
+        self._stop_text = stop_text
+
+    def so_far(self, rows: torch.Tensor, step: int) -> torch.Tensor:
+        """long (R, T + step): prompts and completions before this step."""
+        return self.input_ids[:, : self.prompt_width + step].index_select(0, rows)
+
+    def write(self, step: int, rows: torch.Tensor, sampled: Sampled) -> None:
+        """One token of each of these rows (long (R,)); tokens after a row's end are cut off by read()."""
+        self.input_ids[rows, self.prompt_width + step] = sampled.token
+        numbers = torch.stack([sampled.logprob, sampled.policy_logprob, sampled.entropy])
+        self._numbers[:, rows, step] = numbers
+        stopped = (sampled.token[:, None] == self._stop_ids).any(dim=1)
+        if self._stop_text is not None:
+            stopped |= self._stop_text(self.so_far(rows, step + 1), None)
+        first = stopped & ~self.done[rows]
+        self.length[rows] = torch.where(first, step + 1, self.length[rows])
+        self.done[rows] |= stopped
+
+    def read(self) -> list[tuple[list[int], list[float], list[float], list[float]]]:
+        """By row: token ids, log-probabilities under sampler and policy, entropies. Waits for the device."""
+        lengths = self.length.tolist()
+        tokens = self.input_ids[:, self.prompt_width :].tolist()
+        columns = [tokens, *self._numbers.tolist()]
+        return [tuple(c[r][:n] for c in columns) for r, n in enumerate(lengths)]
+
+
+class EndWatch:
+    """The host's view of which rows are done. On CUDA it is a few steps old, so that the host never waits."""
+
+    def __init__(self, done: torch.Tensor, every: int) -> None:
+        self._done, self._every = done, every
+        self._copy: torch.Tensor | None = None
+        self._arrived: torch.cuda.Event | None = None
+
+    def look(self, step: int) -> list[bool] | None:
+        """Which rows are done, as of `every` steps ago (of this step if every is 1), or None when no check is due."""
+        if self._every == 1:
+            return self._done.tolist()
+        if step % self._every:
+            return None
+        seen = None
+        if self._copy is not None:
+            if self._arrived is not None:
+                self._arrived.synchronize()  # an old event: no wait
+            seen = self._copy.tolist()
+        if self._done.is_cuda:  # CUDA only
+            self._copy = torch.empty(self._done.shape, dtype=torch.bool, pin_memory=True)
+            self._copy.copy_(self._done, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+        else:
+            self._copy = self._done.clone()
+        return seen
 
 
 class Decoder:
@@ -281,19 +362,16 @@ class Decoder:
 
     def _step(self) -> torch.Tensor:
         """Logits (rows, V) of the step for which the slots were set."""
-        self._tokens["decode"] += self.slots.rows if self._layers is None else padded_rows(self.slots.rows)
-        if self._layers is not None:
-            return self._plain_forward(self._layers)
-        return self.graphs.run((self.slots.rows, self.slots.width), self._forward)
-
-    def _plain_forward(self, layers: PlainLayers) -> torch.Tensor:
-        slots = self.slots
+        slots, layers = self.slots, self._layers
+        if layers is None:
+            self._tokens["decode"] += slots.rows
+            return self.graphs.run((slots.rows, slots.width), self._forward)
+        rows = padded_rows(slots.rows)
+        self._tokens["decode"] += rows
         slots.begin_rows(layers.groups)
-        more = padded_rows(slots.rows) - slots.rows  # rows of token 0, never read
-        ids, positions = (
-            torch.nn.functional.pad(x[: slots.rows, 0], (0, more))
-            for x in (slots.input_ids, slots.position_ids)
-        )
+        unread = (0, rows - slots.rows)  # rows of token 0
+        ids = torch.nn.functional.pad(slots.input_ids[: slots.rows, 0], unread)
+        positions = torch.nn.functional.pad(slots.position_ids[: slots.rows, 0], unread)
         return layers.head(layers.hidden(ids, positions, slots.attend_rows))
 
     def _forward(self, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -14,8 +14,7 @@ from functools import partial
 import torch
 from transformers import Cache
 
-from grpo_kit.engine._attention import OUTSIDE, attend, attend_fused, join
-from grpo_kit.engine.cpu._row_attention import BucketAttention, RowAttention
+from grpo_kit.engine._attention import OUTSIDE, BucketAttention, RowAttention, attend, attend_fused, join
 
 
 def fill_holes(live: Sequence[bool]) -> list[tuple[int, int]]:

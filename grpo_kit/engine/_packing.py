@@ -20,7 +20,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from grpo_kit.engine._supported_models import shared_problem
-from grpo_kit.engine.cpu._tree_attention import TreePlan, dense_attention
+from grpo_kit.engine.cpu._tree_attention import dense_attention
 from grpo_kit.engine.tree import PrefixTree, build_tree, common_length
 from grpo_kit.models._model_facts import base_model
 
@@ -87,10 +87,6 @@ class PackedBatch:
             mask_mod=sees,
             seq_lengths=(length, length),
         )
-
-    def plan(self) -> TreePlan:
-        """The same in rectangles; for a row without padding."""
-        return TreePlan(self.tree)
 
     def unpack(self, scores: torch.Tensor, width: int) -> torch.Tensor:
         """float (1, L) -> (R, width), zeros past each completion's end; differentiable."""

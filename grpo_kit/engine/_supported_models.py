@@ -1,7 +1,8 @@
-"""What a model's layers see, whether tests know its kind, and whether the engine supports it and its settings."""
+"""What a model's layers see, whether tests know its kind, whether the engine supports it, and when it changed."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -57,6 +58,34 @@ def window_of(model: Any) -> int | None:
     kinds = getattr(config, "layer_types", None)
     slides = kinds is None or "sliding_attention" in kinds
     return getattr(config, "sliding_window", None) if slides else None
+
+
+def signature(model: torch.nn.Module) -> tuple:
+    """What graphs and kept keys depend on: the address and dtype of every weight and buffer, adapters, autocast.
+
+    Values may change in place (an optimizer step): a graph reads them again. Addresses and kinds may not.
+    """
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    peft = sys.modules.get("peft.tuners.tuners_utils")
+    adapters = [
+        (
+            name,
+            tuple(m.active_adapters),
+            m.disable_adapters,
+            tuple(m.merged_adapters),
+            tuple(m.scaling.items()),
+        )
+        for name, m in model.named_modules()
+        if peft is not None and isinstance(m, peft.BaseTunerLayer) and hasattr(m, "scaling")
+    ]
+    device = next(model.parameters()).device.type
+    autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+    return (
+        tuple((name, t.data_ptr(), t.dtype, t.shape, t.device) for name, t in tensors),
+        tuple(adapters),
+        autocast,
+        torch.get_float32_matmul_precision(),
+    )
 
 
 _failed: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()

@@ -17,13 +17,12 @@ from torch.nn.functional import rms_norm
 from torch.utils.checkpoint import checkpoint
 
 from grpo_kit.engine._attention import attention_named
-from grpo_kit.engine._backoff import Backoff
 from grpo_kit.engine._packing import PACKED, Row, make_chunks
 from grpo_kit.engine._supported_models import is_tested
 from grpo_kit.engine.cpu._layers import shipped_norms
 from grpo_kit.engine.cpu._tree_attention import NAME as TREE
 from grpo_kit.engine.memory._activations import PREFERRED_TOKENS, has_sizes, update_budget
-from grpo_kit.engine.memory._free import free_bytes
+from grpo_kit.engine.memory._free import Backoff, free_bytes
 from grpo_kit.engine.tree import tree_tokens
 from grpo_kit.models._model_facts import base_model, has_adapters
 
@@ -201,8 +200,10 @@ class UpdateMemory:
         if not has_sizes(base.config):  # nothing to estimate from: trying measures it, and run() takes less
             most = max(longest, group, PREFERRED_TOKENS)
             return min(total, most), len(self._layers()) * self._checkpoint_all
+        trained = (p for p in self.model.parameters() if p.requires_grad and p.grad is None)
+        missing_gradients = sum(p.numel() * p.element_size() for p in trained)
         tokens, layers = update_budget(
-            free - self._missing_gradients(),
+            free - missing_gradients,
             base.config,
             base.dtype.itemsize,
             longest=longest,
@@ -216,10 +217,6 @@ class UpdateMemory:
             entropy_bonus=self.entropy_bonus,
         )
         return tokens, len(self._layers()) if self._checkpoint_all else layers
-
-    def _missing_gradients(self) -> int:
-        trained = (p for p in self.model.parameters() if p.requires_grad and p.grad is None)
-        return sum(p.numel() * p.element_size() for p in trained)
 
     def _layers(self) -> list[Any]:
         return list(base_model(self.model).get_decoder().layers)

@@ -25,8 +25,8 @@ from grpo_kit.engine.memory._free import free_bytes, glibc
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.generate import as_batch, generate, generation_config, prompts_of_groups
-from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.padded_update import PaddedUpdate, autocast
+from grpo_kit.loop.protocols import Hook
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models._model_facts import base_model
 from grpo_kit.models.token_lists import end_ids, why_not_padded

@@ -17,8 +17,9 @@ from grpo_kit.engine._packing import FLEX_BLOCK, PackedBatch, PackedMasks, Row, 
 from grpo_kit.engine._supported_models import is_tested
 from grpo_kit.engine._update_memory import UpdateMemory
 from grpo_kit.engine.cpu._layers import head_of
-from grpo_kit.engine.cpu._lm_head import embed, head_logprobs, usable_head
+from grpo_kit.engine.cpu._matmul import embed, head_logprobs, usable_head
 from grpo_kit.engine.cpu._tree_attention import NAME as TREE
+from grpo_kit.engine.cpu._tree_attention import TreePlan
 from grpo_kit.engine.memory._activations import HEAD_TILE
 from grpo_kit.loop.config import Config
 from grpo_kit.loop.padded_update import autocast
@@ -93,13 +94,15 @@ class PackedUpdate:
             ).last_hidden_state[0]
             scored = (packed.labels[0] != -100).nonzero().squeeze(1)
             found = self._head(base, hidden[scored], packed.labels[0, scored], temperature)
-        return tuple(packed.unpack(_put(values, scored, len(hidden)), width) for values in found)
+        empty = [torch.zeros(len(hidden), dtype=values.dtype, device=values.device) for values in found]
+        whole = [row.index_put((scored,), values)[None] for row, values in zip(empty, found, strict=True)]
+        return tuple(packed.unpack(values, width) for values in whole)
 
     def _mask(self, base: Any, packed: PackedBatch) -> Any:
         """Who sees whom: a mask, or None where the kit's attention takes it from the config."""
         flex = self.memory.attention == "flex_attention"
         if self.memory.attention == TREE:
-            base.config.handed_to_attention = packed.plan()
+            base.config.handed_to_attention = TreePlan(packed.tree)
         elif self.memory.by_layer:
             base.config.handed_to_attention = PackedMasks(packed, self.memory.attention)
         else:
@@ -139,8 +142,3 @@ def tiled_logprobs(
 def rows_of(batch: Batch) -> list[Row]:
     """(prompt tokens, completion tokens) of each completion."""
     return [(tuple(p), list(c)) for p, c in zip(batch.prompt_ids, batch.completion_ids, strict=True)]
-
-
-def _put(values: Tensor, places: Tensor, length: int) -> Tensor:
-    """(1, length): values at these places, zeros elsewhere."""
-    return torch.zeros(length, dtype=values.dtype, device=values.device).index_put((places,), values)[None]

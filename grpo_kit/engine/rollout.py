@@ -20,13 +20,12 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from grpo_kit._support import cuda
 from grpo_kit._support.argument_checks import check_choice, check_model, check_whole
-from grpo_kit.engine._backoff import Backoff
-from grpo_kit.engine._decode import Decoder, Spent
+from grpo_kit.engine._decode import Decoder, OutputBuffer, Spent
 from grpo_kit.engine._first_use import why_unproven
-from grpo_kit.engine._output_buffer import OutputBuffer
-from grpo_kit.engine._supported_models import decode_by_modules, unsupported
-from grpo_kit.engine.card._autocast_cache import AutocastCache
+from grpo_kit.engine._supported_models import decode_by_modules, signature, unsupported
+from grpo_kit.engine.card._graphs import AutocastCache
 from grpo_kit.engine.cpu._layers import why_not_here
+from grpo_kit.engine.memory._free import Backoff
 from grpo_kit.engine.sampling import Processor, Sampler
 from grpo_kit.models._context import check_context, context_length
 from grpo_kit.models._model_facts import base_model
@@ -83,6 +82,8 @@ class RolloutEngine:
         self._most_rows: float = math.inf  # found by running out of memory
         self._backoff = Backoff()
         self._sorts = False  # for top-p, after its quick way missed tokens
+        self._state: tuple | None = None  # of the model, in the last rollout
+        self._supported: tuple | None = None  # the model's state, and settings that the engine does with it
 
     def _new_decoder(self) -> Decoder:
         base = base_model(self.model)
@@ -121,14 +122,12 @@ class RolloutEngine:
         tokenizer: needed for stop_strings.
         keep: the next call's prompts continue these, like turns of episodes: on a CPU their keys and values stay.
         Out of memory: the rows are halved and the rollout continues, with the same result and a line to report it. The
-        next calls halve them, too; after a while twice as many are tried again (_backoff.py).
+        next calls halve them, too; after a while twice as many are tried again (Backoff).
         Layers in few kernels that fail on a card give way to the model's modules, with a line.
         Restores the model's modes, settings and weights in every case.
         Raises ValueError for unsupported settings, an empty prompt, and prompts too long for the context.
         """
-        why = self.unsupported(self.model, generation_config)
-        if why:
-            raise ValueError(f"the rollout engine cannot do this: {why}")
+        self._look_at_model(generation_config)
         limit = generation_config.max_new_tokens
         self.check(self.model, prompt_ids, limit)
         if generation_config.stop_strings and tokenizer is None:
@@ -255,19 +254,32 @@ class RolloutEngine:
             ids = base_model(self.model).generation_config.eos_token_id
         return [] if ids is None else list(ids) if isinstance(ids, (list, tuple)) else [ids]
 
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """Evaluation mode (no dropout), with graphs and casts that match the present model and weights."""
-        training = [m for m in self.model.modules() if m.training]
-        self.model.eval()
-        if base_model(self.model).get_input_embeddings().weight.device != self._decoder.device:
+    def _look_at_model(self, generation_config: GenerationConfig) -> None:
+        """Drop what was made over other weights. Raises ValueError for what the engine cannot do with this model."""
+        base = base_model(self.model)
+        state = signature(self.model)
+        checkpoint = getattr(base, "generation_config", None)
+        supported = state, vars(generation_config).copy(), checkpoint and vars(checkpoint).copy()
+        if supported != self._supported:
+            if why := self.unsupported(self.model, generation_config):
+                raise ValueError(f"the rollout engine cannot do this: {why}")
+            self._supported = supported
+        if base.get_input_embeddings().weight.device != self._decoder.device:
             self._decoder = self._new_decoder()  # the model moved
-        if not self._decoder.graphs.check(self.model):
+        if state != self._state:
+            self._decoder.graphs.clear()
             self._casts.clear()
             self._decoder.fused = None
-        casts = self._casts.instead_of_autocasts(self._decoder.device.type)
+            self._state = state
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Evaluation mode (no dropout); on a card with kept casts of the weights."""
+        training = [m for m in self.model.modules() if m.training]
+        self.model.eval()
+        decoder = self._decoder
         try:
-            with casts if self._decoder.bucketed else nullcontext():
+            with self._casts.instead_of_autocasts(decoder.device.type) if decoder.bucketed else nullcontext():
                 yield
         finally:
             for module in training:

@@ -133,9 +133,12 @@ class _Builder:
         repeated = len(scored_parts) > 1  # the tree then holds the last token once for each of them
         last = min(shared, max(self.read[low:high])) - repeated
         begin = depth - again
-        for place in range(begin, last):
-            label = tokens[place + 1] if place + 1 < shared and place + 1 >= scored else -100
-            self._write(tokens[place], place, label)
+        self.input_ids.extend(tokens[begin:last])
+        self.positions.extend(range(begin, last))
+        labels = [-100] * max(last - begin, 0)
+        for place in range(max(begin, scored - 1), min(last, shared - 1)):
+            labels[place - begin] = tokens[place + 1]
+        self.labels.extend(labels)
         for row in range(low, high):
             # With `repeated`, one that ends here reads the first of the last token's copies, which comes next.
             stop = min(last + repeated, self.read[row])
@@ -156,7 +159,9 @@ class _Builder:
         """The token before `depth`, with the first part's label, and all these parts behind it."""
         place = len(self.input_ids)
         a, _, label = parts[0]
-        self._write(self.sorted[a][depth - 1], depth - 1, label)
+        self.input_ids.append(self.sorted[a][depth - 1])
+        self.positions.append(depth - 1)
+        self.labels.append(label)
         for low, high, _ in parts:
             for row in range(low, high):
                 self.paths[row][depth - 1] = place
@@ -173,11 +178,6 @@ class _Builder:
         longer = [row for row in range(low, high) if len(self.sorted[row]) > depth]
         ranges = (list(same) for _, same in groupby(longer, key=lambda row: self.sorted[row][depth]))
         return [(rows[0], rows[-1] + 1) for rows in ranges]
-
-    def _write(self, token: int, position: int, label: int) -> None:
-        self.input_ids.append(token)
-        self.positions.append(position)
-        self.labels.append(label)
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:

@@ -118,6 +118,7 @@ class Changes:
         if first:
             self.begun, self.known = trainer.config.values(), now | self.known
         _check_same_run(differences(self.known, now), self.known, str(trainer.folder))
+        check_steps(trainer.config)
         self.known["weights"] = trainer.starts_from if first else None
         self._made = now | {"weights": trained_before(trainer.model, trainer.folder)}
         if first and trainer.processes.is_main:
@@ -138,8 +139,10 @@ class Changes:
                 setattr(config, name, from_json(name, value, getattr(config, name)))
         now = config.values() | self._made
         found = {name: [self.known[name], now[name]] for name in now if now[name] != self.known[name]}
+        if not found:
+            return {}, now
         check_values(trainer, {name: getattr(config, name) for name in found if name in asked})
-        return ({"changes": found} if found else {}), now
+        return {"changes": found}, now
 
 
 def _check_same_run(found: Mapping[str, list[Any]], was: Mapping[str, Any], checkpoint: str) -> None:

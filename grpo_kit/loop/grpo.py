@@ -42,13 +42,11 @@ from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.config_changes import Changes, check_values, check_weights
 from grpo_kit.loop.config_checks import checked
 from grpo_kit.loop.generate import generate
-from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import InterruptGuard, Stopped
-from grpo_kit.loop.measures import completions_table, first_rollout, measures, tokens_of
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss, start_weights, weights_of
 from grpo_kit.loop.processes import Processes
-from grpo_kit.loop.protocols import Sampler, Task, Update, optional
+from grpo_kit.loop.protocols import Hook, Sampler, Task, Update
 from grpo_kit.loop.run_checks import (
     check_given,
     check_loaded,
@@ -59,7 +57,16 @@ from grpo_kit.loop.run_checks import (
     trained_before,
 )
 from grpo_kit.loop.run_settings import began_with, made_with, settings_of
-from grpo_kit.loop.score import first_groups, give_advantages, score, with_signal
+from grpo_kit.loop.score import (
+    completions_table,
+    first_groups,
+    first_rollout,
+    give_advantages,
+    measures,
+    score,
+    tokens_of,
+    with_signal,
+)
 from grpo_kit.loop.seeds import modes_of_training, random_state_comes_back, rows_of_step, seed_everything
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models._model_facts import has_dropout
@@ -116,7 +123,7 @@ class Loop:
         self.device = next(model.parameters()).device
         self.processes = Processes(self.config.prompts_per_step, self.device)
         self.processes.check(self.config, has_dropout(model))
-        self.processes.from_main(lambda: RunLog.check(self.folder))
+        self.processes.from_main(RunLog.check, self.folder)
         self.starts_from = trained_before(model, self.folder)
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.optimizer_name = choose_optimizer(self.config.optimizer, model)
@@ -140,7 +147,8 @@ class Loop:
         self.kept_checkpoints: set[str] = set()
         self._changes, self._opened, self._begun = Changes(self.config), False, False
         self._run_id: str | None = None  # drawn when the run is opened
-        self._sample_state = optional(self.sample, "state", None)  # after the last step that is done
+        # Of the sampler, after the last step that is done.
+        self._sample_state = self.sample.state() if hasattr(self.sample, "state") else None
         self._own: list[tuple[torch.nn.Parameter, torch.Tensor]] = []  # what is trained, as the step began
         self._save_failed = False  # the last checkpoint that was due
         self._have_begun: list[Hook] = []  # hooks whose end is due
@@ -170,7 +178,7 @@ class Loop:
             self._open(resume, held)
             error: BaseException | None = None
             try:
-                self._call_hooks("begin")  # a hook may ask for more steps
+                self.processes.from_main(self._call_hooks, "begin")  # a hook may ask for more steps
                 if self.step >= self.config.steps and self.processes.is_main:
                     print(
                         f"All {self.step} steps are done; trainer.change(steps=...) and train() go on from here."
@@ -196,7 +204,7 @@ class Loop:
                     mark_trained(self.model, self.folder, self.step)
                 stop_of_all = isinstance(error, KeyboardInterrupt | None)
                 if stop_of_all or self.processes.count == 1:
-                    self._call_hooks("end", error)
+                    self.processes.from_main(self._call_hooks, "end", error)
                     self.processes.take_mains(self.trained.values())
                 if self.log is not None:
                     self.log.flush()
@@ -204,7 +212,7 @@ class Loop:
     def one_step(self) -> None:
         """One step: a function of (weights, optimizer state, the sampler's state, seed, step)."""
         began = time.monotonic()
-        self._call_hooks("before_step")
+        self.processes.from_main(self._call_hooks, "before_step")
         again = self.processes.from_main(lambda: self.log.changes_at(self.step + 1))
         changes, known = self._changes.of_step(self, again)
         numbers = replace(self.config.at(self.step), first=self.processes.first(self.config.prompts_per_step))
@@ -214,10 +222,10 @@ class Loop:
         seed_everything(self.config.seed, self.step, "update", self.processes.rank)
         metrics = self.learn(batch, numbers)  # from its first update on the stop button waits
         self.step, self._own = self.step + 1, []
-        self._sample_state = optional(self.sample, "state", None)
+        self._sample_state = self.sample.state() if hasattr(self.sample, "state") else None
         row, whole = self._write(batch, numbers, metrics | reported | changes, time.monotonic() - began)
         self._half_done, self._changes.known = False, known
-        self._call_hooks("after_step", row, whole)
+        self.processes.from_main(self._call_hooks, "after_step", row, whole)
         stays = self.processes.from_main(lambda: f"checkpoint-{self.step}" in self.kept_checkpoints)
         due = self.config.save_steps and self.step % self.config.save_steps == 0
         if stays:  # weights that must not be lost: training ends where the disk does not take them
@@ -264,7 +272,8 @@ class Loop:
             first = batch.old_logprobs is None
             for part in batch.split(config.minibatches):
                 loss = PolicyLoss(part, config, numbers, device=self.device)
-                loss.take_totals(self.processes.sums(loss.totals()))
+                whole = self.processes.sums({"rows": loss.rows, "tokens": loss.tokens})
+                loss.rows, loss.tokens = whole["rows"], whole["tokens"]
                 value = self.update.gradients(self.model, part, loss, temperature, self._backward)
                 norm = self._optimizer_step(numbers)
                 sums = self.processes.sums({"loss": value} | loss.measured(part, first))
@@ -309,7 +318,9 @@ class Loop:
         whole = Batch.join(self.processes.gather(replace(batch, old_logprobs=None, ref_logprobs=None)))
         self.seconds += seconds
         self.tokens += more.pop("num_tokens", tokens_of(whole))
-        row = measures(whole, numbers) | optional(self.sample, "measures", {}, whole, self.task)
+        row = measures(whole, numbers)
+        if hasattr(self.sample, "measures"):
+            row |= self.sample.measures(whole, self.task)
         row |= more | {"num_tokens": self.tokens, "step_seconds": seconds, "seconds": self.seconds}
         self.completions = completions_table(whole, self.tokenizer, self.task, numbers)
         if self.log is not None:
@@ -317,27 +328,26 @@ class Loop:
         return row, batch if self.processes.count == 1 else whole
 
     def _call_hooks(self, name: str, *given: Any) -> None:
-        """Hooks run in the main process; what one of them raises is raised in all, once the others had their turn.
+        """The main process calls its hooks; what one of them raises is raised once the others had their turn.
 
         An error in begin is raised at once. Those end that have begun.
         """
-
-        def call() -> None:
-            raised: list[BaseException] = []
-            for hook in [*(self._have_begun if name == "end" else self.hooks)]:
-                try:
-                    getattr(hook, name)(self, *given)
-                except (KeyboardInterrupt, Exception) as error:
-                    if name == "begin" and isinstance(error, Exception):
-                        raise
-                    raised.append(error)
-                else:
-                    if name == "begin":
-                        self._have_begun.append(hook)
-            for error in sorted(raised, key=lambda one: isinstance(one, KeyboardInterrupt)):
-                raise error  # the first error; a stop where there is none
-
-        self.processes.from_main(call)
+        raised: list[BaseException] = []
+        for hook in [*(self._have_begun if name == "end" else self.hooks)]:
+            method = getattr(hook, name)
+            does_nothing = getattr(method, "__func__", None) is getattr(Hook, name)
+            try:
+                if not does_nothing:
+                    method(self, *given)
+            except (KeyboardInterrupt, Exception) as error:
+                if name == "begin" and isinstance(error, Exception):
+                    raise
+                raised.append(error)
+            else:
+                if name == "begin":
+                    self._have_begun.append(hook)
+        for error in sorted(raised, key=lambda one: isinstance(one, KeyboardInterrupt)):
+            raise error  # the first error; a stop where there is none
 
     # ---- changes, stops, records --------------------------------------------------------------------------------
 
@@ -443,7 +453,7 @@ class Loop:
             held.enter_context(alone(self.folder))
         loads = self._half_done or resume and not self._begun and checkpoints(self.folder)
         if loads:
-            self.load(self.processes.from_main(lambda: last_whole(self.folder)))
+            self.load(self.processes.from_main(last_whole, self.folder))
         self.open(resume=resume)
         self._changes.begin(self, first=not (self._begun or loads))
         if loads and self.log is not None:

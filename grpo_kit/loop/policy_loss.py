@@ -27,7 +27,8 @@ from grpo_kit.objectives.ratios import importance_ratio
 class PolicyLoss:
     """The loss of one update on a batch. loss(places, logprobs, entropies) -> the share of these completions.
 
-    rows, tokens: what the losses divide by, those of the batch, or of the whole update (take_totals).
+    rows, tokens: what the losses divide by: of the batch; the trainer sets those of the whole update, where this batch
+    is one process's share of it.
 
     >>> loss = PolicyLoss(batch, config, numbers)  # doctest: +SKIP
     >>> loss([0, 1], logprobs, entropies).backward()  # doctest: +SKIP
@@ -105,14 +106,6 @@ class PolicyLoss:
         self.sums["clip_ratio"] += (low + high).item() * mask.sum().item()
         if reference is not None:
             self.sums["kl"] += objectives.masked_sum(objectives.k3(logprobs, reference), mask).item()
-
-    def totals(self) -> dict[str, float]:
-        """What the losses divide by: completions and tokens of this batch."""
-        return {"rows": self.rows, "tokens": self.tokens}
-
-    def take_totals(self, totals: Mapping[str, float]) -> None:
-        """Divide by these: of the whole update, where this batch is one process's share of it."""
-        self.rows, self.tokens = totals["rows"], totals["tokens"]
 
     def measured(self, batch: Batch, fresh: bool) -> dict[str, float]:
         """Sums over the tokens that were computed, to be added up over processes; see means.

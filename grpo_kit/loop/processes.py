@@ -77,15 +77,15 @@ class Processes:
         """Is it so in any process?"""
         return any(self.gather(value))
 
-    def from_main(self, make: Callable[[], Any]) -> Any:
-        """What the main process makes, given to all. What it raises is raised in all."""
+    def from_main(self, make: Callable[..., Any], *given: Any) -> Any:
+        """make(*given) of the main process, for all. What it raises is raised in all."""
         if self.count == 1 or self._making:  # a hook saves: the others wait for the hook
-            return make()
+            return make(*given)
         found: list[Any] = [None, None]
         if self.is_main:
             self._making = True
             try:
-                found[0] = make()
+                found[0] = make(*given)
             except BaseException as error:
                 found[1] = error
             self._making = False

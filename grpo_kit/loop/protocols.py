@@ -1,4 +1,4 @@
-"""Task, Sampler and Update: what a run is given, and all that loop, evaluation and watch ask of it. Read this first."""
+"""Task, Sampler, Update and Hook: what a run is given, and all that the kit asks of it. Read this first."""
 
 from __future__ import annotations
 
@@ -92,6 +92,27 @@ class Update(Protocol):
         ...
 
 
-def optional(part: Any, method: str, otherwise: Any, *given: Any) -> Any:
-    """What the part's method gives; `otherwise` where it has none, as a function that samples has none."""
-    return getattr(part, method)(*given) if hasattr(part, method) else otherwise
+class Hook:
+    """Four methods; a subclass has those it needs. trainer: the GRPOTrainer; a hook changes it by trainer.change().
+
+    A hook that raises KeyboardInterrupt stops the run as the stop button does, and one that raises an error ends it:
+    the other hooks have their turn, and the step is done and saved. Of Stopped, or a subclass, train() raises the same
+    kind, with the hook's words. end is called on hooks whose begin returned.
+
+    >>> class StopWhenSolved(Hook):
+    ...     def after_step(self, trainer, row, batch):
+    ...         if row["reward"] > 0.95:
+    ...             raise KeyboardInterrupt
+    """
+
+    def begin(self, trainer: Any) -> None:
+        """train() begins or goes on, after trainer.step steps."""
+
+    def before_step(self, trainer: Any) -> None:
+        """The next step is about to sample."""
+
+    def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
+        """Step trainer.step is done and written. row: its metrics. batch: its completions, of all processes."""
+
+    def end(self, trainer: Any, error: BaseException | None) -> None:
+        """train() ends. error: what ended it early, None where all steps are done."""

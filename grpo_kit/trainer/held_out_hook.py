@@ -8,7 +8,7 @@ from typing import Any
 from grpo_kit._support.argument_checks import check_choice
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.loop import checkpoint
-from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.protocols import Hook
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.record._digests import what_is_wrong
 from grpo_kit.record.files import KEPT, read_metrics, write_whole

@@ -15,8 +15,7 @@ from types import CodeType, FrameType
 from typing import IO, Any
 
 from grpo_kit.loop import grpo
-from grpo_kit.loop.hooks import Hook
-from grpo_kit.loop.protocols import Sampler
+from grpo_kit.loop.protocols import Hook, Sampler
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.record.files import read_metrics
 from grpo_kit.rewards import scoring

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from grpo_kit.engine.cpu import _lm_head as cpu_lm_head
-from grpo_kit.engine.cpu._lm_head import embed, head_logprobs, usable, usable_head
+from grpo_kit.engine.cpu import _matmul as cpu_lm_head
+from grpo_kit.engine.cpu._matmul import embed, head_logprobs, usable, usable_head
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ from grpo_kit.engine.optim.choose import make_optimizer
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Config
 from grpo_kit.loop.generate import generate
-from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.loop.padded_update import PaddedUpdate
+from grpo_kit.loop.protocols import Hook
 from grpo_kit.models import load_policy
 from grpo_kit.models._adapters import add_adapters
 from grpo_kit.more import episodes

@@ -6,10 +6,9 @@ from rollout_models import config, ragged_prompts, tiny_model
 
 from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine._attention import attend, attend_fused, join
-from grpo_kit.engine._decode import Decoder
+from grpo_kit.engine._decode import Decoder, EndWatch, OutputBuffer
 from grpo_kit.engine._kv_cache import fill_holes, row_bucket
-from grpo_kit.engine._output_buffer import EndWatch, OutputBuffer
-from grpo_kit.engine.card._graphs import signature
+from grpo_kit.engine._supported_models import signature
 from grpo_kit.engine.rollout import halve
 from grpo_kit.engine.sampling import Sampled
 

@@ -20,10 +20,10 @@ from torch.nn.modules.module import register_module_forward_hook
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from grpo_kit.engine import RolloutEngine
+from grpo_kit.engine._attention import RowAttention
 from grpo_kit.engine.cpu._kv_prefill import weight_version
 from grpo_kit.engine.cpu._layers import plain_layers
 from grpo_kit.engine.cpu._matmul import padded_rows, product, projection
-from grpo_kit.engine.cpu._row_attention import RowAttention
 from grpo_kit.models._model_facts import MODEL_TYPES
 
 PROMPTS = ragged_prompts()

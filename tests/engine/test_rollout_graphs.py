@@ -9,8 +9,7 @@ from fake_cuda import FakeCuda, ReadsFreedMemory
 from rollout_models import config, ragged_prompts, tiny_model
 
 from grpo_kit.engine import RolloutEngine
-from grpo_kit.engine.card._autocast_cache import AutocastCache
-from grpo_kit.engine.card._graphs import DecodeGraphs
+from grpo_kit.engine.card._graphs import AutocastCache, DecodeGraphs
 
 PROMPTS = ragged_prompts()
 TOKENS = 6

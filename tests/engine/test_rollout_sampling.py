@@ -6,8 +6,7 @@ from rollout_models import config, plain_logits, ragged_prompts, tiny_model
 from transformers.generation.logits_process import TopPLogitsWarper
 
 from grpo_kit.engine import RolloutEngine
-from grpo_kit.engine._top_p import TopP
-from grpo_kit.engine.sampling import Sampler, draw, uniform
+from grpo_kit.engine.sampling import Sampler, TopP, draw, uniform
 
 
 def chi_square(observed, expected=None):

@@ -8,15 +8,15 @@ import torch
 from standard_runs import make
 
 from grpo_kit.loop.checkpoint import CheckpointNotSaved
-from grpo_kit.loop.hooks import Hook
-from grpo_kit.trainer.grpo_trainer import Autosave
+from grpo_kit.loop.protocols import Hook
+from grpo_kit.trainer.watch_run import Autosave
 
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 from standard_runs import make
-from grpo_kit.trainer.grpo_trainer import Autosave
-from grpo_kit.loop.hooks import Hook
+from grpo_kit.trainer.watch_run import Autosave
+from grpo_kit.loop.protocols import Hook
 class Kill(Hook):
     def before_step(self, trainer):
         if trainer.step == 3:

@@ -12,7 +12,7 @@ from loop_runs import make, record, same, task, weights
 from transformers import PrinterCallback
 
 from grpo_kit.loop import Config, Loop
-from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.protocols import Hook
 
 BF16 = torch.bfloat16
 

@@ -12,7 +12,7 @@ import forked
 import pytest
 from loop_runs import make, record, same, weights
 
-from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.protocols import Hook
 from grpo_kit.models import load_policy
 from grpo_kit.models._gguf_reader import PolicyLoadError
 from grpo_kit.record._jsonl_run import RunLog
@@ -229,7 +229,7 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from loop_runs import make
-from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.protocols import Hook
 class Wait(Hook):
     def after_step(self, trainer, row, batch):
         print("begun", flush=True)

@@ -7,7 +7,7 @@ import pytest
 from loop_runs import make, task
 
 from grpo_kit.loop import run_checks
-from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.protocols import Hook
 from grpo_kit.loop.run_checks import checkpoint_bytes
 from grpo_kit.models import load_policy
 

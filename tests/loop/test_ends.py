@@ -11,7 +11,7 @@ from loop_runs import letters, make, record
 
 from grpo_kit.engine.complete import complete
 from grpo_kit.evaluation.accuracy import evaluate
-from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.protocols import Hook
 from grpo_kit.models import load_policy
 from grpo_kit.more.episodes.observation import Renderer, View
 from grpo_kit.rewards import CallAccuracy, ExactAnswer, SoftFormat

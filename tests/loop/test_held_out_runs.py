@@ -12,8 +12,8 @@ from standard_runs import make
 from grpo_kit import tasks
 from grpo_kit.evaluation.accuracy import evaluate
 from grpo_kit.evaluation.held_out import HeldOut
-from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import Stopped
+from grpo_kit.loop.protocols import Hook
 from grpo_kit.record._run_lock import alone
 from grpo_kit.record.files import RunFolderError, read_metrics
 from grpo_kit.trainer.control_folder import control

@@ -7,7 +7,7 @@ import standard_runs
 from loop_runs import make, record, same, weights
 
 from grpo_kit.loop import Config
-from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.protocols import Hook
 from grpo_kit.schedules import linear
 
 

@@ -8,8 +8,8 @@ from loop_runs import make, record, same, weights
 from test_loop_hooks import Measured
 
 from grpo_kit.loop import checkpoint
-from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import Stopped
+from grpo_kit.loop.protocols import Hook
 from grpo_kit.record._jsonl_run import RunLog
 from grpo_kit.record._lines import LineFile
 from grpo_kit.record.files import RunFolderError, read_metrics

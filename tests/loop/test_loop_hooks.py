@@ -10,8 +10,8 @@ from loop_runs import make, record, same, task, weights
 
 import grpo_kit as kit
 from grpo_kit.loop import Config
-from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import Stopped
+from grpo_kit.loop.protocols import Hook
 from grpo_kit.record.control import read_changes
 from grpo_kit.record.files import read_metrics
 from grpo_kit.trainer.control_folder import ControlFolder, control

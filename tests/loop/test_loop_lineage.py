@@ -6,8 +6,8 @@ import pytest
 from loop_runs import make, task
 
 import grpo_kit as kit
-from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.interrupts import Stopped
+from grpo_kit.loop.protocols import Hook
 
 
 def settings(folder):

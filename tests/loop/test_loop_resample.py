@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from loop_runs import letters, make, task
 
-from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.protocols import Hook
 from grpo_kit.loop.score import with_signal
 from grpo_kit.record.files import read_completions, read_metrics
 

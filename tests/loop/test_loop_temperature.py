@@ -8,7 +8,7 @@ from loop_runs import make, record, same, weights
 
 from grpo_kit.engine.optim.split_adamw import SplitAdamW8bit
 from grpo_kit.loop import Config
-from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.protocols import Hook
 from grpo_kit.models import load_policy
 from grpo_kit.record.files import run_settings
 

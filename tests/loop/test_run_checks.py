@@ -9,8 +9,7 @@ import standard_runs
 import torch
 from loop_runs import letters, make, record, same, task, weights
 
-from grpo_kit.loop.hooks import Hook
-from grpo_kit.loop.protocols import Task
+from grpo_kit.loop.protocols import Hook, Task
 from grpo_kit.models import load_policy
 from grpo_kit.record.files import RunFolderError, run_settings
 from grpo_kit.rewards import Gated, SoftFormat

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from grpo_kit import rewards
-from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.protocols import Hook
 from grpo_kit.tasks import from_rows
-from grpo_kit.trainer.grpo_trainer import StillStep
+from grpo_kit.trainer.watch_run import StillStep
 from tests.loop_runs import make
 
 ROWS = [{"question": f"{n}?", "answer": "5"} for n in range(8)]

@@ -10,7 +10,7 @@ import forked
 import pytest
 from loop_runs import make, task
 
-from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.protocols import Hook
 from grpo_kit.record.files import read_metrics
 from grpo_kit.trainer.watchdog import Watchdog, where
 

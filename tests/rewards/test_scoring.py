@@ -30,8 +30,7 @@ from grpo_kit.rewards import (
 from grpo_kit.rewards._parts import range_of, reward_names
 from grpo_kit.rewards.scoring import PendingScores, RewardError, score_all, total, totals
 from grpo_kit.tasks import from_rows
-from grpo_kit.trainer.grpo_trainer import OffScale
-from grpo_kit.trainer.watch_run import WatchRun
+from grpo_kit.trainer.watch_run import OffScale, WatchRun
 
 
 def paid_by(*rewards):

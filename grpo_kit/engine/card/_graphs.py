@@ -1,47 +1,21 @@
 """CUDA graphs of the decode step: one launch instead of a thousand kernels one by one. CUDA only.
 
 A graph reads and writes fixed addresses. It is dropped, never patched, as soon as anything it was captured over
-moved: weights, buffers, adapters, autocast. Autocast's copies of the weights do not move either (_autocast_cache.py),
-so graphs live from rollout to rollout.
+moved: weights, buffers, adapters, autocast. Autocast's copies of the weights do not move either, so graphs
+live from rollout to rollout.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-
-
-def signature(model: torch.nn.Module) -> tuple:
-    """Everything a captured graph depends on: the address and dtype of every weight and buffer, adapters, autocast.
-
-    Values may change in place (an optimizer step): a graph reads them again. Addresses and kinds may not.
-    """
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    peft = sys.modules.get("peft.tuners.tuners_utils")
-    adapters = [
-        (
-            name,
-            tuple(m.active_adapters),
-            m.disable_adapters,
-            tuple(m.merged_adapters),
-            tuple(m.scaling.items()),
-        )
-        for name, m in model.named_modules()
-        if peft is not None and isinstance(m, peft.BaseTunerLayer) and hasattr(m, "scaling")
-    ]
-    device = next(model.parameters()).device.type
-    autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-    return (
-        tuple((name, t.data_ptr(), t.dtype, t.shape, t.device) for name, t in tensors),
-        tuple(adapters),
-        autocast,
-        torch.get_float32_matmul_precision(),
-    )
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 
 class DecodeGraphs:
@@ -54,19 +28,9 @@ class DecodeGraphs:
     def __init__(self, cuda: Any) -> None:
         self._cuda = cuda
         self._side: Any = None  # the stream of warm-ups: each new one would keep memory of its own
-        self._signature: tuple | None = None
         self.captures = self.replays = 0
         self._failed = False
         self.clear()
-
-    def check(self, model: torch.nn.Module) -> bool:
-        """Drop everything if the model differs from the captured one; returns whether it was kept."""
-        current = signature(model)
-        same = current == self._signature
-        if not same:
-            self.clear()
-        self._signature = current
-        return same
 
     def clear(self) -> None:
         """Forget all graphs; their memory goes back to torch's allocator."""
@@ -136,3 +100,62 @@ class DecodeGraphs:
         self.captures += 1
         self._bytes += max(0, cuda.memory_reserved() - before)
         return graph
+
+
+# ---- autocast's 16-bit copies of trained weights, at fixed addresses ----------------------------------------------
+# Autocast caches its own copies until its outermost context ends, at the end of every rollout. The
+# copies here hold the same numbers, stay from rollout to rollout and are refreshed at the start of each: 2 bytes for
+# each weight that autocast would cache (float32, trained, in a linear layer), nothing for 16-bit weights.
+
+
+class AutocastCache:
+    """The copies of one model's weights, made where a linear layer first needs them."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id: the weight and its copy
+
+    def clear(self) -> None:
+        """Release the copies."""
+        self._copies.clear()  # the same dict: a continued rollout fills it again
+
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(copy.numel() * copy.element_size() for _, copy in self._copies.values())
+
+    @contextmanager
+    def instead_of_autocasts(self, device: str) -> Iterator[None]:
+        """Inside, linear layers under autocast read these copies of the present weights.
+
+        The numbers equal autocast's. Other tensors that it would cache are cast each time, in a graph too.
+        """
+        if not torch.is_autocast_enabled(device):
+            yield
+            return
+        for weight, copy in self._copies.values():
+            copy.copy_(weight)
+        dtype = torch.get_autocast_dtype(device)
+        with torch.autocast(device, dtype, cache_enabled=False), _Linear(self._copies, dtype):
+            yield
+
+
+class _Linear(TorchFunctionMode):
+    """Gives linear() the copies; leaves all else unchanged."""
+
+    def __init__(self, copies: dict[int, tuple[torch.Tensor, torch.Tensor]], dtype: torch.dtype) -> None:
+        super().__init__()
+        self._copies, self._dtype = copies, dtype
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is functional.linear:
+            args = (args[0], *map(self._cast, args[1:]))
+        return func(*args, **(kwargs or {}))
+
+    def _cast(self, weight: torch.Tensor | None) -> torch.Tensor | None:
+        kept = (
+            weight is not None and weight.dtype == torch.float32 and weight.requires_grad and weight.is_leaf
+        )
+        if not kept or weight._is_view():
+            return weight
+        if id(weight) not in self._copies:
+            self._copies[id(weight)] = weight, weight.detach().to(self._dtype)
+        return self._copies[id(weight)][1]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from grpo_kit.engine.card._graphs import signature
+from grpo_kit.engine._supported_models import signature
 from grpo_kit.engine.cpu._layers import PlainLayers
 from grpo_kit.engine.cpu._tree_attention import Block, TreePlan, tree_attention
 from grpo_kit.engine.tree import build_tree

@@ -150,7 +150,7 @@ def head_bytes(
 
     scored_tokens: positions with a label. Bytes: the scored hidden states and their gradients; either one tile of
     HEAD_TILE tokens over the whole vocabulary, or, training the head, what a tile adds to the head's gradient; and what
-    earlier tiles left of it. A CPU's own head (_lm_head.py) needs less, or what is free.
+    earlier tiles left of it. A CPU's own head (cpu/_matmul.py) needs less, or what is free.
     entropy_bonus: entropies have a gradient, too.
     """
     sizes = _Sizes(config)

@@ -1,10 +1,14 @@
-"""How many bytes this process can still allocate: by a card's cap, a container's limit, and malloc's reserve."""
+"""How many bytes this process can still allocate: by a card's cap, a container's limit, and malloc's reserve.
+
+And when to try a larger size again after memory ran out.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import math
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -65,18 +69,14 @@ def container_bytes() -> float:
         while group.is_relative_to(
             root
         ):  # in a container the path may be the host's: missing files are skipped
-            left = min(left, _left(group, *names))
+            limit, used, cache = names
+            with suppress(OSError, ValueError):
+                most = int((group / limit).read_text())  # "max" without a limit
+                stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                own = most - int((group / used).read_text()) + int(stat.get(cache, 0))
+                left = min(left, max(0, own))
             group = group.parent
     return left
-
-
-def _left(group: Path, limit: str, used: str, cache: str) -> float:
-    try:
-        most = int((group / limit).read_text())  # "max" without a limit
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return max(0, most - int((group / used).read_text()) + int(stat.get(cache, 0)))
-    except (OSError, ValueError):
-        return math.inf
 
 
 def kept_by_malloc() -> int:
@@ -109,3 +109,34 @@ class _Mallinfo(ctypes.Structure):
         (name, ctypes.c_size_t)
         for name in ("arena", "_2", "_3", "_4", "mapped", "_6", "_7", "in_use", "free", "_10")
     ]
+
+
+# ---- when to try a larger size again -------------------------------------------------------------------------------
+
+_FIRST_WAIT = 8
+
+
+class Backoff:
+    """Counts successes with a smaller size, and decides when to try a larger one: after 8 times, then 16 more, 32, ...
+
+    One bad moment does not slow a whole run down, and a size that never fits is tried ever more rarely.
+
+    >>> backoff = Backoff()
+    >>> [n for n in range(1, 60) if backoff.again()]
+    [8, 24, 56]
+    """
+
+    def __init__(self) -> None:
+        self._wait, self._well = _FIRST_WAIT, 0
+
+    def failed(self) -> None:
+        """Memory ran out: restart the count."""
+        self._well = 0
+
+    def again(self) -> bool:
+        """Count one more success; is it time for a larger size?"""
+        self._well += 1
+        if self._well < self._wait:
+            return False
+        self._wait, self._well = 2 * self._wait, 0
+        return True

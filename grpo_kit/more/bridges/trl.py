@@ -38,7 +38,7 @@ from grpo_kit._support.argument_checks import check_known, check_model, check_ta
 from grpo_kit._support.unsloth import changed_defaults
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.loop.config import Config
-from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.protocols import Hook
 from grpo_kit.loop.run_checks import check_tags
 from grpo_kit.models.loading import load_policy
 from grpo_kit.more.bridges._trl_config import config_of, fields_of, steps_between
@@ -48,10 +48,11 @@ from grpo_kit.more.bridges.trackers import Trackio, by_name
 from grpo_kit.record.run_path import path_of
 from grpo_kit.rewards._parts import reward_names
 from grpo_kit.rewards.scoring import PendingScores
-from grpo_kit.trainer.grpo_trainer import Autosave, GRPOTrainer
+from grpo_kit.trainer.grpo_trainer import GRPOTrainer
+from grpo_kit.trainer.watch_run import Autosave
 
 _ELSEWHERE = {
-    "callbacks": "write them as hooks of grpo_kit.loop.hooks and give them as hooks=",
+    "callbacks": "write them as hooks of grpo_kit.loop.protocols and give them as hooks=",
     "optimizers": "leave it out, and name one by args.optim",
     "reward_processing_classes": "write a function that calls the reward model, and give that",
     "quantization_config": "load the model with it first, and give the model",

@@ -23,7 +23,7 @@ if {pretend}:
     import card_plugin
 import os, signal, torch
 from loop_runs import make
-from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.protocols import Hook
 import few_words
 
 class Kill(Hook):

@@ -14,9 +14,9 @@ from grpo_kit.engine.optim.choose import make_optimizer
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Config
 from grpo_kit.loop.config import StepNumbers
-from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
+from grpo_kit.loop.protocols import Hook
 from grpo_kit.models import load_policy
 from grpo_kit.more.episodes import EpisodeTask
 from grpo_kit.trainer.grpo_trainer import GRPOTrainer

@@ -12,7 +12,7 @@ from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.engine.sampling import Sampler
 from grpo_kit.loop import Config
-from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.protocols import Hook
 from grpo_kit.models._adapters import add_adapters
 
 MOST = {

@@ -19,8 +19,8 @@ from grpo_kit.engine._attention import float32_product
 from grpo_kit.engine.memory._free import free_bytes, releasable_bytes
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Config
-from grpo_kit.loop.hooks import Hook
 from grpo_kit.loop.padded_update import PaddedUpdate
+from grpo_kit.loop.protocols import Hook
 from grpo_kit.models import _card_memory as card_memory
 from grpo_kit.models._adapters import add_adapters
 
