@@ -37,6 +37,9 @@ class Quantity:
         return self.tree[0] == "percent"
 
 
+LOWEST, HIGHEST = Quantity(("neg", INFINITY)), Quantity(INFINITY)
+
+
 @dataclass(frozen=True)
 class Row:
     """A tuple or an interval: its two brackets, and what stands between them."""

@@ -31,6 +31,11 @@ from grpo_kit.verdicts._rational import (
 _DIGITS = 40  # that agreeing values share beyond what their numbers have
 _MOST_DIGITS = 1_500
 _POINTS = 7
+# Functions of one value that mpmath has, and its names where they are others.
+_SIMPLE = frozenset(
+    "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh exp sqrt abs ln lg sgn".split()
+)
+_OF_MPMATH = {"abs": "fabs", "ln": "log", "lg": "log10", "sgn": "sign"}
 
 
 @lru_cache(4096)
@@ -114,15 +119,9 @@ class _Evaluator:
             raise TooLargeError(name)
         if name in ("ln", "log", "lg", "logb") and first == 0:
             raise UndefinedError("a logarithm of zero")
-        simple = {
-            "sin": mp.sin, "cos": mp.cos, "tan": mp.tan, "cot": mp.cot, "sec": mp.sec, "csc": mp.csc,
-            "arcsin": mp.asin, "arccos": mp.acos, "arctan": mp.atan, "arccot": mp.acot, "arcsec": mp.asec,
-            "arccsc": mp.acsc, "sinh": mp.sinh, "cosh": mp.cosh, "tanh": mp.tanh, "exp": mp.exp, "sqrt": mp.sqrt,
-            "abs": abs, "ln": mp.log, "lg": mp.log10, "sgn": mp.sign,
-        }  # fmt: skip
         try:
-            if name in simple:
-                return simple[name](first)
+            if name in _SIMPLE:
+                return getattr(mp, _OF_MPMATH.get(name, name.replace("arc", "a")))(first)
             match name:
                 case "log":  # of no known base: one that no other formula knows
                     return mp.log(first) / mp.log(mp.sqrt(mp.mpf("5.8317")))
