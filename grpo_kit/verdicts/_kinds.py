@@ -80,7 +80,7 @@ class Bounds:
     """The values that one letter may have."""
 
     name: str
-    rows: Union
+    value: Union
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ class Inequality:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Rows of cells; a column is a row of one cell each."""
+    """Rows of cells; a column has rows of one cell each."""
 
-    rows: tuple[tuple[Any, ...], ...]
+    rows: tuple[Row, ...]
 
 
 @dataclass(frozen=True)

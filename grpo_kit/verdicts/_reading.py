@@ -105,12 +105,12 @@ def _matrix(text: str, habit: Habit) -> Matrix | None:
     if found is None or "\\begin" in found[2]:
         return None
     lines = [line.strip() for line in re.split(r"\\\\|\\cr(?![a-z])", found[2])]
-    rows = tuple(tuple(read(cell.strip(), habit) for cell in line.split("&")) for line in lines if line)
-    if len({len(row) for row in rows}) != 1 or any(None in row for row in rows):
+    rows = [[read(cell.strip(), habit) for cell in line.split("&")] for line in lines if line]
+    if len(set(map(len, rows))) != 1 or any(None in row for row in rows):
         return None
     if found[1] == "vmatrix":
         return _determinant([[getattr(cell, "tree", None) for cell in row] for row in rows])
-    return Matrix(rows)
+    return Matrix(tuple(Row("[]", tuple(row)) for row in rows))
 
 
 def _determinant(rows: list[list[Any]]) -> Quantity | None:
@@ -196,7 +196,7 @@ def _named_alike(items: list[Any]) -> list[Any]:
     if others and _are(Quantity, others):
         if isinstance(first, Named):
             return [first, *(Named(first.name, item) for item in others)]
-        if isinstance(first, Bounds) and len(first.rows.rows) == 2:
+        if isinstance(first, Bounds) and len(first.value.rows) == 2:
             return [first, *(unequal(first.name, item) for item in others)]
     if _are(Named, items) and len({item.name for item in items}) == len(items):
         bases = {re.sub(r"_\d$", "", item.name) for item in items}
@@ -261,7 +261,7 @@ def _row(text: str, habit: Habit) -> Row | Matrix | None:
         return None
     if text[0] == "[" and all(isinstance(item, Row) and item.brackets == "[]" for item in items):
         if len({len(item.items) for item in items}) == 1:
-            return Matrix(tuple(item.items for item in items))
+            return Matrix(items)
     # ]1, 2[ is an open interval
     brackets = ("(" if text[0] == "]" else text[0]) + (")" if text[-1] == "[" else text[-1])
     return Row(brackets, items)

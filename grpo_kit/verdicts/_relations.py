@@ -160,7 +160,7 @@ def joined(items: list[Bounds], word: str) -> Bounds | None:
     """Bounds with a word between them: x < 2 or x > 3; x > 1 and x < 3."""
     if len({item.name for item in items}) > 1:
         return None
-    name, pairs = items[0].name, [item.rows.rows for item in items]
+    name, pairs = items[0].name, [item.value.rows for item in items]
     if word != "or" and all(len(rows) == 2 for rows in pairs):  # x is not 2, x is not 3
         if any(below.items[1] != above.items[0] for below, above in pairs):
             return None

@@ -118,8 +118,8 @@ _LATEX = [
     (r"\\(?:land|wedge)(?![A-Za-z])", " and "),  # logic
     (r"(?<=[\])])\s*U\s*(?=[\[(])", r" \\cup "),  # a union on a keyboard
     (r"\\(?:backslash|smallsetminus)(?![A-Za-z])", r"\\setminus"),  # a set without another
-    # sets of numbers
-    (r"\\(?:mathbb|Bbb)\s*\{?\s*([RZNQC])\s*\}?|\\([RZNQC])(?![A-Za-z])|(?<=\\in)\s*([RZNQC])\s*$", r"\\mathbb{\1\2\3}"),
+    (r"\\(?:mathbb|Bbb)\s*\{?\s*([RZNQC])\s*\}?|\\([RZNQC])(?![A-Za-z])|(?<=\\in)\s*([RZNQC])\s*$",
+     r"\\mathbb{\1\2\3}"),  # sets of numbers
     (r"(?<=\S),?\s+(?:for )?[a-z]\s*\\in\s*\\mathbb\{R\}$|,\s*[a-z]\s*\\in\s*\\mathbb\{R\}$", ""),  # a real letter
     (r"(\\\\)\[[\d.]+(?:pt|em|ex|mm|cm)\]", r"\1"),  # room between rows
     (r"^[\[(]\s*(\\begin\{(?:array|matrix)\}.*\\end\{(?:array|matrix)\})\s*[\])]$", r"\1"),  # brackets of a matrix
