@@ -208,15 +208,21 @@ def _points(one: Tree, other: Tree) -> list[dict[str, Fraction]]:
     return points
 
 
-def _pairs_of_values(one: Tree, other: Tree) -> list[tuple[Any, Any, int]]:
-    """(value, value, digits behind the point to trust) of both trees at points where both have one.
+def _pairs_of_values(one: Tree, other: Tree) -> list[tuple[Any, Any, int | None]]:
+    """(value, value, digits behind the point to trust, None: all) of both trees at points where both have one.
 
     Without letters there is one point. With letters, and no imaginary unit, only real values count. Raises
-    TooLargeError, UndefinedError where nothing can be worked out.
+    TooLargeError where nothing can be worked out.
     """
+    try:
+        a, b = exact(one), exact(other)
+    except UndefinedError:
+        return []
+    if a is not None and b is not None:
+        return [(a, b, None)]
     one, other = _read_alike(one, other)
     real = bool(symbols(one) | symbols(other)) and ("const", "i") not in (*nodes(one), *nodes(other))
-    found: list[tuple[Any, Any, int]] = []
+    found: list[tuple[Any, Any, int | None]] = []
     for k, point in enumerate(_points(one, other)):
         if k == 4 and len(found) >= 2:
             break
@@ -244,7 +250,9 @@ def _pair(one: Tree, other: Tree, point: dict, real: bool, most: int) -> tuple[A
     return a, b, trusted
 
 
-def _near(a: Any, b: Any, trusted: int) -> bool:
+def _near(a: Any, b: Any, trusted: int | None) -> bool:
+    if trusted is None:
+        return a == b
     return abs(a - b) <= _numbers.mp.mpf(10) ** -trusted
 
 
@@ -257,12 +265,6 @@ def same_value(one: Tree, other: Tree) -> bool:
     """
     if one == other:
         return True
-    try:
-        a, b = exact(one), exact(other)
-    except UndefinedError:
-        return False
-    if a is not None and b is not None:
-        return a == b
     pairs = _pairs_of_values(one, other)
     return bool(pairs) and all(_near(*pair) for pair in pairs)
 
@@ -271,12 +273,6 @@ def distance(one: Tree, other: Tree) -> Any:
     """How far two values without letters are apart, as an mpmath number or a Fraction; None if they have no value."""
     if symbols(one) | symbols(other):
         return None
-    try:
-        a, b = exact(one), exact(other)
-    except UndefinedError:
-        return None
-    if a is not None and b is not None:
-        return abs(a - b)
     pairs = _pairs_of_values(one, other)
     return abs(pairs[0][0] - pairs[0][1]) if pairs else None
 
