@@ -15,10 +15,10 @@ if TYPE_CHECKING:
         CallValidity,
         call_reward,
     )
+    from grpo_kit.more.tasks.bleu_rouge import Bleu, Rouge
     from grpo_kit.rewards._parts import Reward
     from grpo_kit.rewards.answers import ExactAnswer, MathAnswer, NumericAnswer
     from grpo_kit.rewards.auditing import Audit, audit
-    from grpo_kit.rewards.bleu_rouge import Bleu, Rouge
     from grpo_kit.rewards.cancel import cancelled_groups
     from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, crafted_cases
     from grpo_kit.rewards.check import check_rewards
