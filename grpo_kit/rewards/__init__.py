@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, crafted_cases
     from grpo_kit.rewards.check import check_rewards
     from grpo_kit.rewards.combine import Clipped, Gated, WeightedSum
-    from grpo_kit.rewards.format import SoftFormat
-    from grpo_kit.rewards.language import Language
-    from grpo_kit.rewards.length import Repetition, RightSize
+    from grpo_kit.rewards.form import Language, Repetition, RightSize, SoftFormat
     from grpo_kit.rewards.response import extract_answer, last_number, on_response
     from grpo_kit.rewards.scoring import RewardError, total
 

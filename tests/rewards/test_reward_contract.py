@@ -19,9 +19,7 @@ from grpo_kit.rewards._parts import range_of
 from grpo_kit.rewards.answers import ExactAnswer, MathAnswer, NumericAnswer
 from grpo_kit.rewards.cheat_cases import Case
 from grpo_kit.rewards.combine import Clipped, Gated, WeightedSum
-from grpo_kit.rewards.format import SoftFormat
-from grpo_kit.rewards.language import Language
-from grpo_kit.rewards.length import Repetition, RightSize
+from grpo_kit.rewards.form import Language, Repetition, RightSize, SoftFormat
 from grpo_kit.rewards.scoring import off_scale
 from grpo_kit.rewards.scoring import score as judge_ask
 from grpo_kit.tasks.countdown import CountdownAnswer
