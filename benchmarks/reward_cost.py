@@ -23,12 +23,11 @@ from benchmarks.answer_kinds import KINDS
 from benchmarks.result import RESULTS, command_line, origin, save, spread
 from grpo_kit.more.code.code_rewards import CodeFormat
 from grpo_kit.more.episodes.tool_calls import CallAccuracy, CallEfficiency, CallShape, CallValidity
+from grpo_kit.more.tasks.bleu_rouge import Bleu, Rouge
 from grpo_kit.more.tasks.interval_scheduling import ScheduleShare
 from grpo_kit.rewards import ExactAnswer, MathAnswer, NumericAnswer, SoftFormat, WeightedSum
-from grpo_kit.rewards.bleu_rouge import Bleu, Rouge
 from grpo_kit.rewards.combine import Clipped, Gated
-from grpo_kit.rewards.language import Language
-from grpo_kit.rewards.length import Repetition, RightSize
+from grpo_kit.rewards.form import Language, Repetition, RightSize
 from grpo_kit.tasks.countdown import CountdownAnswer
 
 LIMIT_US = 2000

@@ -11,7 +11,8 @@ from __future__ import annotations
 import random
 
 from grpo_kit.rewards import NumericAnswer, SoftFormat
-from grpo_kit.tasks.task import Strategy, Task, most_frequent_answer, split_distinct
+from grpo_kit.tasks.draw import split_distinct
+from grpo_kit.tasks.task import Strategy, Task, most_frequent_answer
 
 _APPLY = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b}
 _EXAMPLE = ("What is 21 + 34?", "<answer>55</answer>")

@@ -15,17 +15,15 @@ if TYPE_CHECKING:
         CallValidity,
         call_reward,
     )
+    from grpo_kit.more.tasks.bleu_rouge import Bleu, Rouge
     from grpo_kit.rewards._parts import Reward
     from grpo_kit.rewards.answers import ExactAnswer, MathAnswer, NumericAnswer
     from grpo_kit.rewards.auditing import Audit, audit
-    from grpo_kit.rewards.bleu_rouge import Bleu, Rouge
     from grpo_kit.rewards.cancel import cancelled_groups
     from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, crafted_cases
     from grpo_kit.rewards.check import check_rewards
     from grpo_kit.rewards.combine import Clipped, Gated, WeightedSum
-    from grpo_kit.rewards.format import SoftFormat
-    from grpo_kit.rewards.language import Language
-    from grpo_kit.rewards.length import Repetition, RightSize
+    from grpo_kit.rewards.form import Language, Repetition, RightSize, SoftFormat
     from grpo_kit.rewards.response import extract_answer, last_number, on_response
     from grpo_kit.rewards.scoring import RewardError, total
 

@@ -54,13 +54,10 @@ def reward_names(rewards: Sequence[Reward]) -> list[str]:
     ['short', '<lambda>']
     """
     bares = [bare_name(reward) for reward in rewards]
-    objects = {id(reward) for reward in rewards}
-    taken = {
-        name
-        for reward in rewards
-        for part, name in zip(all_parts(reward), getattr(reward, "names", ()), strict=False)
-        if id(part) not in objects
-    }
+    part_names = _part_names(rewards)
+    for reward in rewards:
+        part_names.pop(id(reward), None)
+    taken = set(part_names.values())
     names: list[str] = []
     for bare in bares:
         name, number = bare, 1
@@ -79,10 +76,24 @@ def reward_names(rewards: Sequence[Reward]) -> list[str]:
     return names
 
 
-def bare_name(reward: Any) -> str:
-    """A reward's own name, as in TRL. Raises ValueError for an object that cannot be called."""
+def _part_names(rewards: Iterable[Reward]) -> dict[int, str]:
+    """The names of the parts of rewards made of others, by the id of the part."""
+    names: dict[int, str] = {}
+    for reward in rewards:
+        names |= zip(map(id, all_parts(reward)), getattr(reward, "names", ()), strict=False)
+    return names
+
+
+def unwrapped(reward: Any) -> Any:
+    """The reward itself, or the function that a functools.partial wraps."""
     while isinstance(reward, functools.partial):
         reward = reward.func
+    return reward
+
+
+def bare_name(reward: Any) -> str:
+    """A reward's own name, as in TRL. Raises ValueError for an object that cannot be called."""
+    reward = unwrapped(reward)
     if not callable(reward):
         raise ValueError(f"reward {reward!r:.200} cannot be called; give a function of completions")
     if hasattr(reward, "state_dict"):
@@ -163,8 +174,8 @@ def check_calls(rewards: Sequence[Reward], given: Collection[str], where: str) -
         ...
     ValueError: reward '<lambda>' has the parameters (completions), but is called with answer too, by keyword; add ...
     """
-    named = {id(p): n for r in rewards for p, n in zip(all_parts(r), getattr(r, "names", ()), strict=False)}
-    if twice := sorted(name for name, count in Counter(named.values()).items() if count > 1):
+    counts = Counter(_part_names(rewards).values())
+    if twice := sorted(name for name, count in counts.items() if count > 1):
         raise ValueError(
             f"rewards have several parts named {twice}; metrics are kept by name, so set __name__ on one"
         )
@@ -175,11 +186,10 @@ def check_calls(rewards: Sequence[Reward], given: Collection[str], where: str) -
         except (TypeError, ValueError):  # some built-in callables have none
             continue
         check_columns([reward], given, where)
-        free = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-        unknown = [n for n in parameters if n in free and parameters[n].default is inspect.Parameter.empty]
-        if unknown := [n for n in unknown if n not in given]:
+        by_keyword = keyword_parameters(reward)
+        if unknown := [name for name, needed in by_keyword.items() if needed and name not in given]:
             raise ValueError(f"reward {name!r} asks for {unknown}, which it is not given in training")
-        refused = sorted(set(given) - free)
+        refused = sorted(set(given) - by_keyword.keys())
         if refused and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             raise ValueError(
                 f"reward {name!r} has the parameters ({', '.join(parameters)}), but is called with "
@@ -209,11 +219,21 @@ def required_columns(reward: Reward) -> list[str]:
     ['answer']
     """
     columns = list(getattr(reward, "columns", ()))
-    for p in inspect.signature(reward).parameters.values():
-        named = p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        if named and p.default is p.empty and p.name not in _GIVEN_BY_TRL and p.name not in columns:
-            columns.append(p.name)
+    for name, needed in keyword_parameters(reward).items():
+        if needed and name not in _GIVEN_BY_TRL and name not in columns:
+            columns.append(name)
     return columns
+
+
+def keyword_parameters(function: Callable) -> dict[str, bool]:
+    """The parameters that can be given by keyword; True: one without a default.
+
+    >>> keyword_parameters(lambda completions, answer="", **columns: [])
+    {'completions': True, 'answer': False}
+    """
+    parameters = inspect.signature(function).parameters.values()
+    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {p.name: p.default is p.empty for p in parameters if p.kind in by_keyword}
 
 
 def answer_parts(rewards: Sequence[Reward], names: Sequence[str] | None = None) -> dict[str, Reward]:
@@ -228,8 +248,8 @@ def answer_parts(rewards: Sequence[Reward], names: Sequence[str] | None = None) 
     found: dict[str, Reward] = {}
     for reward, name in zip(rewards, names or reward_names(rewards), strict=True):
         if getattr(reward, "sums", False):
-            names_of = {id(part): own for part, own in zip(all_parts(reward), reward.names, strict=True)}
-            found |= answer_parts(reward.parts, [names_of[id(part)] for part in reward.parts])
+            part_names = _part_names([reward])
+            found |= answer_parts(reward.parts, [part_names[id(part)] for part in reward.parts])
         elif judges_answer(reward):
             found[name] = reward
     return found

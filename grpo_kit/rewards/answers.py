@@ -5,7 +5,6 @@ grpo_kit.verdicts reads and compares the answers.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
@@ -210,13 +209,6 @@ def _rules(*, units: str, tolerance: float | None, significant: int | None, **mo
     if significant is not None:
         check_whole("significant", significant, hint=", the digits that count, such as 3")
     return Rules(units=units, tolerance=tolerance or None, significant=significant, **more)
-
-
-def check_installed(module: str, reward: AnswerReward) -> None:
-    """Raises ImportError naming what to install where the module is missing, before any completion is made."""
-    if importlib.util.find_spec(module) is None:
-        name, package = type(reward).__name__, module.replace("_", "-")
-        raise ImportError(f'{name} needs the package {package}: run `pip install "grpo-kit[rewards]"`')
 
 
 def as_number(value: Any) -> Fraction | None:

@@ -15,9 +15,8 @@ from grpo_kit._support.argument_checks import check_whole
 from grpo_kit._support.display import wilson_interval
 from grpo_kit.rewards._neighbours import equal_texts, excused, near_misses, why
 from grpo_kit.rewards._parts import Reward, answer_parts, reaches_rewards, reward_names, with_parts
-from grpo_kit.rewards.cheat_cases import Case, TaskWithCases, answer_cases
+from grpo_kit.rewards.cheat_cases import Case, TaskWithCases, answer_cases, score_cases
 from grpo_kit.rewards.response import gold_text
-from grpo_kit.rewards.scoring import score_all
 
 _ROWS = 64  # rows of a task, by default
 _PAYS = 1e-9
@@ -175,10 +174,7 @@ def _judged(
 ) -> Audit:
     """The texts with their scores, divided by those of the honest case, which comes first for each gold."""
     cases, names = [one["case"] for one in tried], reward_names(rewards)
-    keys = dict.fromkeys(key for case in cases for key in case.columns)
-    columns = {key: [case.columns.get(key) for case in cases] for key in keys}
-    columns["prefill"] = [case.prefill for case in cases]
-    by_reward = score_all(rewards, [case.completion for case in cases], names=names, **columns)
+    by_reward = score_cases(rewards, cases, names)
     honest: dict[int, tuple[float | None, ...]] = {}
     texts: list[dict[str, Any]] = []
     for one, scores in zip(tried, zip(*by_reward.values(), strict=True), strict=True):

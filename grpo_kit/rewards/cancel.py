@@ -56,22 +56,21 @@ def cancelled_groups(
         )
     table = table.dropna(subset=["reward"]).astype(dict.fromkeys([*parts, "reward"], float))  # None to NaN
     table = table[table.groupby(["step", "group"])["reward"].transform("size") > 1]
-    grouped = table.groupby(["step", "group"])[[*parts, "reward"]]
-    least, most = grouped.min(), grouped.max()
+    groups = table.groupby(["step", "group"])[[*parts, "reward"]]
+    least, most = groups.min(), groups.max()
     varies = most - least > tolerance * np.maximum(1, np.maximum(least.abs(), most.abs()))
     cancelled = varies[parts].any(axis=1) & ~varies["reward"]
     rows = []
     for step in dict.fromkeys(scores["step"] if isinstance(scores, pd.DataFrame) else [0]):
-        here = cancelled[cancelled.index.get_level_values("step") == step]
-        first = here.index[here.to_numpy()][:1].tolist()
-        found = table[(table["step"] == first[0][0]) & (table["group"] == first[0][1])] if first else None
+        of_step = cancelled[cancelled.index.get_level_values("step") == step]
+        examples = [_example(groups.get_group(group)) for group in of_step.index[of_step][:1]]
         rows.append(
             {
                 "step": int(step),
-                "groups": len(here),
-                "cancelled": int(here.sum()),
-                "share": float(here.mean()) if len(here) else float("nan"),
-                "example": "" if found is None else _example(found[[*parts, "reward"]]),
+                "groups": len(of_step),
+                "cancelled": int(of_step.sum()),
+                "share": float(of_step.mean()) if len(of_step) else float("nan"),
+                "example": "".join(examples),
             }
         )
     return pd.DataFrame(rows, columns=["step", "groups", "cancelled", "share", "example"])
@@ -86,8 +85,8 @@ def cancelled_share(parts: Sequence[Scores], totals: Scores, prompts: Sequence[A
     0.5
     """
     groups = [number for number, (_, same) in enumerate(groupby(prompts)) for _ in same]
-    found = cancelled_groups(_table({str(place): part for place, part in enumerate(parts)}, groups, totals))
-    return float(found["share"][0]) if found["groups"].any() else None
+    row = cancelled_groups(_table(dict(enumerate(parts)), groups, totals)).iloc[0]
+    return float(row["share"]) if row["groups"] else None
 
 
 def _as_table(

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from grpo_kit.rewards._parts import Reward
+from grpo_kit.rewards._parts import Reward, check_column_names, columns_of
 from grpo_kit.rewards.response import answer_span
+from grpo_kit.rewards.scoring import score_all
 
 Tie = Literal["never", "format", "always"]
 
@@ -110,6 +111,16 @@ def crafted_cases(
         case("right answer, wrong format", f" The answer is {right}.", "always"),
         case("wrong answer, right format", wrong_body, "format"),
     ]
+
+
+def score_cases(
+    rewards: Sequence[Reward], cases: Sequence[Case], names: Sequence[str]
+) -> dict[str, list[float | None]]:
+    """Every reward's scores of the cases, each with its own prefill and columns. Raises the errors of score()."""
+    columns = columns_of([case.columns for case in cases])
+    check_column_names({"prefill"} & columns.keys(), "cases")  # a Case has a prefill of its own
+    columns["prefill"] = [case.prefill for case in cases]
+    return score_all(rewards, [case.completion for case in cases], names, **columns)
 
 
 def answer_cases(honest: Case, texts: Mapping[str, str], *, tag: str | None = "answer") -> list[Case]:

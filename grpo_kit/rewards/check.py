@@ -8,9 +8,9 @@ import pandas as pd
 
 from grpo_kit._support.argument_checks import check_whole, is_number
 from grpo_kit._support.display import cut
-from grpo_kit.rewards._parts import Reward, check_column_names, reward_names
-from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, TaskWithCases
-from grpo_kit.rewards.scoring import RewardError, score_all, totals, warn_off_scale
+from grpo_kit.rewards._parts import Reward, reward_names
+from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, TaskWithCases, score_cases
+from grpo_kit.rewards.scoring import RewardError, totals, warn_off_scale
 
 _PAYS = 1e-9
 
@@ -91,20 +91,12 @@ def check_rewards(
 
 
 def _score(rewards: Mapping[str, Reward], weights: Sequence[float], cases: Sequence[Case]) -> pd.DataFrame:
-    columns = {key: [case.columns.get(key) for case in cases] for case in cases for key in case.columns}
-    check_column_names({"prefill"} & columns.keys(), "cases")  # a Case has a prefill of its own
     table: dict[str, list] = {
         "case": [case.name for case in cases],
         "response": [case.prefill + case.completion for case in cases],
     }
     try:
-        parts = score_all(
-            list(rewards.values()),
-            [case.completion for case in cases],
-            list(rewards),
-            prefill=[case.prefill for case in cases],
-            **columns,
-        )
+        parts = score_cases(list(rewards.values()), cases, list(rewards))
     except RewardError as error:
         raise RewardCheckError(f"a reward breaks its contract: {error}") from error
     weighted = totals(list(parts.values()), weights, [0] * len(cases))  # completions of one prompt

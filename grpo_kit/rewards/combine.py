@@ -28,7 +28,7 @@ class _Composite:
         self.parts: list[Reward] = list(parts)
         inside = all_parts(self)
         self.names: list[str] = reward_names(inside)
-        self._name_of = {id(part): name for part, name in zip(inside, self.names, strict=True)}
+        self._name_of = dict(zip(map(id, inside), self.names, strict=True))
         if name in self.names:
             raise ValueError(
                 f"a part is named {name!r}, as what it would be a part of; set __name__ on it, metrics are kept by name"
@@ -175,28 +175,32 @@ def score_in_full(
         parts = one.parts if isinstance(one, WeightedSum | Gated) else []
         judging = [part for part in parts if judges_answer(part) and part not in left_out]
         if not judging:
-            high = [(range_of(one) or (0.0, 1.0))[1]] * len(given)
+            bars = [(range_of(one) or (0.0, 1.0))[1]] * len(given)
             if full_pay is not None and judges_answer(one):
-                high = full_pay(one, given)
-            bars = zip(given, high, strict=True)
-            return [None if score is None else score >= most - _ROUNDING for score, most in bars], given
+                bars = full_pay(one, given)
+            return _where_judged(lambda score, bar: score >= bar - _ROUNDING, given, bars), given
         scores_of = {id(part): told[f"reward/{reward._name_of[id(part)]}"] for part in parts}
         inside = [full(part, scores_of[id(part)]) for part in judging]
-        judged = zip(*(verdicts for verdicts, _ in inside), strict=True)
-        verdicts: Verdicts = [None if None in row else all(row) for row in judged]
-        given = zip(*(credit for _, credit in inside), strict=True)
-        credit = [None if None in row else round(math.fsum(row) / len(row), 6) for row in given]
+        verdicts = _where_judged(lambda *row: all(row), *(verdicts for verdicts, _ in inside))
+        credit = _where_judged(_mean, *(credit for _, credit in inside))
         if isinstance(one, WeightedSum):
             return verdicts, credit
-        open_ = [None if gate is None else gate >= one.least for gate in scores_of[id(parts[1])]]
-        pairs = list(zip(verdicts, open_, strict=True))
-        behind = zip(credit, open_, strict=True)
-        return [None if None in pair else all(pair) for pair in pairs], [
-            None if gate is None or paid is None else paid if gate else min(paid, 0.0)
-            for paid, gate in behind
-        ]
+        is_open = _where_judged(lambda gate: gate >= one.least, scores_of[id(parts[1])])
+        verdicts = _where_judged(lambda verdict, opened: verdict and opened, verdicts, is_open)
+        return verdicts, _where_judged(
+            lambda paid, opened: paid if opened else min(paid, 0.0), credit, is_open
+        )
 
     return Pay(scores, *full(reward, scores))
+
+
+def _where_judged(function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
+    """function of each row of the columns; None where one of the row's values is None."""
+    return [None if None in row else function(*row) for row in zip(*columns, strict=True)]
+
+
+def _mean(*scores: float) -> float:
+    return round(math.fsum(scores) / len(scores), 6)
 
 
 def all_in_full(verdicts: Sequence[Verdicts]) -> Verdicts:
@@ -246,10 +250,8 @@ class Gated(_Composite):
     def _judge(self, scores_of):
         scores, gates = map(scores_of, self.parts)
         shut, _ = range_of(self.parts[0]) or (0.0, 1.0)
-        return [
-            None if score is None or gate is None else score if gate >= self.least else min(score, shut)
-            for score, gate in zip(scores, gates, strict=True)
-        ]
+        least = self.least
+        return _where_judged(lambda score, gate: score if gate >= least else min(score, shut), scores, gates)
 
 
 class Clipped(_Composite):
@@ -277,4 +279,4 @@ class Clipped(_Composite):
     def _judge(self, scores_of):
         width = self.high - self.low
         scores = scores_of(self.parts[0], finite=False)
-        return [None if s is None else float(min(1.0, max(0.0, (s - self.low) / width))) for s in scores]
+        return _where_judged(lambda score: float(min(1.0, max(0.0, (score - self.low) / width))), scores)

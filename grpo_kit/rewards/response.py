@@ -13,22 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from grpo_kit.rewards._parts import Reward
+from grpo_kit.rewards._parts import Reward, keyword_parameters
 
 # A minus belongs to the number unless it could be a subtraction from the text before it.
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
 
 # Invisible characters, each a piece of a character class.
-_UNSEEN = {
-    r"\s\x00-\x1f\x7f-\x9f": "white space of every width (no-break, thin, ideographic), control characters",
-    r"\u200b-\u200f\u2060-\u2064\ufeff\u180e": "zero width: spaces, joiners, marks of direction, a byte order mark",
-    r"\u061c\u202a-\u202e\u2066-\u206f": "direction of the text around",
-    r"\xad\u034f\u17b4\u17b5\u180b-\u180d\u180f": "soft hyphen, grapheme joiner, vowels and selectors without a shape",
-    r"\u115f\u1160\u3164\uffa0\u2800": "letters that are blank: Hangul fillers, the Braille cell without dots",
-    r"\ufe00-\ufe0f\ufff0-\ufffb\U0001d159\U0001d173-\U0001d17a": "variation selectors, annotation, blank notes",
-    r"\U0001bca0-\U0001bca3\U000e0000-\U000e0fff": "shorthand format controls, tags and the other selectors",
-}
-_SEEN = re.compile(f"[^{''.join(_UNSEEN)}]")
+_UNSEEN = (
+    r"\s\x00-\x1f\x7f-\x9f"  # white space of every width (no-break, thin, ideographic), control characters
+    r"\u200b-\u200f\u2060-\u2064\ufeff\u180e"  # zero width: spaces, joiners, marks of direction, a byte order mark
+    r"\u061c\u202a-\u202e\u2066-\u206f"  # direction of the text around
+    r"\xad\u034f\u17b4\u17b5\u180b-\u180d\u180f"  # soft hyphen, grapheme joiner, vowels and selectors without a shape
+    r"\u115f\u1160\u3164\uffa0\u2800"  # letters that are blank: Hangul fillers, the Braille cell without dots
+    r"\ufe00-\ufe0f\ufff0-\ufffb\U0001d159\U0001d173-\U0001d17a"  # variation selectors, annotation, blank notes
+    r"\U0001bca0-\U0001bca3\U000e0000-\U000e0fff"  # shorthand format controls, tags and the other selectors
+)
+_SEEN = re.compile(f"[^{_UNSEEN}]")
 _BREAK = re.compile(r"<br ?/?>", re.IGNORECASE)
 
 
@@ -64,15 +64,15 @@ def on_response(
     """
     if fn is None:
         return functools.partial(on_response, range=range)
-    first, *parameters = inspect.signature(fn).parameters.values()
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    names = {p.name for p in named}
+    first, *others = inspect.signature(fn).parameters.values()
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in others)
+    named = keyword_parameters(fn)
+    named.pop(first.name, None)
 
     @functools.wraps(fn)
     def reward(completions: Sequence[Any], *, prefill: Any = None, **columns: Any) -> list[float | None]:
-        wanted = {k: v for k, v in columns.items() if k in names or (takes_all and k != first.name)}
-        if "prefill" in names:
+        wanted = {k: v for k, v in columns.items() if k in named or (takes_all and k != first.name)}
+        if "prefill" in named:
             wanted = {**wanted, "prefill": prefill}
         return fn([start + text for text, start in pair_prefill(completions, prefill)], **wanted)
 
@@ -80,7 +80,7 @@ def on_response(
     del reward.__wrapped__
     if range is not None:
         reward.range = range
-    reward.columns = tuple(p.name for p in named if p.default is p.empty and p.name != "prefill")
+    reward.columns = tuple(name for name, needed in named.items() if needed and name != "prefill")
     return reward
 
 

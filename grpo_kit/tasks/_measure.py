@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from grpo_kit.rewards._parts import Reward, judges_answer, range_of, with_parts
 from grpo_kit.rewards.combine import Verdicts
-from grpo_kit.rewards.format import SoftFormat
+from grpo_kit.rewards.form import SoftFormat
 from grpo_kit.rewards.scoring import Scores
 from grpo_kit.tasks._right import PaidInFull, is_own
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +18,7 @@ from grpo_kit.prompts import build_dataset, build_prompt, check_parts
 from grpo_kit.rewards._parts import Reward, answer_parts, check_column_names, columns_of
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, answer_cases, crafted_cases
+from grpo_kit.rewards.form import SoftFormat
 from grpo_kit.rewards.response import check_tag, own_answer
 from grpo_kit.rewards.scoring import score_all, totals
 from grpo_kit.tasks._right import (
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
 
 Strategy = Callable[[dict], str | None]
 _READ = 128  # train rows on which the best constant strategy is measured
-_HELD_OUT_FIRST = 256  # so many rows are drawn before the train rows, though fewer may be held out
 
 
 @dataclass(frozen=True)
@@ -333,58 +334,6 @@ def most_frequent_answer(train: Sequence[Mapping[str, Any]]) -> dict[str, Strate
     return {f"always {answer!r}": lambda row: answer}
 
 
-def split_distinct(
-    draw: Callable[[], dict | None], n_train: int, n_held_out: int, *, what: str, avoid: Sequence[str] = ()
-) -> tuple[list[dict], list[dict]]:
-    """(train, held_out) rows with distinct questions from `draw`; see distinct_rows.
-
-    The train rows do not depend on how many rows are held out: they come after the first 256 rows. If there are fewer
-    questions, they come after the held-out rows.
-    """
-    for name, count in (("n_train", n_train), ("n_held_out", n_held_out)):
-        check_whole(name, count)
-    needed, wanted = n_train + n_held_out, n_train + max(n_held_out, _HELD_OUT_FIRST)
-    rows = _draw_distinct(draw, wanted, avoid)
-    if len(rows) < needed:
-        raise _too_few(what, len(rows), needed)
-    first = _HELD_OUT_FIRST if len(rows) == wanted else n_held_out
-    train, others = rows[first : first + n_train], rows[:first] + rows[first + n_train :]
-    return train, others[:n_held_out]
-
-
-def distinct_rows(
-    draw: Callable[[], dict | None], count: int, *, what: str, avoid: Iterable[str] = ()
-) -> list[dict]:
-    """Draws rows until `count` have distinct questions, none of them in `avoid`; a draw of None ends it early.
-
-    Raises ValueError if draws keep repeating, with the number of distinct questions found.
-    """
-    if count < 1:
-        raise ValueError(f"{what}: {count!r} rows asked for; ask for at least 1")
-    rows = _draw_distinct(draw, count, avoid)
-    if len(rows) < count:
-        raise _too_few(what, len(rows), count)
-    return rows
-
-
-def _draw_distinct(draw: Callable[[], dict | None], count: int, avoid: Iterable[str]) -> list[dict]:
-    """Fewer than count rows if draws keep repeating or end."""
-    rows: dict[str, dict] = {}
-    avoid, draws = set(avoid), 0
-    while len(rows) < count and draws < 1000 + 20 * count and (row := draw()) is not None:
-        draws += 1
-        if row["question"] not in avoid:
-            rows.setdefault(row["question"], row)
-    return list(rows.values())
-
-
-def _too_few(what: str, found: int, count: int) -> ValueError:
-    return ValueError(
-        f"{what} has too few distinct questions: found {found} of {count} (n_train and n_held_out together); ask for "
-        "fewer rows or a wider range"
-    )
-
-
 def _check_rows(task: str, split: str, rows: Sequence[dict], rewards: Sequence[Reward]) -> None:
     if not rows:
         raise ValueError(f"task {task!r}: {split} is empty; give at least one row")
@@ -399,3 +348,29 @@ def _check_rows(task: str, split: str, rows: Sequence[dict], rewards: Sequence[R
             raise ValueError(
                 f"task {task!r}: {split} row {place} has the question {row['question']!r}; use text"
             )
+
+
+def with_answer_tag(task: Task, tag: str) -> Task:
+    """The task, whose answers stand in <answer>, with its answers in <tag>. Raises ValueError for no name of a tag."""
+    check_tag("answer_tag", tag)
+    if tag == task.answer_tag:
+        return task
+
+    def renamed(text: str) -> str:
+        return text.replace("<answer>", f"<{tag}>").replace("</answer>", f"</{tag}>")
+
+    rewards = []
+    for reward in map(copy, task.rewards):
+        if isinstance(reward, SoftFormat):
+            reward = SoftFormat(think=reward.think, answer=tag)
+        else:
+            reward.tag = tag
+        rewards.append(reward)
+    return replace(
+        task,
+        answer_tag=tag,
+        system=renamed(task.system or "") or None,
+        prefill=renamed(task.prefill),
+        examples=tuple((question, renamed(response)) for question, response in task.examples),
+        rewards=rewards,
+    )

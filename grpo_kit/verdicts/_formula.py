@@ -15,18 +15,33 @@ function that nobody defines: f(x), f^{-1}(x) with the letter "f^-1", f'(x) with
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from grpo_kit.verdicts._formula_tokens import CONSTANTS, LETTERS, OF, NotUnderstoodError, Token, tokens
+from grpo_kit.verdicts._formula_tokens import CONSTANTS, OF, NotUnderstoodError, Token, tokens
 
 Tree = tuple[Any, ...]
 _LONGEST = 400  # characters; no answer needs more
 _DEEPEST = 60
-_NO_FACTOR = frozenset("rfloor rceil cdot times pm mp choose circ rangle permille over".split())
-_INVERSE_POWER = ("neg", ("num", Fraction(1)))
+_TERMS = {"+": "add", "-": "sub", "\\pm": "pm", "\\mp": "mp"}
+_FACTORS = {"*": "mul", "\\cdot": "mul", "\\times": "mul", "/": "div"}
+_NO_FACTOR = frozenset(
+    rf"\{name}" for name in "rfloor rceil pm mp cdot times choose circ rangle permille over".split()
+)
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_OF_SEVERAL = ("gcd", "lcm", "max", "min")
 _INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
+
+
+def num(value: int | str | Fraction) -> Tree:
+    """The tree of a number.
+
+    >>> num("0.5")
+    ('num', Fraction(1, 2))
+    """
+    return "num", Fraction(value)
 
 
 def nodes(tree: Tree) -> Iterator[Tree]:
@@ -37,8 +52,9 @@ def nodes(tree: Tree) -> Iterator[Tree]:
     """
     waiting = [tree]
     while waiting:
-        yield (one := waiting.pop())
-        waiting += [part for part in one[1:] if isinstance(part, tuple)]
+        node = waiting.pop()
+        yield node
+        waiting += [part for part in node[1:] if isinstance(part, tuple)]
 
 
 @lru_cache(4096)
@@ -54,8 +70,7 @@ def parse(text: str, *, comma: bool = False) -> Tree:
         raise NotUnderstoodError(f"{len(text)} characters")
     parser = _Parser(tokens(text, comma=comma))
     tree = parser.sum()
-    if parser.is_command("over"):
-        parser.take()
+    if parser.accept("\\over"):
         tree = ("div", tree, parser.sum())
     if parser.place < len(parser.tokens):
         raise NotUnderstoodError(f"left over: {parser.tokens[parser.place].value!r}")
@@ -79,18 +94,22 @@ class _Parser:
         self.place += 1
         return token
 
-    def is_command(self, *names: str) -> bool:
-        return self.next.kind == "command" and self.next.value in names
+    def accept(self, *kinds: str) -> Token | None:
+        """The next token, taken, if it is of one of these kinds."""
+        return self.take() if self.next.kind in kinds else None
+
+    def follow(self, *kinds: str) -> bool:
+        """Whether the next tokens are of these kinds."""
+        upcoming = self.tokens[self.place : self.place + len(kinds)]
+        return [token.kind for token in upcoming] == list(kinds)
 
     def sum(self) -> Tree:
         self.depth += 1
         if self.depth > _DEEPEST:
             raise NotUnderstoodError("nested too deep")
         tree = self.product()
-        while self.next.kind in ("+", "-") or self.is_command("pm", "mp"):
-            sign = self.take().value
-            right = self.product()
-            tree = ({"+": "add", "-": "sub"}.get(sign, sign), tree, right)
+        while sign := self.accept(*_TERMS):
+            tree = (_TERMS[sign.kind], tree, self.product())
         self.depth -= 1
         return tree
 
@@ -98,12 +117,11 @@ class _Parser:
         tree = self.signed()
         while True:
             token = self.next
-            if token.kind in ("*", "/") or self.is_command("cdot", "times"):
-                self.take()
+            if self.accept(*_FACTORS):
                 right = self.signed()
                 if _is_vector(tree) or _is_vector(right):
                     raise NotUnderstoodError("a product of vectors")
-                tree = ("div" if token.kind == "/" else "mul", tree, right)
+                tree = (_FACTORS[token.kind], tree, right)
             elif self.begins_factor():
                 right = self.power()
                 if token.kind == "(" and token.spaced and _plain_number(tree) and _plain_number(right):
@@ -113,271 +131,215 @@ class _Parser:
                 return tree
 
     def begins_factor(self) -> bool:
-        """Whether a factor may follow without a sign between; never a number."""
+        """Whether a factor may follow without a sign between; a number only in n2^{n-1} and 3!7!."""
         token = self.next
         if token.kind == "num":
-            return self.number_goes_on()
+            before = self.tokens[self.place - 1].kind if self.place and not token.spaced else ""
+            return (before == "name" and self.follow("num", "^")) or (
+                before == "!" and self.follow("num", "!")
+            )
         if token.kind == "|":
             return not self.bars
-        if token.kind == "command":
-            return token.value not in _NO_FACTOR
-        return token.kind in ("name", "function", "(", "{")
-
-    def number_goes_on(self) -> bool:
-        """n2^{n-1} and 3!7!: a power behind a letter, a factorial behind a factorial."""
-        before = self.tokens[self.place - 1] if self.place else None
-        after = self.tokens[self.place + 1] if self.place + 1 < len(self.tokens) else None
-        if before is None or after is None or self.next.spaced:
-            return False
-        return (before.kind, after.kind) in (("name", "^"), ("!", "!"))
+        if token.kind[0] == "\\":
+            return token.kind not in _NO_FACTOR
+        return token.kind in ("name", "letter", "function", "(", "{")
 
     def signed(self) -> Tree:
-        if self.next.kind in ("+", "-") or self.is_command("pm", "mp"):
-            sign = self.take().value
-            inside = self.power()  # one sign: --5 is no number
-            return inside if sign == "+" else ("neg", inside) if sign == "-" else (sign, None, inside)
-        return self.power()
+        sign = self.accept(*_TERMS)
+        tree = self.power()  # one sign: --5 is no number
+        if sign is None or sign.kind == "+":
+            return tree
+        return ("neg", tree) if sign.kind == "-" else (sign.value, None, tree)
 
     def power(self) -> Tree:
         base = self.behind(self.primary())
+        if not self.accept("^"):
+            return base
+        exponent = self.exponent()
         if self.next.kind == "^":
-            self.take()
-            exponent = self.exponent()
-            if self.next.kind == "^":
-                raise NotUnderstoodError("a power of a power without brackets")
-            return self.behind(("pow", base, exponent))
-        return base
+            raise NotUnderstoodError("a power of a power without brackets")
+        return self.behind(("pow", base, exponent))
 
     def behind(self, tree: Tree) -> Tree:
         """The signs that stand behind a value: factorial, per cent, degrees."""
         while True:
-            if self.is_command("permille"):
-                self.take()
-                tree = ("percent", ("div", tree, ("num", Fraction(10))))
-            elif self.next.kind == "!":
-                self.take()
+            if self.accept("\\permille"):
+                tree = ("percent", ("div", tree, num(10)))
+            elif self.accept("!"):
                 if tree[:2] == ("call", "factorial"):
                     raise NotUnderstoodError("a factorial twice, or a double factorial")
                 tree = ("call", "factorial", tree)
-            elif self.next.kind == "%":
-                self.take()
+            elif self.accept("%"):
                 tree = ("percent", tree)
-            elif self.next.kind == "^" and self.after_is_circle():
+            elif self.follow("^", "\\circ"):
                 self.place += 2
                 tree = ("degree", tree)
             else:
                 return tree
 
-    def after_is_circle(self) -> bool:
-        after = self.tokens[self.place + 1] if self.place + 1 < len(self.tokens) else None
-        return after is not None and after.kind == "command" and after.value == "circ"
-
     def exponent(self) -> Tree:
         if self.next.kind == "{":
-            return self.group("{", "}")
-        if self.next.kind in ("-", "+"):
-            sign = self.take().value
-            inside = self.exponent()
-            return ("neg", inside) if sign == "-" else inside
-        return self.primary()
+            return self.group("{")
+        sign = self.accept("-", "+")
+        if sign is None:
+            return self.primary()
+        tree = self.exponent()
+        return ("neg", tree) if sign.kind == "-" else tree
 
-    def group(self, opening: str, closing: str) -> Tree:
+    def arguments(self, opening: str = "(") -> list[Tree]:
+        """What stands between brackets, divided by commas."""
         self.take(opening)
         bars, self.bars = self.bars, 0
-        tree = self.sum()
-        if opening == "{" and self.is_command("choose"):
-            self.take()
-            tree = ("call", "binom", tree, self.sum())
-        elif opening == "{" and self.is_command("over"):
-            self.take()
-            tree = ("div", tree, self.sum())
-        self.take(closing)
+        trees = [self.sum()]
+        if opening == "{" and self.accept("\\choose"):
+            trees = [("call", "binom", *trees, self.sum())]
+        elif opening == "{" and self.accept("\\over"):
+            trees = [("div", *trees, self.sum())]
+        while self.accept(","):
+            trees.append(self.sum())
+        self.take(_CLOSING[opening])
         self.bars = bars
+        return trees
+
+    def group(self, opening: str) -> Tree:
+        """What stands between brackets, without a comma."""
+        tree, *others = self.arguments(opening)
+        if others:
+            raise NotUnderstoodError("a comma in brackets")
         return tree
 
     def argument(self) -> Tree:
         """What a LaTeX command takes: a group, or the one digit or letter that follows."""
         if self.next.kind == "{":
-            return self.group("{", "}")
-        token = self.take()
-        if token.kind == "num" and token.value[1].isdigit():
-            first, rest = token.value[1][0], token.value[1][1:]
-            if rest:
-                self.place -= 1
-                self.tokens[self.place] = Token("num", (Fraction(int(rest)), rest), False)
-            return ("num", Fraction(int(first)))
-        if token.kind == "name" or (
-            token.kind == "command" and (token.value == "pi" or token.value in LETTERS)
-        ):
-            self.place -= 1
+            return self.group("{")
+        if self.next.kind in ("name", "letter"):
             return self.name()
-        raise NotUnderstoodError(f"{token.value!r} as an argument")
+        digits = self.take("num").value[1]
+        if not digits.isdigit():
+            raise NotUnderstoodError(f"{digits!r} as an argument")
+        if len(digits) > 1:
+            self.place -= 1
+            self.tokens[self.place] = Token("num", (Fraction(digits[1:]), digits[1:]), False)
+        return num(digits[0])
 
     def primary(self) -> Tree:
         token = self.next
         match token.kind:
             case "num":
                 return self.number()
-            case "name":
+            case "name" | "letter":
                 return self.name()
             case "function":
                 return self.function()
-            case "(":
-                return self.group("(", ")")
-            case "[":
-                return self.group("[", "]")
-            case "{":
-                return self.group("{", "}")
+            case "(" | "[" | "{":
+                return self.group(token.kind)
             case "|":
                 self.take()
                 self.bars += 1
-                inside = self.sum()
+                tree = self.sum()
                 self.bars -= 1
                 self.take("|")
-                return ("call", "abs", inside)
-            case "command":
-                return self.command()
-        raise NotUnderstoodError(f"{token.value!r} where a value should stand")
+                return ("call", "abs", tree)
+        return self.command()
 
     def number(self) -> Tree:
+        """A number, also a mixed one: 2 1/2, 2\\frac{1}{2}."""
         value, written = self.take().value
-        tree = ("num", value)
+        whole = num(value)
         if self.next.kind == "_":
             raise NotUnderstoodError("a base inside a formula")
+        start = self.place
         if not written.isdigit():
-            return tree
-        if self.is_command("frac"):
-            start = self.place
+            return whole
+        if self.next.kind == "\\frac":
             part = self.primary()
-            if part[0] == "div" and all(_is_whole(side) for side in part[1:]):
-                if not part[1][1] < part[2][1]:
+            if part[0] == "div" and _is_whole(part[1]) and _is_whole(part[2]):
+                if part[1][1] >= part[2][1]:
                     raise NotUnderstoodError("a number beside an improper fraction")
-                return ("mixed", tree, part)
-            self.place = start
-        rest = self.tokens[self.place : self.place + 3]
-        if (
-            len(rest) == 3
-            and rest[0].kind == "num"
-            and rest[0].spaced
-            and rest[1].kind == "/"
-            and rest[2].kind == "num"
-        ):
-            top, bottom = rest[0].value, rest[2].value
-            if top[1].isdigit() and bottom[1].isdigit() and top[0] < bottom[0]:
-                self.place += 3
-                return ("mixed", tree, ("div", ("num", top[0]), ("num", bottom[0])))
-        return tree
+                return ("mixed", whole, part)
+        elif self.next.spaced and self.follow("num", "/", "num"):
+            (top, top_written), _, (bottom, bottom_written) = (self.take().value for _ in range(3))
+            if top_written.isdigit() and bottom_written.isdigit() and top < bottom:
+                return ("mixed", whole, ("div", num(top), num(bottom)))
+        self.place = start
+        return whole
 
     def name(self) -> Tree:
         name = self.take().value
-        if name == "C" and self.next.kind == "(" and len(choose := self.arguments_or_none()) == 2:
-            return ("call", "binom", *choose)
-        if name in ("pi", "infty"):
-            tree = ("const", "pi" if name == "pi" else "oo")
-        elif name in CONSTANTS:
-            tree = CONSTANTS[name]
-        elif name in ("e", "i"):
-            tree = ("const", name)
-        else:
-            tree = ("sym", name)
-        if self.next.kind == "_":
-            self.take()
-            tree = ("sym", f"{name}_{self.subscript()}")
-        return self.applied(name, tree[1]) if tree[0] == "sym" else tree
+        if name == "C" and self.next.kind == "(":
+            start = self.place
+            with suppress(NotUnderstoodError):
+                arguments = self.arguments()
+                if len(arguments) == 2:
+                    return ("call", "binom", *arguments)
+            self.place = start
+        if self.accept("_"):
+            return self.applied(name, f"{name}_{self.subscript()}")
+        if name in CONSTANTS:
+            return ("const", CONSTANTS[name])
+        return self.applied(name, name)
 
     def applied(self, letter: str, name: str) -> Tree:
         """The letter, or the function by that name of what stands in brackets behind it; a(b + c) is a product."""
-        start = self.place
-        while self.next.kind == "'":
-            self.take()
-        primes = self.place - start
-        alone = ("sym", name + primes * "'")
-        behind, power = self.place, ("num", Fraction(primes or 1))
+        primes = 0
+        while self.accept("'"):
+            primes += 1
+        end, power = self.place, num(primes or 1)
+        kind = "^()" if primes else ""
         is_function = letter in OF or primes > 0
-        if is_function and self.next.kind == "^" and not self.after_is_circle():
-            primes = [token.kind for token in self.tokens[behind + 1 : behind + 3]] == ["{", "("]
+        if is_function and self.next.kind == "^" and not self.follow("^", "\\circ"):
+            kind = "^()" if self.follow("^", "{", "(") else ""
             self.take()
             power = self.exponent()
         arguments = self.arguments() if self.next.kind == "(" else []
-        if not arguments or not (
-            is_function or (len(arguments) == 1 and arguments[0][0] not in ("add", "sub"))
-        ):
-            self.place = behind
-            return alone
-        kind = "^()" if primes else "^-1" if power == _INVERSE_POWER else ""
-        return ("apply", name + kind, power, *arguments)
+        is_term = len(arguments) == 1 and arguments[0][0] not in ("add", "sub")
+        if arguments and (is_function or is_term):
+            return ("apply", name + (kind or "^-1" * _is_inverse(power)), power, *arguments)
+        self.place = end
+        return ("sym", name + primes * "'")
 
     def subscript(self) -> str:
+        if self.next.kind in ("num", "name"):
+            return self.written()
+        self.take("{")
+        written = ""
+        while not self.accept("}"):
+            written += self.written()
+        return written
+
+    def written(self) -> str:
+        """The next token of an index, as it is written."""
         token = self.take()
-        if token.kind != "{":
-            if token.kind not in ("num", "name"):
-                raise NotUnderstoodError("an index")
-            return token.value[1] if token.kind == "num" else token.value
-        written = []
-        while self.next.kind != "}":
-            token = self.take()
-            if token.kind not in ("num", "name", "function", "command", ",", "+", "-"):
-                raise NotUnderstoodError("an index")
-            written.append(token.value[1] if token.kind == "num" else token.value)
-        self.take("}")
-        return "".join(written)
+        if token.kind not in ("num", "name", "letter", "function", ",", "+", "-") and token.kind[0] != "\\":
+            raise NotUnderstoodError("an index")
+        return token.value[1] if token.kind == "num" else token.value
 
     def function(self) -> Tree:
         name = self.take().value
         if name == "sqrt":
             return self.root()
-        base = None
-        if name == "log" and self.next.kind == "_":
-            self.take()
-            base = self.argument() if self.next.kind != "num" else ("num", self.take().value[0])
-        power = None
-        if self.next.kind == "^":
-            self.take()
+        base = power = None
+        if name == "log" and self.accept("_"):
+            base = num(self.take().value[0]) if self.next.kind == "num" else self.argument()
+        if self.accept("^"):
             power = self.exponent()
-            if power == _INVERSE_POWER:
+            if _is_inverse(power):
                 if name not in _INVERSE:
                     raise NotUnderstoodError("an inverse function")
                 name, power = _INVERSE[name], None
-        if self.next.kind == "(":
-            arguments = self.arguments()
-        elif name in ("gcd", "lcm", "max", "min"):
+        if self.next.kind != "(" and name in _OF_SEVERAL:
             raise NotUnderstoodError(f"{name} without brackets")
-        else:
-            arguments = [self.bare_argument()]
+        arguments = self.arguments() if self.next.kind == "(" else [self.bare_argument()]
         if name == "cbrt":
-            return ("call", "root", *arguments, ("num", Fraction(3)))
-        if name not in ("gcd", "lcm", "max", "min") and len(arguments) != 1:
+            return ("call", "root", *arguments, num(3))
+        if name not in _OF_SEVERAL and len(arguments) != 1:
             raise NotUnderstoodError(f"{name} of {len(arguments)} arguments")
         tree = ("call", name, *arguments) if base is None else ("call", "logb", arguments[0], base)
         return tree if power is None else ("pow", tree, power)
 
-    def arguments(self) -> list[Tree]:
-        self.take("(")
-        bars, self.bars = self.bars, 0
-        made = [self.sum()]
-        while self.next.kind == ",":
-            self.take()
-            made.append(self.sum())
-        self.take(")")
-        self.bars = bars
-        return made
-
-    def arguments_or_none(self) -> list[Tree]:
-        """The arguments in brackets where there are several; else nothing is read."""
-        start = self.place
-        try:
-            made = self.arguments()
-        except NotUnderstoodError:
-            made = []
-        if len(made) < 2:
-            self.place = start
-            return []
-        return made
-
     def bare_argument(self) -> Tree:
         """sin 2x, ln x: factors side by side up to the next sign or function."""
-        if self.next.kind == "-":
-            self.take()
+        if self.accept("-"):
             return ("neg", self.bare_argument())
         tree = self.power()
         while self.begins_factor() and self.next.kind not in ("function", "("):
@@ -385,18 +347,15 @@ class _Parser:
         return tree
 
     def root(self) -> Tree:
-        index = None
-        if self.next.kind == "[":
-            index = self.group("[", "]")
-        inside = self.group("(", ")") if self.next.kind == "(" else self.argument()
-        return ("call", "sqrt", inside) if index is None else ("call", "root", inside, index)
+        index = self.group("[") if self.next.kind == "[" else None
+        tree = self.group("(") if self.next.kind == "(" else self.argument()
+        return ("call", "sqrt", tree) if index is None else ("call", "root", tree, index)
 
     def command(self) -> Tree:
-        name = self.next.value
-        if name in LETTERS or name in ("pi", "infty"):
-            return self.name()
-        self.take()
-        match name:
+        token = self.take()
+        match token.kind.removeprefix("\\"):
+            case "infty":
+                return ("const", "oo")
             case "frac":
                 top, bottom = self.argument(), self.argument()
                 if _begins_with_d(top) and _begins_with_d(bottom):
@@ -404,27 +363,20 @@ class _Parser:
                 return ("div", top, bottom)
             case "binom":
                 return ("call", "binom", self.argument(), self.argument())
-            case "lfloor" | "lceil":
-                inside = self.sum()
-                if not self.is_command("rfloor" if name == "lfloor" else "rceil"):
-                    raise NotUnderstoodError(f"{name} that is not closed")
-                self.take()
-                return ("call", "floor" if name == "lfloor" else "ceil", inside)
-            case "sum" | "prod":
+            case "lfloor" | "lceil" as name:
+                tree = self.sum()
+                self.take(f"\\r{name[1:]}")
+                return ("call", name[1:], tree)
+            case "sum" | "prod" as name:
                 return self.series(name)
-            case "overline" | "vec" | "hat" | "bar" | "mathbb" | "mathcal" | "widehat" | "tilde":
+            case "overline" | "vec" | "hat" | "bar" | "mathbb" | "mathcal" | "widehat" | "tilde" as name:
                 self.take("{")
-                return ("sym", f"{name} {self.letters()}")
-        raise NotUnderstoodError(f"the command {name!r}")
-
-    def letters(self) -> str:
-        written = []
-        while self.next.kind == "name":
-            written.append(self.take().value)
-        self.take("}")
-        if not written:
-            raise NotUnderstoodError("no letters")
-        return "".join(written)
+                letters = self.take("name").value
+                while self.next.kind == "name":
+                    letters += self.take().value
+                self.take("}")
+                return ("sym", f"{name} {letters}")
+        raise NotUnderstoodError(f"{token.value!r} where a value should stand")
 
     def series(self, name: str) -> Tree:
         """A sum or product over an index: its index, from, to, and the product behind it."""
@@ -451,6 +403,10 @@ def _is_whole(tree: Tree) -> bool:
     return tree[0] == "num" and tree[1].denominator == 1
 
 
+def _is_inverse(power: Tree) -> bool:
+    return power == ("neg", num(1))
+
+
 def _plain_number(tree: Tree) -> bool:
     """A number or what is made of numbers alone."""
-    return not any(one[0] in ("sym", "const") for one in nodes(tree))
+    return not any(node[0] in ("sym", "const") for node in nodes(tree))

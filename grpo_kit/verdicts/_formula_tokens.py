@@ -11,15 +11,10 @@ FUNCTIONS = frozenset(
     "abs floor ceil ceiling sqrt cbrt gcd lcm max min sgn det".split()
 )
 _ALIASES = {"Abs": "abs", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "ceiling": "ceil"}
-CONSTANTS = {
-    "pi": ("const", "pi"),
-    "infinity": ("const", "oo"),
-    "inf": ("const", "oo"),
-    "oo": ("const", "oo"),
-}
+CONSTANTS = {"pi": "pi", "e": "e", "i": "i", "infinity": "oo", "inf": "oo", "oo": "oo"}
 LETTERS = frozenset(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
-    "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar".split()
+    "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar pi".split()
 )
 # Names that are those of functions alone, and names of functions: a bracket behind them holds an argument.
 FUNCTIONS_ALONE = frozenset("f phi psi chi zeta Phi Psi Gamma Var Cov Re Im Tr Pr erf".split())
@@ -35,7 +30,9 @@ NUMBER = re.compile(
     r"|[1-9]\d{0,2}(?:_\d{3})+)(?![\d])(?:\.\d+)?)"
     r"|(?P<plain>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,4}(?![\dA-Za-z]))?)"
 )
+_DECIMAL_COMMA = re.compile(r"\d{1,3}(?:[. ]\d{3})+(?:,\d+)?|\d+,\d+")
 _COMMAND = re.compile(r"\\([A-Za-z]+)\*?|\\(.)")
+_WORD = re.compile(r"[^\W\d_]+")
 _TIMES = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)|(?<=\d)\s+[xX]\s+(?=\d)")
 
 
@@ -46,7 +43,9 @@ class NotUnderstoodError(ValueError):
 class Token(NamedTuple):
     """One sign; a number has (value, text) as its value."""
 
-    kind: str  # "num", "name", "function", "command", or the sign itself
+    kind: (
+        str  # "num", "name", "letter" (of Greek), "function", a command such as "\\frac", or the sign itself
+    )
     value: Any
     spaced: bool  # white space before it
 
@@ -59,73 +58,81 @@ def number_of(text: str, *, comma: bool = False) -> Fraction | None:
     """
     if comma and re.fullmatch(r"\d+,\d+|\d{1,3}(?:[. ]\d{3})+", text):
         text = re.sub("[. ]", "", text).replace(",", ".")
-    found = NUMBER.fullmatch(text)
-    return _value(found) if found else None
+    literal = NUMBER.fullmatch(text)
+    if literal is None:
+        return None
+    if literal["repeating"]:
+        return _repeating(text)
+    if re.search(r"[. ]\d{3},\d+$", text):
+        return Fraction(re.sub("[. ]", "", text).replace(",", "."))
+    if text.count(".") > 1:
+        text = text.replace(".", "")
+    text = re.sub("[ ,'_]", "", text).lower()
+    return Fraction(text.replace(".e", "e").removesuffix("."))
 
 
-def _value(found: re.Match) -> Fraction:
-    text = found[0]
-    if found["repeating"]:
-        whole, _, rest = text.partition(".")
-        fixed, again = re.fullmatch(r"(\d*)\D+(\d+)\D*", rest).groups()
-        period = Fraction(int(again), (10 ** len(again) - 1) * 10 ** len(fixed))
-        return Fraction(int(whole or 0)) + (Fraction(int(fixed), 10 ** len(fixed)) if fixed else 0) + period
-    if found["grouped"]:
-        if re.search(r"[. ]\d{3},\d+$", text):
-            return Fraction(re.sub("[. ]", "", text).replace(",", "."))
-        if text.count(".") > 1:
-            text = text.replace(".", "")
-        return Fraction(re.sub("[ ,'_]", "", text))
-    return Fraction(
-        text.removesuffix(".") if "e" not in text.lower() else text.replace(".e", "e").replace(".E", "E")
-    )
+def _repeating(text: str) -> Fraction:
+    """The value of 0.1(6) or 0.1\\overline{6}."""
+    whole, _, rest = text.partition(".")
+    fixed, period = re.fullmatch(r"(\d*)\D+(\d+)\D*", rest).groups()
+    ninths = Fraction(int(period), 10 ** len(period) - 1)
+    return int(whole or 0) + (int(fixed or 0) + ninths) / 10 ** len(fixed)
+
+
+def number_at(text: str, start: int, *, comma: bool, brackets: bool) -> str:
+    """The number literal that begins there; "" for none. brackets: it stands in brackets, where 1,234 are two."""
+    number = NUMBER.match(text, start)
+    if number is None:
+        return ""
+    with_comma = _DECIMAL_COMMA.match(text, start) if comma else None
+    if with_comma:
+        return with_comma[0]
+    if brackets and number["grouped"] and "," in number[0]:
+        return re.match(r"\d+", number[0])[0]
+    return number[0]
 
 
 def tokens(text: str, *, comma: bool) -> list[Token]:
     """The signs of the text. Raises NotUnderstoodError for one that no formula has."""
     text = _TIMES.sub(r" \\times ", text)
-    found, at, depth = [], 0, 0
+    signs: list[Token] = []
+    at = depth = 0
     while at < len(text):
         spaced = at > 0 and text[at - 1].isspace()
         char = text[at]
-        if char.isspace():
-            at += 1
-            continue
-        number = NUMBER.match(text, at)
+        number = number_at(text, at, comma=comma, brackets=depth > 0)
         if number:
-            if number["grouped"] and "," in number[0] and depth:  # in brackets a comma is a comma
-                number = re.compile(r"(?P<plain>\d+)|(?P<grouped>x)|(?P<repeating>x)").match(text, at)
-            if comma and (other := re.compile(r"\d{1,3}(?:[. ]\d{3})+(?:,\d+)?|\d+,\d+").match(text, at)):
-                found.append(Token("num", (number_of(other[0], comma=True), other[0]), spaced))
-                at = other.end()
-                continue
-            found.append(Token("num", (_value(number), number[0]), spaced))
-            at = number.end()
-            continue
-        if char == "\\":
+            signs.append(Token("num", (number_of(number, comma=comma), number), spaced))
+            at += len(number)
+        elif char == "\\":
             command = _COMMAND.match(text, at)
             if command is None:
                 raise NotUnderstoodError("a backslash at the end")
-            name = command[1] or command[2]
-            kind = "function" if name in FUNCTIONS else "command"
-            if command[2]:
-                kind = {"{": "{", "}": "}", "|": "|"}.get(name, "command")
-                if kind in ("{", "}"):
-                    raise NotUnderstoodError("a set inside a formula")
-            found.append(Token(kind, _ALIASES.get(name, name), spaced))
+            signs.append(_command(command[1] or command[2], spaced))
             at = command.end()
-            continue
-        if char.isalpha():
-            word = re.compile(r"[^\W\d_]+").match(text, at)[0]
-            found += _word(word, spaced)
+        elif char.isalpha():
+            word = _WORD.match(text, at)[0]
+            signs += _word(word, spaced)
             at += len(word)
-            continue
-        if char not in "+-*/^_()[]{}|!%=,'":
+        elif char.isspace():
+            at += 1
+        elif char in "+-*/^_()[]{}|!%=,'":
+            depth += (char in "([{") - (char in ")]}")
+            signs.append(Token(char, char, spaced))
+            at += 1
+        else:
             raise NotUnderstoodError(f"the sign {char!r}")
-        depth += (char in "([{") - (char in ")]}")
-        found.append(Token(char, char, spaced))
-        at += 1
-    return found
+    return signs
+
+
+def _command(name: str, spaced: bool) -> Token:
+    if name in ("{", "}"):
+        raise NotUnderstoodError("a set inside a formula")
+    if name in FUNCTIONS:
+        return Token("function", _ALIASES.get(name, name), spaced)
+    if name in LETTERS:
+        return Token("letter", name, spaced)
+    return Token("|" if name == "|" else f"\\{name}", name, spaced)
 
 
 def _word(word: str, spaced: bool) -> list[Token]:

@@ -37,6 +37,9 @@ class Quantity:
         return self.tree[0] == "percent"
 
 
+LOWEST, HIGHEST = Quantity(("neg", INFINITY)), Quantity(INFINITY)
+
+
 @dataclass(frozen=True)
 class Row:
     """A tuple or an interval: its two brackets, and what stands between them."""
@@ -77,7 +80,7 @@ class Bounds:
     """The values that one letter may have."""
 
     name: str
-    rows: Union
+    value: Union
 
 
 @dataclass(frozen=True)
@@ -97,9 +100,9 @@ class Inequality:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Rows of cells; a column is a row of one cell each."""
+    """Rows of cells; a column has rows of one cell each."""
 
-    rows: tuple[tuple[Any, ...], ...]
+    rows: tuple[Row, ...]
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from fractions import Fraction
 
-from grpo_kit.verdicts._formula import Tree, nodes, parse
+from grpo_kit.verdicts._formula import Tree, nodes, num, parse
 from grpo_kit.verdicts._formula_tokens import NotUnderstoodError, number_of
 from grpo_kit.verdicts._kinds import INFINITY, PLAIN, Habit, Quantity, Several
 from grpo_kit.verdicts._rational import TooLargeError, UndefinedError, exact
@@ -41,8 +40,6 @@ _BASE_WORDS = r"\d{1,2}|two|three|four|five|six|seven|eight|nine|ten|twelve|sixt
 _BASE = re.compile(
     rf"\(?([0-9A-Za-z]+)\)?\s*(?:_\s*\{{?\s*({_BASE_WORDS})\s*\}}?|\(?\s*(?:in )?base[ -]?({_BASE_WORDS})\s*\)?)"
 )
-_BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
-          "twelve": 12, "sixteen": 16}  # fmt: skip
 
 
 def formula(text: str, habit: Habit = PLAIN) -> Tree | None:
@@ -60,13 +57,14 @@ def read_based(text: str, habit: Habit) -> Quantity | None:
     if prefixed:
         digits, base = prefixed[2], {"x": 16, "b": 2, "o": 8}[prefixed[1]]
     elif found:
-        digits, base = found[1], _BASES.get(found[3] or found[2]) or int(found[3] or found[2])
+        digits, written = found[1], found[2] or found[3]
+        base = int(number_in_words(written) or written)
     else:
         return None
     if not 2 <= base <= 36 or not (re.search(r"\d", digits) or (base == 16 and digits.isupper())):
         return None
     try:
-        return Quantity(("num", Fraction(int(digits, base))), base=base)
+        return Quantity(num(int(digits, base)), base=base)
     except ValueError:
         return None
 
@@ -108,16 +106,19 @@ def _money(found: re.Match, habit: Habit) -> Quantity | None:
     if sign and inner:
         return None
     tree = _value(digits, habit)
+    times = _THOUSANDS[short.strip()] if short else 1
+    currency, tail = currency.strip(), tail.strip()
+    word, _, rest = tail.partition(" ")
+    if word in _TIMES_WORD:
+        times, tail = times * _TIMES_WORD[word], rest
+    if tree is not None and times > 1:
+        value = exact(("mul", tree, num(times)))
+        tree = None if value is None else num(value)
     if tree is None:
         return None
-    if short:
-        tree = ("num", exact(("mul", tree, ("num", Fraction(_THOUSANDS[short.strip()])))))
-    word, _, rest = tail.strip().partition(" ")
-    if word in _TIMES_WORD:
-        tree, tail = ("num", exact(("mul", tree, ("num", Fraction(_TIMES_WORD[word]))))), rest
-    units = read_unit(f"{currency.strip()} {tail.strip()}".strip())
-    if not units and tail.strip():  # $5 USD says it twice
-        units = tuple(set(read_unit(currency.strip())) & set(read_unit(tail.strip())))
+    units = read_unit(f"{currency} {tail}".strip())
+    if not units and tail:  # $5 USD says it twice
+        units = tuple(set(read_unit(currency)) & set(read_unit(tail)))
     tree = ("neg", tree) if "-" in (sign, inner) else tree
     return Quantity(tree, units) if units else None
 
@@ -130,27 +131,18 @@ _PRODUCT = re.compile(r"[abc]{2,3}|[xyz]{2,3}|[pqr]{2,3}|[mnk]{2}|[uvw]{2}")
 
 def _words_alone(text: str, tree: Tree) -> bool:
     """Words and nothing else, whose letters are no product: "dog", "a dog"; no formula such as sin x or x y."""
-    if (
-        _PRODUCT.fullmatch(text)
-        or not re.fullmatch(r"[^\W\d_]+(?: [^\W\d_]+)*", text)
-        or tree
-        in (
-            INFINITY,
-            ("const", "pi"),
-            ("sym", text),
-        )
-    ):
+    if _PRODUCT.fullmatch(text) or tree[0] == "call" or tree in (INFINITY, ("const", "pi"), ("sym", text)):
         return False
-    return tree[0] != "call" and any(len(word) > 1 for word in text.split())
+    is_words = re.fullmatch(r"[^\W\d_]+(?: [^\W\d_]+)*", text) is not None
+    return is_words and any(len(word) > 1 for word in text.split())
 
 
 def _value(text: str, habit: Habit) -> Tree | None:
     text = text.strip()
     number = number_of(text, comma=habit.comma)
-    if number is not None:
-        return "num", number
-    words = number_in_words(text)
-    return ("num", words) if words is not None else formula(text, habit)
+    if number is None:
+        number = number_in_words(text)
+    return formula(text, habit) if number is None else num(number)
 
 
 def _with_unit(number: str, unit: str, text: str, place: int, habit: Habit) -> Quantity | None:
@@ -163,7 +155,7 @@ def _with_unit(number: str, unit: str, text: str, place: int, habit: Habit) -> Q
     if tree is None or symbols(tree):
         return None if number else read_in_words(text)
     if factor is not None:
-        tree = ("mul", tree, ("num", Fraction(factor))) if tree[0] != "num" else ("num", tree[1] * factor)
+        tree = num(tree[1] * factor) if tree[0] == "num" else ("mul", tree, num(factor))
         if not rest:
             return Quantity(tree)
         unit = rest
@@ -203,7 +195,7 @@ def put_together(whole: Quantity, part: Quantity) -> Quantity | None:
                     value = exact(("add", whole.tree, ("mul", part.tree, ("num", other.factor / one.factor))))
                 except (TooLargeError, UndefinedError):
                     return None
-                return None if value is None else Quantity(("num", value), (one,))
+                return None if value is None else Quantity(num(value), (one,))
     return None
 
 
@@ -215,7 +207,7 @@ def read_in_words(text: str) -> Quantity | None:
         if value is not None:
             unit = " ".join(words[end:])
             units = read_unit(unit, count=value) if unit else ()
-            return Quantity(("num", value), units) if units or not unit else None
+            return Quantity(num(value), units) if units or not unit else None
     return None
 
 

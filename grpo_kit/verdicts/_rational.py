@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
@@ -39,21 +40,18 @@ class _Budget(threading.local):
 _budget = _Budget()
 
 
-class limited:
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
     """A block in which work ends: OutOfTimeError after so many seconds, TooLargeError after 12,000 operations.
 
     Of this thread alone.
     """
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def __enter__(self) -> None:
-        self.before = _budget.deadline, _budget.left
-        _budget.deadline, _budget.left = time.monotonic() + self.seconds, _OPERATIONS
-
-    def __exit__(self, *_: Any) -> None:
-        _budget.deadline, _budget.left = self.before
+    before = _budget.deadline, _budget.left
+    _budget.deadline, _budget.left = time.monotonic() + seconds, _OPERATIONS
+    try:
+        yield
+    finally:
+        _budget.deadline, _budget.left = before
 
 
 def tick(cost: int = 1) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
-from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from grpo_kit.verdicts._formula import num
 from grpo_kit.verdicts._kinds import (
-    INFINITY,
+    HIGHEST,
+    LOWEST,
     PLAIN,
     Bounds,
     Choice,
@@ -103,24 +105,21 @@ def _matrix(text: str, habit: Habit) -> Matrix | None:
     if found is None or "\\begin" in found[2]:
         return None
     lines = [line.strip() for line in re.split(r"\\\\|\\cr(?![a-z])", found[2])]
-    rows = tuple(tuple(read(cell.strip(), habit) for cell in line.split("&")) for line in lines if line)
-    fits = (
-        rows
-        and len({len(row) for row in rows}) == 1
-        and all(cell is not None for row in rows for cell in row)
-    )
-    if fits and found[1] == "vmatrix":
+    rows = [[read(cell.strip(), habit) for cell in line.split("&")] for line in lines if line]
+    if len(set(map(len, rows))) != 1 or any(None in row for row in rows):
+        return None
+    if found[1] == "vmatrix":
         return _determinant([[getattr(cell, "tree", None) for cell in row] for row in rows])
-    return Matrix(rows) if fits else None
+    return Matrix(tuple(Row("[]", tuple(row)) for row in rows))
 
 
 def _determinant(rows: list[list[Any]]) -> Quantity | None:
     """Of two or three rows."""
-    if len(rows) != len(rows[0]) or len(rows) > 3 or any(cell is None for row in rows for cell in row):
+    if len(rows) != len(rows[0]) or len(rows) > 3 or any(None in row for row in rows):
         return None
     if len(rows) == 1:
         return Quantity(rows[0][0])
-    tree: Any = ("num", Fraction(0))
+    tree = num(0)
     for place, cell in enumerate(rows[0]):
         part = _determinant([row[:place] + row[place + 1 :] for row in rows[1:]])
         tree = ("sub" if place % 2 else "add", tree, ("mul", cell, part.tree))
@@ -152,60 +151,66 @@ def _congruence(text: str, habit: Habit) -> Congruence | None:
 
 
 def _several(text: str, habit: Habit) -> Any:
-    inside = None
+    """What commas or words divide, also in the braces of a set."""
     if text.startswith("\\{") and text.endswith("\\}"):
-        inside = text[2:-2]
-    elif text.startswith("{") and text.endswith("}") and len(pieces(text[1:-1], brackets=True)[0]) > 1:
-        inside = text[1:-1]
-    if inside is not None:
-        if re.search(r"\||:|\\\{", inside):
-            return _set_of(inside, habit)
-        parts, word = pieces(inside, comma=habit.comma, brackets=True)
-        if word != ",":  # a set of this or that
-            return None
-        if parts == [""]:
-            return Several((), "{")
-    else:
-        parts, word = pieces(text, comma=habit.comma)
-        if len(parts) < 2:
-            return _empty(text)
+        return _set(text[2:-2], habit)
+    if text.startswith("{") and text.endswith("}") and len(pieces(text[1:-1], brackets=True)[0]) > 1:
+        return _set(text[1:-1], habit)
+    parts, word = pieces(text, comma=habit.comma)
+    if len(parts) < 2:
+        return _empty(text)
     items = [read(part, habit) for part in parts]
-    if any(item is None for item in items):
+    if None in items:
         return None
-    # n = 2, 3, 4: the name is that of all
-    if (
-        isinstance(items[0], Named)
-        and len(items) > 1
-        and all(isinstance(item, Quantity) for item in items[1:])
-    ):
-        items = [items[0], *(Named(items[0].name, item) for item in items[1:])]
-    if (
-        inside is None
-        and word == "and"
-        and len(items) == 2
-        and all(isinstance(item, Quantity) for item in items)
-    ):
+    if word == "and" and len(items) == 2 and _are(Quantity, items):
         together = put_together(*items)
         if together is not None:
             return together
-    if (
-        isinstance(items[0], Bounds)
-        and len(items[0].rows.rows) == 2
-        and all(isinstance(i, Quantity) for i in items[1:])
-    ):
-        items = [items[0], *(unequal(items[0].name, item) for item in items[1:])]  # x is not 1, 2
-    if inside is None and all(isinstance(item, Bounds) for item in items):
+    items = _named_alike(items)
+    if _are(Bounds, items):
         return joined(items, word)
-    if inside is None and word == "or" and all(isinstance(item, Row) for item in items):
+    if word == "or" and _are(Row, items):
         return Union(tuple(items))
-    if all(isinstance(item, Named) for item in items) and len({item.name for item in items}) == len(items):
+    return Several(_flat(items), word)
+
+
+def _set(inside: str, habit: Habit) -> Any:
+    if re.search(r"\||:|\\\{", inside):
+        return _set_of(inside, habit)
+    parts, word = pieces(inside, comma=habit.comma, brackets=True)
+    if word != ",":  # a set of this or that
+        return None
+    if parts == [""]:
+        return Several((), "{")
+    items = [read(part, habit) for part in parts]
+    return None if None in items else Several(_flat(_named_alike(items)), "{")
+
+
+def _are(kind: type, items: Iterable[Any]) -> bool:
+    return all(isinstance(item, kind) for item in items)
+
+
+def _named_alike(items: list[Any]) -> list[Any]:
+    """The items, each with the name of all: n = 2, 3, 4; x is not 1, 2; x_1 = 2, x_2 = 3 are values of x."""
+    first, *others = items
+    if others and _are(Quantity, others):
+        if isinstance(first, Named):
+            return [first, *(Named(first.name, item) for item in others)]
+        if isinstance(first, Bounds) and len(first.value.rows) == 2:
+            return [first, *(unequal(first.name, item) for item in others)]
+    if _are(Named, items) and len({item.name for item in items}) == len(items):
         bases = {re.sub(r"_\d$", "", item.name) for item in items}
-        if len(bases) == 1:  # x_1 = 2, x_2 = 3 are values of x
-            items = [Named(*bases, item.value) for item in items]
+        if len(bases) == 1:
+            return [Named(*bases, item.value) for item in items]
+    return items
+
+
+def _flat(items: list[Any]) -> tuple[Any, ...]:
+    """The items, with both values of each plus-minus."""
     flat: list[Any] = []
     for item in items:
         flat += item.items if isinstance(item, Several) and item.word == "\\pm" else [item]
-    return Several(tuple(flat), "{" if inside is not None else word)
+    return tuple(flat)
 
 
 def _set_of(inside: str, habit: Habit) -> Bounds | Row | Union | None:
@@ -230,15 +235,15 @@ def _relation(text: str, habit: Habit) -> Any:
 def _rows(text: str, habit: Habit) -> Any:
     """Tuples and intervals, and unions of them."""
     if text == "\\mathbb{R}":
-        return Row("()", (Quantity(("neg", INFINITY)), Quantity(INFINITY)))
+        return Row("()", (LOWEST, HIGHEST))
     reals = re.fullmatch(r"\\mathbb\{R\}\s*(?:\\setminus|-)\s*(\\\{.*\\\})|\\mathbb\{R\} except (.*)", text)
     if reals:
         left_out = read(reals[1] or reals[2], habit)
         points = list(left_out.items) if isinstance(left_out, Several) else [left_out]
-        return without(points) if all(isinstance(point, Quantity) for point in points) else None
+        return without(points) if _are(Quantity, points) else None
     parts = [part.strip() for part in re.split(r"\\cup(?![a-z])", text)]
     rows = [_row(part, habit) for part in parts]
-    if any(row is None for row in rows):
+    if None in rows:
         return None
     return rows[0] if len(rows) == 1 else Union(tuple(rows))
 
@@ -252,11 +257,11 @@ def _row(text: str, habit: Habit) -> Row | Matrix | None:
     if len(parts) < 2 and (text[0], text[-1]) != ("[", "]"):  # (5) is 5; [5] is a list
         return None
     items = tuple(read(re.sub(r"""^(["'])(.*)\1$""", r"\2", part), habit) for part in parts)
-    if any(item is None for item in items):
+    if None in items:
         return None
     if text[0] == "[" and all(isinstance(item, Row) and item.brackets == "[]" for item in items):
         if len({len(item.items) for item in items}) == 1:
-            return Matrix(tuple(item.items for item in items))
+            return Matrix(items)
     # ]1, 2[ is an open interval
     brackets = ("(" if text[0] == "]" else text[0]) + (")" if text[-1] == "[" else text[-1])
     return Row(brackets, items)

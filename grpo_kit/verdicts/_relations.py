@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import chain, pairwise
 from typing import Any
 
 from grpo_kit.verdicts._formula import Tree
 from grpo_kit.verdicts._kinds import (
-    INFINITY,
+    HIGHEST,
+    LOWEST,
     Bounds,
     Equation,
     Habit,
@@ -64,49 +66,42 @@ def read_relation(text: str, habit: Habit, read: Callable[..., Any]) -> Any:
 
 
 def _equality(sides: list[str], habit: Habit, read: Callable[..., Any]) -> Any:
-    named = [place for place in (0, -1) if _is_name(sides[place])]
-    named = [
-        place
-        for place in named
-        if formula(sides[place]) not in (("const", "pi"), ("const", "e"), ("const", "i"))
-    ]
-    if len(sides) == 2 and len(named) == 2 and not _is_letter(sides[0]) and _is_letter(sides[1]):
-        named = named[:1]
-    if named and len(sides) == 2:
-        place = named[0]
-        value = read(sides[1 + place if place else 1], habit)
-        name, side = _name(sides[place]), sides[1 + place if place else 1]
-        if isinstance(value, Words) and re.fullmatch(r"[A-Za-z]{2,3}", side) and formula(side):  # F = ma
-            value = Quantity(formula(side))
-        if isinstance(value, Quantity) and name in symbols(value.tree):  # x = 2x: no name of a value
-            return Equation(("sub", ("sym", name), value.tree))
-        if name.startswith("(") and isinstance(value, Row):
-            names = name.strip("()").split(",")
-            fits = len(names) == len(value.items) and value.brackets == "()"
-            return Several(tuple(map(Named, names, value.items)), "and") if fits else None
-        return None if value is None else Named(name, value)
-    trees = [formula(side, habit) for side in (sides[1:] if named[:1] == [0] else sides)]
+    first_is_name, last_is_name = _is_name(sides[0]), _is_name(sides[-1])
+    if len(sides) == 2 and (first_is_name or last_is_name):
+        name, side = sides if first_is_name else sides[::-1]
+        return _named(_name(name), side, habit, read)
+    trees = [formula(side, habit) for side in sides[first_is_name:]]
     if None in trees:
         return None
-    if len(trees) == 2 and not named and (symbols(trees[0]) or symbols(trees[1])):
+    if len(sides) == 2 and (symbols(trees[0]) or symbols(trees[1])):
         return Equation(("sub", trees[0], trees[1]))
     if not all(same_value(trees[0], tree) for tree in trees[1:]):  # 2 + 3 = 5 is 5, 4 = 5 is nothing
         return None
-    return Named(_name(sides[0]), Quantity(trees[-1])) if named[:1] == [0] else Quantity(trees[-1])
+    value = Quantity(trees[-1])
+    return Named(_name(sides[0]), value) if first_is_name else value
+
+
+def _named(name: str, side: str, habit: Habit, read: Callable[..., Any]) -> Any:
+    """The value of the other side under its name; for (x, y) = (1, 2) a value for each letter."""
+    value = read(side, habit)
+    if isinstance(value, Words) and re.fullmatch(r"[A-Za-z]{2,3}", side) and formula(side):  # F = ma
+        value = Quantity(formula(side))
+    if isinstance(value, Quantity) and name in symbols(value.tree):  # x = 2x: no name of a value
+        return Equation(("sub", ("sym", name), value.tree))
+    if name.startswith("(") and isinstance(value, Row):
+        names = name.strip("()").split(",")
+        fits = len(names) == len(value.items) and value.brackets == "()"
+        return Several(tuple(map(Named, names, value.items)), "and") if fits else None
+    return None if value is None else Named(name, value)
 
 
 def _is_name(text: str) -> bool:
-    """x, f(x), x_1, y', total cost; no product of letters (xy), and nothing that takes back."""
+    """x, f(x), x_1, y', total cost; no product of letters (xy), no constant, and nothing that takes back."""
     if not _NAME.fullmatch(text) or _DENIED.search(text):
         return False
-    return not re.fullmatch(r"[a-z]{2,3}", text) or text in _SHORT_WORDS
-
-
-def _is_letter(text: str) -> bool:
-    return (
-        re.fullmatch(r"\\?[A-Za-z]+|[A-Za-z]_\{?\w+\}?", text.strip()) is not None
-        and len(text.strip().lstrip("\\")) < 8
-    )
+    if re.fullmatch(r"[a-z]{2,3}", text) and text not in _SHORT_WORDS:
+        return False
+    return formula(text) not in (("const", "pi"), ("const", "e"), ("const", "i"))
 
 
 def _name(text: str) -> str:
@@ -118,29 +113,32 @@ def _unequal(trees: list[Tree]) -> Bounds | None:
     if letter[0] != "sym" or symbols(bound):
         return None
     if bound[0] in ("pm", "mp"):
-        made = without([Quantity(bound[2]), Quantity(("neg", bound[2]))]) if bound[1] is None else None
-        return None if made is None else Bounds(letter[1], made)
+        rows = without([Quantity(bound[2]), Quantity(("neg", bound[2]))]) if bound[1] is None else None
+        return None if rows is None else Bounds(letter[1], rows)
     return unequal(letter[1], Quantity(bound))
 
 
 def unequal(name: str, point: Quantity) -> Bounds:
     """x is not 3: all below, and all above."""
-    ends = Quantity(("neg", INFINITY)), point, Quantity(INFINITY)
-    return Bounds(name, Union((Row("()", ends[:2]), Row("()", ends[1:]))))
+    return Bounds(name, _between([point]))
 
 
 def _ordered(trees: list[Tree], signs: list[str]) -> Any:
     """An increasing chain: bounds of one letter, or an inequality."""
     letters = [place for place, tree in enumerate(trees) if tree[0] == "sym"]
     others = [tree for tree in trees if tree[0] != "sym"]
-    if len(letters) == 1 and not any(symbols(tree) for tree in others) and len(trees) <= 3:
+    if len(letters) == 1 and not any(map(symbols, others)) and len(trees) <= 3:
         place = letters[0]
-        low = (trees[0], signs[0]) if place == 1 else (("neg", INFINITY), "<")
-        high = (trees[-1], signs[-1]) if place < len(trees) - 1 else (INFINITY, "<")
         if len(trees) == 3 and place != 1:
             return None
-        brackets = ("(" if low[1] == "<" else "[") + (")" if high[1] == "<" else "]")
-        return Bounds(trees[place][1], Union((Row(brackets, (Quantity(low[0]), Quantity(high[0]))),)))
+        low, high, brackets = LOWEST, HIGHEST, ["(", ")"]
+        if place == 1:
+            low = Quantity(trees[0])
+            brackets[0] = "(" if signs[0] == "<" else "["
+        if place < len(trees) - 1:
+            high = Quantity(trees[-1])
+            brackets[1] = ")" if signs[-1] == "<" else "]"
+        return Bounds(trees[place][1], Union((Row("".join(brackets), (low, high)),)))
     if len(trees) != 2 or not (symbols(trees[0]) or symbols(trees[1])):
         return None
     return Inequality(("sub", trees[0], trees[1]), signs[0] == "<")
@@ -151,31 +149,31 @@ def without(points: list[Quantity]) -> Union | None:
     values = [exact(point.tree) for point in points]
     if None in values or len(set(values)) < len(values):
         return None
-    inside = [point for _, point in sorted(zip(values, points, strict=True), key=lambda pair: pair[0])]
-    ends = [Quantity(("neg", INFINITY)), *inside, Quantity(INFINITY)]
-    return Union(tuple(Row("()", pair) for pair in zip(ends, ends[1:], strict=False)))
+    return _between(sorted(points, key=lambda point: exact(point.tree)))
+
+
+def _between(points: list[Quantity]) -> Union:
+    return Union(tuple(Row("()", pair) for pair in pairwise([LOWEST, *points, HIGHEST])))
 
 
 def joined(items: list[Bounds], word: str) -> Bounds | None:
     """Bounds with a word between them: x < 2 or x > 3; x > 1 and x < 3."""
     if len({item.name for item in items}) > 1:
         return None
-    rows = [row for item in items for row in item.rows.rows]
-    if word != "or" and all(len(item.rows.rows) == 2 for item in items):  # x is not 2, x is not 3
-        left_out = [
-            item.rows.rows[0].items[1]
-            for item in items
-            if item.rows.rows[0].items[1] == item.rows.rows[1].items[0]
-        ]
-        made = without(left_out) if len(left_out) == len(items) else None
-        return None if made is None else Bounds(items[0].name, made)
+    name, pairs = items[0].name, [item.value.rows for item in items]
+    if word != "or" and all(len(rows) == 2 for rows in pairs):  # x is not 2, x is not 3
+        if any(below.items[1] != above.items[0] for below, above in pairs):
+            return None
+        rows = without([below.items[1] for below, _ in pairs])
+        return None if rows is None else Bounds(name, rows)
+    rows = tuple(chain.from_iterable(pairs))
     if word == "or":
-        return Bounds(items[0].name, Union(tuple(rows)))
+        return Bounds(name, Union(rows))
     if len(rows) != 2:
         return None
-    below = [row for row in rows if row.items[0] == Quantity(("neg", INFINITY))]
-    above = [row for row in rows if row.items[1] == Quantity(INFINITY)]
-    if len(below) != 1 or len(above) != 1 or below[0] is above[0]:
+    below = [row for row in rows if row.items[0] == LOWEST]
+    above = [row for row in rows if row.items[1] == HIGHEST]
+    if len(below) != 1 or len(above) != 1 or below == above:
         return None
-    made = Row(above[0].brackets[0] + below[0].brackets[1], (above[0].items[0], below[0].items[1]))
-    return Bounds(items[0].name, Union((made,)))
+    brackets = above[0].brackets[0] + below[0].brackets[1]
+    return Bounds(name, Union((Row(brackets, (above[0].items[0], below[0].items[1])),)))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from fractions import Fraction
 
-from grpo_kit.verdicts._formula_tokens import NUMBER
+from grpo_kit.verdicts._formula_tokens import number_at
 
 _RELATION = re.compile(r"\\(?:le|ge|ne|in)(?![A-Za-z])|[=<>]")
 _SEPARATOR = re.compile(r"[,;]|(?<![^\W\d_])(?:and|or|oder|ou|und|et)(?![^\W\d_])")
+_CONJUNCTIONS = {"oder": "or", "ou": "or", "und": "and", "et": "and"}
 _OPENS = re.compile(r"\\(?:langle|lfloor|lceil|begin)(?![A-Za-z])|[(\[{]")
 _CLOSES = re.compile(r"\\(?:rangle|rfloor|rceil|end)(?![A-Za-z])|[)\]}]")
 _CLOCK = re.compile(r"(\d{1,2})(?::(\d\d)(?::(\d\d))?)?\s*(?:o'clock|Uhr)?\s*(?:([ap])\.?\s?m\.?)?", re.I)
@@ -39,35 +41,19 @@ def pieces(text: str, *, comma: bool = False, brackets: bool = False) -> tuple[l
     >>> pieces("1,234, 5 or (6, 7)"), pieces("1,234", brackets=True)
     ((['1,234', '5', '(6, 7)'], 'or'), (['1', '234'], ','))
     """
-    parts, words, start, at, depth = [], [], 0, 0, 0
-    while at < len(text):
-        if text[at].isdigit() and (at == 0 or not (text[at - 1].isalnum() or text[at - 1] in "._")):
-            number = NUMBER.match(text, at)
-            if comma and (other := re.compile(r"\d+(?:[. ]\d{3})*,\d+").match(text, at)):
-                at = other.end()
-                continue
-            if number and not (brackets and number["grouped"] and "," in number[0]):
-                at = number.end()
-                continue
-        found = _OPENS.match(text, at)
-        closes = _CLOSES.match(text, at)
-        separator = _SEPARATOR.match(text, at) if depth == 0 else None
-        if separator:
-            if separator[0].isalpha() or text[start:at].strip() or not words:
-                parts.append(text[start:at].strip())
-                words.append(
-                    {"oder": "or", "ou": "or", "und": "and", "et": "and"}.get(separator[0], separator[0])
-                )
-                start = separator.end()
-            at = separator.end()
-            continue
-        depth += bool(found) - bool(closes)
-        at = max(at + 1, (found or closes).end() if found or closes else 0)
+    parts: list[str] = []
+    words: list[str] = []
+    start = 0
+    for separator in _outside_brackets(text, _SEPARATOR, comma=comma, brackets=brackets):
+        part = text[start : separator.start()].strip()
+        if separator[0].isalpha() or part or not words:
+            parts.append(part)
+            words.append(_CONJUNCTIONS.get(separator[0], separator[0]))
+            start = separator.end()
     parts.append(text[start:].strip())
     # "1, 2, and 3": nothing stands between the comma and the word
-    kept = [part for place, part in enumerate(parts) if part or place in (0, len(parts) - 1)]
-    word = next((word for word in words if word in ("or", "and")), ",")
-    return kept, word
+    filled = [part for place, part in enumerate(parts) if part or place in (0, len(parts) - 1)]
+    return filled, next((word for word in words if word in ("or", "and")), ",")
 
 
 def split_relations(text: str) -> tuple[list[str], list[str]]:
@@ -76,18 +62,34 @@ def split_relations(text: str) -> tuple[list[str], list[str]]:
     >>> split_relations("1 < x < 2")
     (['1', 'x', '2'], ['<', '<'])
     """
-    sides, signs, start, at, depth = [], [], 0, 0, 0
+    sides: list[str] = []
+    signs: list[str] = []
+    start = 0
+    for sign in _outside_brackets(text, _RELATION):
+        sides.append(text[start : sign.start()].strip())
+        signs.append(sign[0])
+        start = sign.end()
+    return [*sides, text[start:].strip()], signs
+
+
+def _outside_brackets(
+    text: str, pattern: re.Pattern, *, comma: bool = False, brackets: bool = False
+) -> Iterator[re.Match]:
+    """Where the pattern stands in the text, outside all brackets and numbers."""
+    at = depth = 0
     while at < len(text):
-        found = _RELATION.match(text, at) if depth == 0 else None
-        if found:
-            sides.append(text[start:at].strip())
-            signs.append(found[0])
-            start = at = found.end()
+        is_behind = at > 0 and (text[at - 1].isalnum() or text[at - 1] in "._")
+        number = "" if is_behind else number_at(text, at, comma=comma, brackets=brackets)
+        if number and text[at].isdigit():
+            at += len(number)
             continue
+        match = pattern.match(text, at) if depth == 0 else None
+        if match:
+            yield match
         opens, closes = _OPENS.match(text, at), _CLOSES.match(text, at)
         depth += bool(opens) - bool(closes)
-        at = max(at + 1, (opens or closes).end() if opens or closes else 0)
-    return [*sides, text[start:].strip()], signs
+        step = match or opens or closes
+        at = step.end() if step else at + 1
 
 
 def read_clock(text: str) -> tuple[Fraction, str | None] | None:
@@ -124,32 +126,21 @@ def read_date(text: str) -> tuple[int | None, int, int] | None:
     words = [word for word in words if word not in ("of", "the", "de", "le", "del")]
     months = [_MONTHS[word] for word in words if word in _MONTHS]
     numbers = [int(word) for word in words if word.isdecimal()]
-    if (
-        len(months) == 1
-        and 1 <= len(numbers) <= 2
-        and len(words) == 1 + len(numbers)
-        and not re.search(r"[^\w\s,.]", text)
-    ):
-        day, year = numbers[0], numbers[1] if len(numbers) > 1 else None
+    is_written = len(months) == 1 and 1 <= len(numbers) <= 2 and len(words) == 1 + len(numbers)
+    if is_written and not re.search(r"[^\w\s,.]", text):
+        day, year = (*numbers, None)[:2]
         return (year, months[0], day) if 1 <= day <= 31 else None
     iso = re.fullmatch(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})", text)
     if iso and 1 <= int(iso[2]) <= 12 and 1 <= int(iso[3]) <= 31:
         return int(iso[1]), int(iso[2]), int(iso[3])
-    dotted = re.fullmatch(
-        r"(\d{1,2})\.(\d{1,2})\.(\d{4})", text
-    )  # where dots are written the day comes first
-    if dotted and 1 <= int(dotted[2]) <= 12 and 1 <= int(dotted[1]) <= 31:
-        return int(dotted[3]), int(dotted[2]), int(dotted[1])
-    slashed = re.fullmatch(r"(\d{1,2})[-/.](\d{1,2})[-/.](\d{4})", text)
-    if slashed:
-        a, b, year = map(int, slashed.groups())
-        if a == b <= 12:
-            return year, a, b
-        if 12 < a <= 31 and 1 <= b <= 12:
-            return year, b, a
-        if 12 < b <= 31 and 1 <= a <= 12:
-            return year, a, b
-    return None
+    digits = re.fullmatch(r"(\d{1,2})[-/.](\d{1,2})[-/.](\d{4})", text)
+    if digits is None:
+        return None
+    first, second, year = map(int, digits.groups())
+    is_dotted = text.count(".") == 2  # then the day comes first
+    if 1 <= first <= 31 and 1 <= second <= 12 and (is_dotted or first > 12 or first == second):
+        return year, second, first
+    return (year, first, second) if 1 <= first <= 12 < second <= 31 else None
 
 
 def number_in_words(text: str) -> Fraction | None:
@@ -159,28 +150,18 @@ def number_in_words(text: str) -> Fraction | None:
     (Fraction(125, 1), Fraction(11, 4))
     """
     words = text.lower().replace("-", " ").replace(",", " ").split()
-    negative = bool(words) and words[0] in ("minus", "negative")
-    words = words[negative:]
+    is_negative = words[:1] in (["minus"], ["negative"])
+    words = words[is_negative:]
     if not words or len(words) > 20:
         return None
-    value: Fraction | int | None = None
-    if words[-1].removesuffix("s") in _PARTS or words[-1] == "halves":
-        part = _PARTS["half" if words[-1] == "halves" else words[-1].removesuffix("s")]
-        top, plural = _whole_in_words(words[-2:-1]) if len(words) > 1 else 1, words[-1].endswith("s")
-        if len(words) > 1 and words[-2] in ("a", "an"):
-            top = 1
-        whole = 0 if len(words) <= 2 else _whole_in_words(words[:-3]) if words[-3] == "and" else None
-        if (
-            top is not None
-            and whole is not None
-            and 0 < top < part
-            and plural == (top > 1)
-            and (len(words) > 1 or part == 2)
-        ):
-            value = whole + Fraction(top, part)
+    part = _PARTS.get("half" if words[-1] == "halves" else words[-1].removesuffix("s"))
+    if part:
+        value = _fraction_in_words(words[:-1], part, plural=words[-1].endswith("s"))
     else:
         value = _whole_in_words([word for word in words if word != "and"])
-    return None if value is None else Fraction(-value if negative else value)
+    if value is None:
+        return None
+    return Fraction(-value if is_negative else value)
 
 
 _PARTS = {
@@ -190,28 +171,38 @@ _PARTS = {
 _PARTS["fourth"] = 4
 
 
-def _whole_in_words(words: list[str]) -> int | None:
-    if words[:1] in (["a"], ["an"]) and len(words) > 1 and (words[1] in _SCALES or words[1] == "hundred"):
-        words = ["one", *words[1:]]
-    if not words or not all(
-        word in _UNITS or word in _TENS or word in _SCALES or word == "hundred" for word in words
-    ):
+def _fraction_in_words(words: list[str], part: int, *, plural: bool) -> Fraction | None:
+    """So many parts, and what is whole before them: two and three (quarters)."""
+    if not words:
+        return Fraction(1, 2) if part == 2 and not plural else None
+    *before, count = words
+    top = 1 if count in ("a", "an") else _whole_in_words([count])
+    whole = 0
+    if before:
+        whole = _whole_in_words(before[:-1]) if before[-1] == "and" else None
+    if top is None or whole is None or not 0 < top < part or plural != (top > 1):
         return None
-    total, group, last = 0, 0, 10**12
+    return whole + Fraction(top, part)
+
+
+def _whole_in_words(words: list[str]) -> int | None:
+    if words[:1] in (["a"], ["an"]) and words[1:] and (words[1] in _SCALES or words[1] == "hundred"):
+        words = ["one", *words[1:]]
+    if not words:
+        return None
+    total, group, scale = 0, 0, 10**12
     state = "start"  # of the group: start, hundred, tens, units
     for word in words:
-        small = word in _UNITS and (
-            state in ("start", "hundred") or (state == "tens" and 0 < _UNITS[word] < 10)
-        )
-        if small:
-            group, state = group + _UNITS[word], "units"
+        unit = _UNITS.get(word)
+        if unit is not None and (state in ("start", "hundred") or (state == "tens" and 0 < unit < 10)):
+            group, state = group + unit, "units"
         elif word in _TENS and state in ("start", "hundred"):
             group, state = group + _TENS[word], "tens"
         elif word == "hundred" and state == "units" and 0 < group < 20:  # twelve hundred
             group, state = group * 100, "hundred"
-        elif word in _SCALES and group and _SCALES[word] < last:
-            last = _SCALES[word]
-            total, group, state = total + group * last, 0, "start"
+        elif group and _SCALES.get(word, scale) < scale:
+            scale = _SCALES[word]
+            total, group, state = total + group * scale, 0, "start"
         else:
             return None
     return total + group

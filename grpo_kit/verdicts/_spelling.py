@@ -12,65 +12,34 @@ import re
 import unicodedata
 from functools import lru_cache
 
-# What one character is written as. Reason: keyboards, fonts and languages differ, the value does not.
+# Characters, and the command that LaTeX has for them.
+_NAMED = (
+    "×✕✖⨯ times | ·⋅∙•∗＊ cdot | ∞ infty | ≤⩽≦ le | ≥⩾≧ ge | ≠ ne | ≈≃ approx | ≅ cong | ∼ sim | → to | "
+    "⇒ Rightarrow | ¬ neg | ∀ forall | ∃ exists | ∠ angle | △ triangle | ∥ parallel | ⊥ perp | ⊂ subset | "
+    "⊆ subseteq | ∧ land | ≡ equiv | ∈ in | ∪ cup | ∩ cap | ∅⌀ emptyset | ± pm | ∓ mp | ∘ circ | "
+    "…⋯ ldots | ⟨〈 langle | ⟩〉 rangle | ⌊ lfloor | ⌋ rfloor | ⌈ lceil | ⌉ rceil | ∑ sum | ∏ prod | "
+    "∖ setminus | ∨ lor | µμ mu | ‰ permille | α alpha | β beta | γ gamma | δ delta | ε epsilon | "
+    "ζ zeta | η eta | θϑ theta | ι iota | κ kappa | λ lambda | ν nu | ξ xi | π pi | ρ rho | σ sigma | "
+    "τ tau | υ upsilon | φϕ phi | χ chi | ψ psi | ω omega | Γ Gamma | Δ Delta | Θ Theta | Λ Lambda | "
+    "Ξ Xi | Π Pi | Σ Sigma | Φ Phi | Ψ Psi | Ω Omega"
+)
+# What any other character is written as. Reason: keyboards, fonts and languages differ, the value does not.
 _SIGNS = {
     "−‐‑‒–—﹣⁻": "-",  # minus and dashes
     "＋⁺": "+",
-    "×✕✖⨯": r" \times ",
-    "·⋅∙•∗＊": r" \cdot ",
     "÷": " / ",
     "∕⁄／": "/",
-    "∞": r" \infty ",
-    "≤⩽≦": r" \le ",
-    "≥⩾≧": r" \ge ",
-    "≠": r" \ne ",
-    "≈≃": r" \approx ",
-    "≅": r" \cong ",
-    "∼": r" \sim ",
-    "→": r" \to ",
-    "⇒": r" \Rightarrow ",
-    "¬": r" \neg ",
-    "∀": r" \forall ",
-    "∃": r" \exists ",
-    "∠": r" \angle ",
-    "△": r" \triangle ",
-    "∥": r" \parallel ",
-    "⊥": r" \perp ",
-    "⊂": r" \subset ",
-    "⊆": r" \subseteq ",
-    "∧": r" \land ",
-    "≡": r" \equiv ",
-    "∈": r" \in ",
-    "∪": r" \cup ",
-    "∩": r" \cap ",
-    "∅⌀": r" \emptyset ",
-    "±": r" \pm ",
-    "∓": r" \mp ",
     "°º˚": r"^\circ ",
-    "∘": r" \circ ",
     "′’‘ʼ＇": "'",
     "″“”„＂": '"',
-    "…⋯": r" \ldots ",
     "ℝ": r" \mathbb{R} ",
     "ℤ": r" \mathbb{Z} ",
     "ℕ": r" \mathbb{N} ",
     "ℚ": r" \mathbb{Q} ",
     "ℂ": r" \mathbb{C} ",
-    "⟨〈": r" \langle ",
-    "⟩〉": r" \rangle ",
-    "⌊": r" \lfloor ",
-    "⌋": r" \rfloor ",
-    "⌈": r" \lceil ",
-    "⌉": r" \rceil ",
-    "∑": r" \sum ",
-    "∏": r" \prod ",
-    "∖": r" \setminus ",
-    "∨": r" \lor ",
     "∣": "|",
     "∶": ":",
-    "µμ": r" \mu ",
     "٪﹪": "%",
-    "‰": r" \permille ",
     "।": ".",
     "：": ":",
     "٫": ".",
@@ -81,16 +50,10 @@ _SIGNS = {
     "\r": "\n",
 }
 _CHARACTERS = {sign: to for signs, to in _SIGNS.items() for sign in signs}
+for _row in _NAMED.split(" | "):
+    _signs, _name = _row.split()
+    _CHARACTERS |= dict.fromkeys(_signs, f" \\{_name} ")
 _HIGH_ROOT = re.compile("([²³⁴⁵⁶⁷⁸⁹])√")
-_GREEK = {
-    letter: f" \\{name} "
-    for letter, name in zip(
-        "αβγδεζηθικλνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩϕϑ",
-        "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda nu xi pi rho sigma tau upsilon phi chi psi "
-        "omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega phi theta".split(),
-        strict=True,
-    )
-}
 _SMALL_FRACTION = re.compile("([⁰¹²³⁴⁵⁶⁷⁸⁹]+)[⁄/]([₀₁₂₃₄₅₆₇₈₉]+)")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋", "0123456789+-")
@@ -103,75 +66,75 @@ _KEEP_VALUE = ("<wide>", "<narrow>", "<font>", "<compat>")  # decompositions tha
 
 _UPRIGHT = {"m": "metres", "g": "grams", "h": "hours", "s": "seconds", "L": "litres", "N": "newtons", "J": "joules",
             "W": "watts", "V": "volts", "K": "kelvin"}  # fmt: skip
-# (what is written, what it becomes, why), in this order.
+# (what is written, what it becomes), in this order.
 _LATEX = [
-    (r"\\(?:left|right)\s*\.|\\(?:displaystyle|textstyle|limits|nolimits|left|right|[bB]igg?[lrm]?)(?![A-Za-z])", "",
-     "sizes of brackets and signs"),
-    (r"\\[dtc]frac(?![A-Za-z])", r"\\frac", "size of a fraction"),
-    (r",\\!\s*", ",", "thousands as MATH writes them: 10,\\!000"),
-    (r"\{([,.])\}", r"\1", "thousands in LaTeX: 1{,}234"),
-    (r"(?<!\\)\\!", "", "a negative space"),
-    (r"\\(?:quad|qquad|thinspace|hspace\{[^}]*\})(?![A-Za-z])|(?<!\\)\\[,;: >]|(?<=\S)~(?=\S)", " ", "spaces"),
+    # sizes of brackets and signs
+    (r"\\(?:left|right)\s*\.|\\(?:displaystyle|textstyle|limits|nolimits|left|right|[bB]igg?[lrm]?)(?![A-Za-z])", ""),
+    (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),  # size of a fraction
+    (r",\\!\s*", ","),  # thousands as MATH writes them: 10,\!000
+    (r"\{([,.])\}", r"\1"),  # thousands in LaTeX: 1{,}234
+    (r"(?<!\\)\\!", ""),  # a negative space
+    (r"\\(?:quad|qquad|thinspace|hspace\{[^}]*\})(?![A-Za-z])|(?<!\\)\\[,;: >]|(?<=\S)~(?=\S)", " "),  # spaces
     (r"(?<=[\d})])(?:\\[,; ]|[\s~])*\\(?:text|mathrm|mbox|textrm)\s*\{\s*([mghsLNJWVK])\s*\}",
-     lambda m: f" {_UPRIGHT[m[1]]} ", "an upright letter behind a number is a unit"),
+     lambda m: f" {_UPRIGHT[m[1]]} "),  # an upright letter behind a number is a unit
     (r"\\(?:text|textbf|textit|textrm|textnormal|mbox|hbox|mathrm|mathbf|mathit|mathsf|operatorname\*?|rm|bf)"
-     r"\s*\{([^{}]*)\}", r" \1 ", "words and upright letters"),
-    (r"(?<!\\)\\([$%#&])", r"\1", "signs that LaTeX escapes"),
-    (r"\\(?:leq|leqslant)(?![A-Za-z])", r"\\le", "one name a relation"),
-    (r"\\(?:geq|geqslant)(?![A-Za-z])", r"\\ge", "one name a relation"),
-    (r"\\lt(?![A-Za-z])", "<", "one name a relation"),
-    (r"\\gt(?![A-Za-z])", ">", "one name a relation"),
-    (r"\\neq(?![A-Za-z])|\\not\s*=|!=", r"\\ne", "one name a relation"),
-    (r"<=|=<", r"\\le", "relations of programmers"),
-    (r">=", r"\\ge", "relations of programmers"),
-    (r"\\(?:dots|cdots|dotsc)(?![A-Za-z])|\.\.\.", r"\\ldots", "an ellipsis"),
-    (r"\\(?:varnothing)(?![A-Za-z])", r"\\emptyset", "the empty set"),
-    (r"\\(?:lbrace|rbrace)(?![A-Za-z])", lambda m: "\\{" if "l" in m[0][:3] else "\\}", "braces by name"),
-    (r"\\(?:lvert|rvert|vert|mid)(?![A-Za-z])", "|", "bars by name"),
-    (r"\\degree(?![A-Za-z])|\^\{\s*\\circ\s*\}", r"^\\circ", "degrees"),
-    (r"\\div(?![A-Za-z])", "/", "division"),
-    (r"\*\*", "^", "a power in Python"),
-    (r"->", r" \\to ", "an arrow on a keyboard"),
-    (r"\\(?:textcolor|color)\s*\{[a-zA-Z]+\}|\\(?:tiny|small|large|Large|huge|Huge)(?![A-Za-z])", " ", "colours"),
-    (r"</?(?:b|i|strong|em|u|p|span|br)\s*/?>", " ", "tags of a page"),
-    (r"\\(?:SI|qty)\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1 \2", "siunitx"),
-    (r"(?<![\d.,])(\d+),(\d\d)(?=\s?(?:€|EUR\b|[eE]uros?\b))", r"\1.\2", "prices in euros"),
-    (r"(?<=€)\s?(\d+),(\d\d)(?!\d)", r"\1.\2", "prices in euros"),
-    (r"(?i)^(?:in )?(?:the year|in) (?=\d{4}$)", "", "a year"),
-    (r"^([a-zA-Z]) equals (?=\S)", r"\1 = ", "a name in a sentence"),
-    (r"^(-?\d+) squared$", r"\1^2", "a power in words"),
-    (r"^(-?\d+) cubed$", r"\1^3", "a power in words"),
-    (r"\^\{?\s*\\prime\s*\}?", "'", "a derivative"),
-    (r"\(\s*([A-Za-z])\s*\\circ\s*([A-Za-z])\s*\)\s*\(([^()]*)\)", r"\1(\2(\3))", "a function of a function"),
-    (r"\\(?:nicefrac|sfrac)(?![A-Za-z])", r"\\frac", "a fraction"),
-    (r"\{\\(?:bf|rm|it|cal|sf)\s+([^{}]*)\}", r" \1 ", "letters of another face"),
-    (r"\\(?:ensuremath|underline|boldsymbol|mathnormal)\s*\{([^{}]*)\}", r" \1 ", "faces and lines"),
-    (r"&gt;", ">", "a page's signs"),
-    (r"&lt;", "<", "a page's signs"),
-    (r"\b(?:math|np|numpy|sympy|sp)\.(?=[a-z])", "", "Python's modules"),
-    (r"\b(?:Fraction|Rational)\((-?\d+), ?(\d+)\)", r"\1/\2", "Python's fractions"),
-    (r"\b(?:Matrix|np\.array|array)\((\[\[.*\]\])\)", r"\1", "Python's matrices"),
-    (r"\\(?:lor|vee)(?![A-Za-z])", " or ", "logic"),
-    (r"\\(?:land|wedge)(?![A-Za-z])", " and ", "logic"),
-    (r"(?<=[\])])\s*U\s*(?=[\[(])", r" \\cup ", "a union on a keyboard"),
-    (r"\\(?:backslash|smallsetminus)(?![A-Za-z])", r"\\setminus", "a set without another"),
-    (r"\\(?:mathbb|Bbb)\s*\{?\s*([RZNQC])\s*\}?|\\([RZNQC])(?![A-Za-z])|(?<=\\in)\s*([RZNQC])\s*$", r"\\mathbb{\1\2\3}",
-     "sets of numbers"),
-    (r"(?<=\S),?\s+(?:for )?[a-z]\s*\\in\s*\\mathbb\{R\}$|,\s*[a-z]\s*\\in\s*\\mathbb\{R\}$", "", "a real letter"),
-    (r"(\\\\)\[[\d.]+(?:pt|em|ex|mm|cm)\]", r"\1", "room between rows"),
-    (r"^[\[(]\s*(\\begin\{(?:array|matrix)\}.*\\end\{(?:array|matrix)\})\s*[\])]$", r"\1", "brackets of a matrix"),
-    (r"\\var(phi|epsilon|theta|rho)(?![A-Za-z])", r"\\\1", "letters of another shape"),
-    (r"\\bar(?![A-Za-z])", r"\\overline", "a line above"),
-    (r"\\rightarrow(?![A-Za-z])", r"\\to", "logic"),
-    (r"\\lnot(?![A-Za-z])", r"\\neg", "logic"),
-    (r"(?i)^\s*all (?:real numbers|reals) (?=except )", r"\\mathbb{R} ", "sets in words"),
-    (r"\\colon(?![A-Za-z])", ":", "a ratio's colon"),
-    (r"(?<!\\)\bper ?mill?e?\b", r" \\permille ", "in a thousand"),
-    (r"^(?:minus|negative) (?=[\d\\])", "-", "a sign in words"),
-    (r"(?<=\d) over (?=\d)", "/", "a fraction in words"),
-    (r"(?<=\d) and (?=\d+\s*/\s*\d+(?!\d)|\\frac)", " ", "a mixed number in words"),
+     r"\s*\{([^{}]*)\}", r" \1 "),  # words and upright letters
+    (r"(?<!\\)\\([$%#&])", r"\1"),  # signs that LaTeX escapes
+    (r"\\(?:leq|leqslant)(?![A-Za-z])", r"\\le"),  # one name a relation
+    (r"\\(?:geq|geqslant)(?![A-Za-z])", r"\\ge"),  # one name a relation
+    (r"\\lt(?![A-Za-z])", "<"),  # one name a relation
+    (r"\\gt(?![A-Za-z])", ">"),  # one name a relation
+    (r"\\neq(?![A-Za-z])|\\not\s*=|!=", r"\\ne"),  # one name a relation
+    (r"<=|=<", r"\\le"),  # relations of programmers
+    (r">=", r"\\ge"),  # relations of programmers
+    (r"\\(?:dots|cdots|dotsc)(?![A-Za-z])|\.\.\.", r"\\ldots"),  # an ellipsis
+    (r"\\(?:varnothing)(?![A-Za-z])", r"\\emptyset"),  # the empty set
+    (r"\\(?:lbrace|rbrace)(?![A-Za-z])", lambda m: "\\{" if "l" in m[0][:3] else "\\}"),  # braces by name
+    (r"\\(?:lvert|rvert|vert|mid)(?![A-Za-z])", "|"),  # bars by name
+    (r"\\degree(?![A-Za-z])|\^\{\s*\\circ\s*\}", r"^\\circ"),  # degrees
+    (r"\\div(?![A-Za-z])", "/"),  # division
+    (r"\*\*", "^"),  # a power in Python
+    (r"->", r" \\to "),  # an arrow on a keyboard
+    (r"\\(?:textcolor|color)\s*\{[a-zA-Z]+\}|\\(?:tiny|small|large|Large|huge|Huge)(?![A-Za-z])", " "),  # colours
+    (r"</?(?:b|i|strong|em|u|p|span|br)\s*/?>", " "),  # tags of a page
+    (r"\\(?:SI|qty)\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1 \2"),  # siunitx
+    (r"(?<![\d.,])(\d+),(\d\d)(?=\s?(?:€|EUR\b|[eE]uros?\b))", r"\1.\2"),  # prices in euros
+    (r"(?<=€)\s?(\d+),(\d\d)(?!\d)", r"\1.\2"),  # prices in euros
+    (r"(?i)^(?:in )?(?:the year|in) (?=\d{4}$)", ""),  # a year
+    (r"^([a-zA-Z]) equals (?=\S)", r"\1 = "),  # a name in a sentence
+    (r"^(-?\d+) squared$", r"\1^2"),  # a power in words
+    (r"^(-?\d+) cubed$", r"\1^3"),  # a power in words
+    (r"\^\{?\s*\\prime\s*\}?", "'"),  # a derivative
+    (r"\(\s*([A-Za-z])\s*\\circ\s*([A-Za-z])\s*\)\s*\(([^()]*)\)", r"\1(\2(\3))"),  # a function of a function
+    (r"\\(?:nicefrac|sfrac)(?![A-Za-z])", r"\\frac"),  # a fraction
+    (r"\{\\(?:bf|rm|it|cal|sf)\s+([^{}]*)\}", r" \1 "),  # letters of another face
+    (r"\\(?:ensuremath|underline|boldsymbol|mathnormal)\s*\{([^{}]*)\}", r" \1 "),  # faces and lines
+    (r"&gt;", ">"),  # a page's signs
+    (r"&lt;", "<"),  # a page's signs
+    (r"\b(?:math|np|numpy|sympy|sp)\.(?=[a-z])", ""),  # Python's modules
+    (r"\b(?:Fraction|Rational)\((-?\d+), ?(\d+)\)", r"\1/\2"),  # Python's fractions
+    (r"\b(?:Matrix|np\.array|array)\((\[\[.*\]\])\)", r"\1"),  # Python's matrices
+    (r"\\(?:lor|vee)(?![A-Za-z])", " or "),  # logic
+    (r"\\(?:land|wedge)(?![A-Za-z])", " and "),  # logic
+    (r"(?<=[\])])\s*U\s*(?=[\[(])", r" \\cup "),  # a union on a keyboard
+    (r"\\(?:backslash|smallsetminus)(?![A-Za-z])", r"\\setminus"),  # a set without another
+    (r"\\(?:mathbb|Bbb)\s*\{?\s*([RZNQC])\s*\}?|\\([RZNQC])(?![A-Za-z])|(?<=\\in)\s*([RZNQC])\s*$",
+     r"\\mathbb{\1\2\3}"),  # sets of numbers
+    (r"(?<=\S),?\s+(?:for )?[a-z]\s*\\in\s*\\mathbb\{R\}$|,\s*[a-z]\s*\\in\s*\\mathbb\{R\}$", ""),  # a real letter
+    (r"(\\\\)\[[\d.]+(?:pt|em|ex|mm|cm)\]", r"\1"),  # room between rows
+    (r"^[\[(]\s*(\\begin\{(?:array|matrix)\}.*\\end\{(?:array|matrix)\})\s*[\])]$", r"\1"),  # brackets of a matrix
+    (r"\\var(phi|epsilon|theta|rho)(?![A-Za-z])", r"\\\1"),  # letters of another shape
+    (r"\\bar(?![A-Za-z])", r"\\overline"),  # a line above
+    (r"\\rightarrow(?![A-Za-z])", r"\\to"),  # logic
+    (r"\\lnot(?![A-Za-z])", r"\\neg"),  # logic
+    (r"(?i)^\s*all (?:real numbers|reals) (?=except )", r"\\mathbb{R} "),  # sets in words
+    (r"\\colon(?![A-Za-z])", ":"),  # a ratio's colon
+    (r"(?<!\\)\bper ?mill?e?\b", r" \\permille "),  # in a thousand
+    (r"^(?:minus|negative) (?=[\d\\])", "-"),  # a sign in words
+    (r"(?<=\d) over (?=\d)", "/"),  # a fraction in words
+    (r"(?<=\d) and (?=\d+\s*/\s*\d+(?!\d)|\\frac)", " "),  # a mixed number in words
 ]  # fmt: skip
-_LATEX = [(re.compile(pattern), to) for pattern, to, _ in _LATEX]
+_LATEX = [(re.compile(pattern), to) for pattern, to in _LATEX]
 _WRAPPERS = [  # what stands around a whole answer and says nothing
     ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("__", "__"), ("```", "```"), ("`", "`"),
     ("*", "*"), ('"', '"'), ("_", "_"),
@@ -252,8 +215,6 @@ def _letter(char: str) -> str:
         return char
     if char in _CHARACTERS:
         return _CHARACTERS[char]
-    if char in _GREEK:
-        return _GREEK[char]
     if unicodedata.category(char) == "Nd":
         return str(unicodedata.decimal(char))
     if unicodedata.category(char) == "Zs":
@@ -272,17 +233,7 @@ def _inner(text: str) -> str:
     while text != before:
         before, text = text, text.strip()
         text = re.sub(r"(?<=[^.\s])\s*\.$|^\.$", "", text)  # a sentence's end, no ellipsis
-        for opening, closing in _WRAPPERS:
-            inside = text[len(opening) : -len(closing)]
-            if (
-                text.startswith(opening)
-                and text.endswith(closing)
-                and inside
-                and opening not in inside
-                and closing not in inside
-            ):
-                text = inside
-                break
+        text = _unwrapped(text)
         box = _BOXES.search(text)
         if box and len(_BOXES.findall(text)) == 1 and (end := _closing(text, box.end())) > 0:
             text = f"{text[: box.start()]} {text[box.end() : end]} {text[end + 1 :]}"
@@ -296,6 +247,14 @@ def _inner(text: str) -> str:
         lead = _LEAD_IN.match(bare) or _ANNOUNCES.match(bare) or _LABEL.match(bare)
         if lead and (_THE_OPTION.match(lead[0]) or not _TAKES_BACK.search(lead[0])):
             text = bare[lead.end() :]
+    return text
+
+
+def _unwrapped(text: str) -> str:
+    for opening, closing in _WRAPPERS:
+        inside = text.removeprefix(opening).removesuffix(closing)
+        if inside and text == opening + inside + closing and opening not in inside and closing not in inside:
+            return inside
     return text
 
 

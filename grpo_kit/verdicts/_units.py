@@ -46,7 +46,8 @@ AFTER = re.compile(
     r"extra|more|later|earlier|longer|taller|older|younger)$"
 )
 _PER = re.compile(r"\s*(?:/|\bper\b|\b(?:an?|each|every)\b(?=\s+[a-z]))\s*")
-_POWER_WORDS = {"square": 2, "sq": 2, "sq.": 2, "cubic": 3, "cu": 3, "cu.": 3}
+_POWERS_BEFORE = {"square": 2, "sq": 2, "sq.": 2, "cubic": 3, "cu": 3, "cu.": 3}
+_POWERS_BEHIND = {"squared": 2, "cubed": 3}
 _FACTOR = re.compile(r"(?P<name>.*?[^\d\s^{}+-])\s*(?:\^\s*\{?(?P<power>-?\d)\}?|(?P<glued>[23]))?$")
 
 
@@ -66,16 +67,19 @@ class Unit:
         return Unit(kept, self.factor * other.factor**power)
 
 
-def _table() -> dict[str, list[Unit]]:
+_NONE = Unit(())
+
+
+def _table() -> dict[str, tuple[Unit, ...]]:
     """The meanings of each name; most have one."""
-    named: dict[str, list[Unit]] = {}
+    named: dict[str, tuple[Unit, ...]] = {}
     for row in csv.DictReader(Path(__file__).with_name("units.csv").read_text(encoding="utf-8").splitlines()):
-        parts = [part.partition("^") for part in row["dimension"].split("*")]
-        made = Unit(
-            tuple(sorted((name, int(power or 1)) for name, _, power in parts)), Fraction(row["factor"])
-        )
+        unit = Unit((), Fraction(row["factor"]))
+        for part in row["dimension"].split("*"):
+            name, _, power = part.partition("^")
+            unit = unit.times(Unit(((name, int(power or 1)),)))
         for name in row["names"].split(";"):
-            named.setdefault(name, []).append(made)
+            named[name] = (*named.get(name, ()), unit)
     return named
 
 
@@ -96,14 +100,11 @@ def read_unit(text: str, *, count: Fraction | None = None) -> tuple[Unit, ...]:
     after = AFTER.search(text)
     if after and text not in _NAMES:
         text = text[: after.start()]
-    if text in _NAMES:
-        return tuple(_NAMES[text])
     top, *below = _PER.split(text)
-    made = _product(top, count)
+    units = _product(top, count)
     for part in below:
-        under = _product(part, Fraction(1))
-        made = tuple(a.times(b, -1) for a in made for b in under)
-    return made
+        units = _products(units, _product(part, Fraction(1)), -1)
+    return units
 
 
 def _product(text: str, count: Fraction | None) -> tuple[Unit, ...]:
@@ -112,38 +113,43 @@ def _product(text: str, count: Fraction | None) -> tuple[Unit, ...]:
     if not text or len(text) > 60:
         return ()
     if text in _NAMES:
-        return tuple(_NAMES[text])
+        return _NAMES[text]
     if len(text) > 3 and text.lower() in _NAMES:  # Watt, Cents
-        return tuple(_NAMES[text.lower()])
+        return _NAMES[text.lower()]
     if text in _MADE_OF:
-        number, _, rest = _MADE_OF[text].rpartition(" ")
-        return tuple(Unit(u.dimensions, u.factor * int(number or 1)) for u in read_unit(rest))
-    power = 1
-    first, _, rest = text.partition(" ")
-    if rest and first.lower() in _POWER_WORDS:
-        inside = _product(rest, count)
-        return tuple(_NONE.times(unit, _POWER_WORDS[first.lower()]) for unit in inside if _known(unit))
-    for word, power in (("squared", 2), ("cubed", 3)):
-        if text.endswith(f" {word}"):
-            return tuple(_NONE.times(u, power) for u in _product(text[: -len(word) - 1], count) if _known(u))
-    found = _FACTOR.match(text)
-    if found and (found["power"] or found["glued"]) and found["name"].strip() in _NAMES:
-        power = int(found["power"] or found["glued"])
-        return tuple(_NONE.times(unit, power) for unit in _NAMES[found["name"].strip()])
+        number, _, name = _MADE_OF[text].rpartition(" ")
+        return _products((Unit((), Fraction(number or 1)),), read_unit(name))
+    first, _, behind = text.partition(" ")
+    before, _, last = text.rpartition(" ")
+    for word, name, powers in ((first.lower(), behind, _POWERS_BEFORE), (last, before, _POWERS_BEHIND)):
+        if name and word in powers:
+            units = tuple(filter(_known, _product(name, count)))
+            return _products((_NONE,), units, powers[word])
+    factor = _FACTOR.match(text)
+    if factor and factor["name"].strip() in _NAMES:
+        power = factor["power"] or factor["glued"]
+        if power:
+            return _products((_NONE,), _NAMES[factor["name"].strip()], int(power))
+    return _side_by_side(text) or _thing(text, count)
+
+
+def _side_by_side(text: str) -> tuple[Unit, ...]:
+    """Several known units: N m, kilowatt-hours."""
     parts = re.split(r"\s*(?:\\cdot|\\times|\*|(?<=[a-z])-(?=[a-z]))\s*|\s+", text)
-    if (
-        len(parts) > 1
-        and all(_FACTOR.match(part) and _product(part, None) for part in parts)
-        and all(any(_known(unit) for unit in _product(part, None)) for part in parts)
-    ):
-        made: tuple[Unit, ...] = (_NONE,)
-        for part in parts:
-            made = tuple(a.times(b) for a in made for b in _product(part, None))
-        return made
-    return _thing(text, count)
+    if len(parts) < 2 or not all(map(_FACTOR.match, parts)):
+        return ()
+    units: tuple[Unit, ...] = (_NONE,)
+    for part in parts:
+        meanings = _product(part, None)
+        if not any(map(_known, meanings)):
+            return ()
+        units = _products(units, meanings)
+    return units
 
 
-_NONE = Unit(())
+def _products(units: tuple[Unit, ...], others: tuple[Unit, ...], power: int = 1) -> tuple[Unit, ...]:
+    """Each meaning of the one times each meaning of the other to the power."""
+    return tuple(unit.times(other, power) for unit in units for other in others)
 
 
 def _known(unit: Unit) -> bool:

@@ -31,6 +31,11 @@ from grpo_kit.verdicts._rational import (
 _DIGITS = 40  # that agreeing values share beyond what their numbers have
 _MOST_DIGITS = 1_500
 _POINTS = 7
+# Functions of one value that mpmath has, and its names where they are others.
+_SIMPLE = frozenset(
+    "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh exp sqrt abs ln lg sgn".split()
+)
+_OF_MPMATH = {"abs": "fabs", "ln": "log", "lg": "log10", "sgn": "sign"}
 
 
 @lru_cache(4096)
@@ -114,15 +119,9 @@ class _Evaluator:
             raise TooLargeError(name)
         if name in ("ln", "log", "lg", "logb") and first == 0:
             raise UndefinedError("a logarithm of zero")
-        simple = {
-            "sin": mp.sin, "cos": mp.cos, "tan": mp.tan, "cot": mp.cot, "sec": mp.sec, "csc": mp.csc,
-            "arcsin": mp.asin, "arccos": mp.acos, "arctan": mp.atan, "arccot": mp.acot, "arcsec": mp.asec,
-            "arccsc": mp.acsc, "sinh": mp.sinh, "cosh": mp.cosh, "tanh": mp.tanh, "exp": mp.exp, "sqrt": mp.sqrt,
-            "abs": abs, "ln": mp.log, "lg": mp.log10, "sgn": mp.sign,
-        }  # fmt: skip
         try:
-            if name in simple:
-                return simple[name](first)
+            if name in _SIMPLE:
+                return getattr(mp, _OF_MPMATH.get(name, name.replace("arc", "a")))(first)
             match name:
                 case "log":  # of no known base: one that no other formula knows
                     return mp.log(first) / mp.log(mp.sqrt(mp.mpf("5.8317")))
@@ -209,15 +208,21 @@ def _points(one: Tree, other: Tree) -> list[dict[str, Fraction]]:
     return points
 
 
-def _pairs_of_values(one: Tree, other: Tree) -> list[tuple[Any, Any, int]]:
-    """(value, value, digits behind the point to trust) of both trees at points where both have one.
+def _pairs_of_values(one: Tree, other: Tree) -> list[tuple[Any, Any, int | None]]:
+    """(value, value, digits behind the point to trust, None: all) of both trees at points where both have one.
 
     Without letters there is one point. With letters, and no imaginary unit, only real values count. Raises
-    TooLargeError, UndefinedError where nothing can be worked out.
+    TooLargeError where nothing can be worked out.
     """
+    try:
+        a, b = exact(one), exact(other)
+    except UndefinedError:
+        return []
+    if a is not None and b is not None:
+        return [(a, b, None)]
     one, other = _read_alike(one, other)
     real = bool(symbols(one) | symbols(other)) and ("const", "i") not in (*nodes(one), *nodes(other))
-    found: list[tuple[Any, Any, int]] = []
+    found: list[tuple[Any, Any, int | None]] = []
     for k, point in enumerate(_points(one, other)):
         if k == 4 and len(found) >= 2:
             break
@@ -245,7 +250,9 @@ def _pair(one: Tree, other: Tree, point: dict, real: bool, most: int) -> tuple[A
     return a, b, trusted
 
 
-def _near(a: Any, b: Any, trusted: int) -> bool:
+def _near(a: Any, b: Any, trusted: int | None) -> bool:
+    if trusted is None:
+        return a == b
     return abs(a - b) <= _numbers.mp.mpf(10) ** -trusted
 
 
@@ -258,12 +265,6 @@ def same_value(one: Tree, other: Tree) -> bool:
     """
     if one == other:
         return True
-    try:
-        a, b = exact(one), exact(other)
-    except UndefinedError:
-        return False
-    if a is not None and b is not None:
-        return a == b
     pairs = _pairs_of_values(one, other)
     return bool(pairs) and all(_near(*pair) for pair in pairs)
 
@@ -272,12 +273,6 @@ def distance(one: Tree, other: Tree) -> Any:
     """How far two values without letters are apart, as an mpmath number or a Fraction; None if they have no value."""
     if symbols(one) | symbols(other):
         return None
-    try:
-        a, b = exact(one), exact(other)
-    except UndefinedError:
-        return None
-    if a is not None and b is not None:
-        return abs(a - b)
     pairs = _pairs_of_values(one, other)
     return abs(pairs[0][0] - pairs[0][1]) if pairs else None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from grpo_kit.verdicts._formula import Tree, nodes
+from grpo_kit.verdicts._formula import Tree, nodes, num
 from grpo_kit.verdicts._kinds import (
     Bounds,
     Choice,
@@ -81,9 +81,8 @@ def _same_of_a_name(gold: Any, answer: Any, rules: Rules) -> bool:
     match gold, answer:
         case Named(), Named():
             return _same_named(gold, answer, rules)
-        case (Bounds(), Bounds()) | (Named(), Bounds()) | (Bounds(), Named()):
-            values = [getattr(side, "rows", None) or side.value for side in (gold, answer)]
-            return gold.name == answer.name and same(*values, rules)
+        case Named() | Bounds(), Named() | Bounds():
+            return gold.name == answer.name and same(gold.value, answer.value, rules)
         case Named(), Equation() | Inequality():
             return _same_equation(_as_equation(gold), answer)
         case Equation(), Named():
@@ -91,9 +90,9 @@ def _same_of_a_name(gold: Any, answer: Any, rules: Rules) -> bool:
         case Named(), _:
             return not _is_letter(gold.value) and same(gold.value, answer, rules)
         case Bounds(), Row() | Union():
-            return same(gold.rows, answer, rules)
+            return same(gold.value, answer, rules)
         case Row() | Union(), Bounds():
-            return same(gold, answer.rows, rules)
+            return same(gold, answer.value, rules)
         case _, Named():
             at_a_point = re.search(r"\(\d|''", answer.name) and _has_letters(answer.value)
             return not _is_letter(gold) and not at_a_point and same(gold, answer.value, rules)
@@ -106,9 +105,9 @@ def _same_items(gold: Any, answer: Any, rules: Rules) -> bool:
         case Several(), Several() if _named_apart(gold) or _named_apart(answer):
             return _same_assignment(gold, answer, rules)
         case (Row(brackets="()"), Several()) if _named_apart(answer):  # (3, 4) and x = 3, y = 4
-            return _in_order(gold.items, _by_name(answer), rules)
+            return _in_order(gold.items, _values_by_name(answer), rules)
         case (Several(), Row(brackets="()")) if _named_apart(gold):
-            return _in_order(_by_name(gold), answer.items, rules)
+            return _in_order(_values_by_name(gold), answer.items, rules)
         case Several(), Several():
             words = any(isinstance(item, Words | Choice) or _is_letter(item) for item in gold.items)
             if words and (gold.word == "or") != (answer.word == "or"):
@@ -122,18 +121,21 @@ def _same_items(gold: Any, answer: Any, rules: Rules) -> bool:
             return _in_order(items, answer.items, rules)
         case Row(), Row():
             return gold.brackets == answer.brackets and _in_order(gold.items, answer.items, rules)
-        case Union(), Union():
-            return _in_any_order(gold.rows, answer.rows, rules)
-        case (Union(), Row()) | (Row(), Union()):
-            one, other = (gold.rows, (answer,)) if isinstance(gold, Union) else ((gold,), answer.rows)
-            return _in_any_order(one, other, rules)
-        case (Matrix(), Row(brackets="()")) | (Row(brackets="()"), Matrix()):
-            return _same_vector(gold, answer, rules)
+        case Row() | Union(), Row() | Union():
+            rows = [side.rows if isinstance(side, Union) else (side,) for side in (gold, answer)]
+            return _in_any_order(*rows, rules)
         case Matrix(), Matrix():
-            return len(gold.rows) == len(answer.rows) and all(
-                _in_order(row, other, rules) for row, other in zip(gold.rows, answer.rows, strict=True)
-            )
+            return _in_order(gold.rows, answer.rows, rules)
+        case Matrix(), Row(brackets="()"):  # a column beside a tuple
+            return _in_order(_column(gold), answer.items, rules)
+        case Row(brackets="()"), Matrix():
+            return _in_order(gold.items, _column(answer), rules)
     return False
+
+
+def _column(matrix: Matrix) -> list[Any]:
+    """The cells of a matrix of one column; [] of a wider one."""
+    return [row.items[0] for row in matrix.rows if len(row.items) == 1]
 
 
 def _same_time(gold: Clock | Ratio, answer: Clock | Ratio) -> bool:
@@ -155,33 +157,22 @@ def _named_apart(several: Several) -> bool:
     return len({item.name.partition("_")[0] for item in several.items if isinstance(item, Named)}) > 1
 
 
-def _by_name(several: Several) -> list[Any]:
-    return [
-        getattr(item, "value", item)
-        for item in sorted(several.items, key=lambda item: getattr(item, "name", ""))
-    ]
+def _by_name(several: Several) -> dict[str, Any]:
+    return {getattr(item, "name", ""): getattr(item, "value", item) for item in several.items}
+
+
+def _values_by_name(several: Several) -> list[Any]:
+    return [value for _, value in sorted(_by_name(several).items())]
 
 
 def _same_assignment(gold: Several, answer: Several, rules: Rules) -> bool:
     """x = 1, y = 2 beside y = 2, x = 1; "or" is another thing."""
-    names = [[getattr(item, "name", None) for item in several.items] for several in (gold, answer)]
-    if (
-        None in names[0] + names[1]
-        or sorted(names[0]) != sorted(names[1])
-        or len(set(names[0])) < len(names[0])
-    ):
+    known, given = _by_name(gold), _by_name(answer)
+    if "" in known or known.keys() != given.keys() or (gold.word == "or") != (answer.word == "or"):
         return False
-    return (gold.word == "or") == (answer.word == "or") and _in_order(_by_name(gold), _by_name(answer), rules)
-
-
-def _same_vector(gold: Any, answer: Any, rules: Rules) -> bool:
-    """A column beside a tuple."""
-    one, other = (
-        [row[0] for row in side.rows] if isinstance(side, Matrix) and all(len(row) == 1 for row in side.rows) else
-        getattr(side, "items", ())
-        for side in (gold, answer)
-    )  # fmt: skip
-    return bool(one) and _in_order(one, other, rules)
+    if len(known) < len(gold.items) or len(given) < len(answer.items):  # one name twice
+        return False
+    return all(same(value, given[name], rules) for name, value in known.items())
 
 
 def _same_text(gold: str, answer: str, rules: Rules) -> bool:
@@ -195,10 +186,10 @@ def same_words(gold: str, answer: str, *, case: bool) -> bool:
     >>> same_words("no solution", "No solution!", case=False), same_words("ABC", "abc", case=False)
     (True, False)
     """
-    short = (
-        len(gold) == 2 and gold.lower() != "no" and answer not in (gold, gold.capitalize(), gold.lower())
-    )  # Co is not CO
-    if not case and not (gold.isupper() and " " not in gold) and len(gold) > 1 and not short:
+    habits = (gold, gold.capitalize(), gold.lower())
+    is_symbol = len(gold) == 2 and gold.lower() != "no" and answer not in habits  # Co is not CO
+    is_initials = gold.isupper() and " " not in gold
+    if not case and not is_initials and not is_symbol and len(gold) > 1:
         gold, answer = gold.casefold(), answer.casefold()
     return _bare(gold) == _bare(answer)
 
@@ -223,10 +214,9 @@ def _same_named(gold: Named, answer: Named, rules: Rules) -> bool:
                 return False
             value = replace(value, tree=_renamed(value.tree, other[1], one[1]))
         return same(gold.value, value, rules)
-    both = isinstance(gold.value, Quantity) and isinstance(answer.value, Quantity)
-    if both and symbols(gold.value.tree) and len(gold.name) == 1 and len(answer.name) == 1:
-        return _same_equation(_as_equation(gold), _as_equation(answer))
-    return False
+    if not isinstance(answer.value, Quantity) or (len(gold.name), len(answer.name)) != (1, 1):
+        return False
+    return _same_equation(_as_equation(gold), _as_equation(answer))
 
 
 def _parts(name: str) -> tuple[str, str]:
@@ -241,11 +231,7 @@ def _has_letters(value: Any) -> bool:
 
 def _as_equation(named: Named) -> Equation | None:
     """y = 2x + 3 as an equation; x = 5 is none: it is solved, and 2x = 10 is not."""
-    if (
-        not isinstance(named.value, Quantity)
-        or not symbols(named.value.tree)
-        or len(named.name.rstrip("'")) > 1
-    ):
+    if not _has_letters(named.value) or len(named.name.rstrip("'")) > 1:
         return None
     return Equation(("sub", ("sym", named.name), named.value.tree))
 
@@ -279,15 +265,14 @@ def _in_any_order(gold: Sequence[Any], answer: Sequence[Any], rules: Rules) -> b
 def _as_ratio(clock: Clock) -> tuple[Tree, ...]:
     """2:11 may be either."""
     hours, minutes = divmod(clock.minutes, 60)
-    return ("num", Fraction(hours)), ("num", minutes)
+    return num(hours), num(minutes)
 
 
 def _same_ratio(gold: Sequence[Tree], answer: Sequence[Tree]) -> bool:
     if len(gold) != len(answer):
         return False
     pairs = list(zip(gold, answer, strict=True))
-    zero = ("num", Fraction(0))
-    if any(same_value(part, zero) for part in [*gold, *answer]):
+    if any(same_value(part, num(0)) for part in [*gold, *answer]):
         return all(same_value(*pair) for pair in pairs)
     (a, b), rest = pairs[0], pairs[1:]
     return all(same_value(("mul", a, d), ("mul", b, c)) for c, d in rest)
@@ -307,13 +292,10 @@ def _same_quantity(gold: Quantity, answer: Quantity, rules: Rules) -> bool:
         return False
     if answer.is_percent and not gold.is_percent and not _is_part(gold.tree):
         return False
-    if "C" in symbols(gold.tree) and "C" not in symbols(
-        answer.tree
-    ):  # a constant of integration by another letter
-        other = next(
-            (name for name in ("c", "K", "k") if name in symbols(answer.tree) - symbols(gold.tree)), None
-        )
-        answer = replace(answer, tree=_renamed(answer.tree, other, "C")) if other else answer
+    if "C" in symbols(gold.tree) - symbols(answer.tree):  # a constant of integration by another letter
+        others = [name for name in ("c", "K", "k") if name in symbols(answer.tree) - symbols(gold.tree)]
+        if others:
+            answer = replace(answer, tree=_renamed(answer.tree, others[0], "C"))
     is_number = not symbols(gold.tree)
     if is_number and not rules.expressions and unfinished(answer.tree) and not unfinished(gold.tree):
         return False
@@ -328,37 +310,37 @@ def _same_quantity(gold: Quantity, answer: Quantity, rules: Rules) -> bool:
     for one in gold.units:
         for other in answer.units:
             if same_dimension(one, other):
-                scaled = (
-                    answer.tree
-                    if one.factor == other.factor
-                    else ("mul", answer.tree, ("num", other.factor / one.factor))
-                )
-                return _same_number(gold.tree, scaled, rules)
+                tree = answer.tree
+                if one.factor != other.factor:
+                    tree = ("mul", tree, num(other.factor / one.factor))
+                return _same_number(gold.tree, tree, rules)
     return False
 
 
 # Temperatures and angles, each as a number of kelvin or of degrees.
 _SCALES = {
     "kelvin": lambda t: t,
-    "celsius": lambda t: ("add", t, ("num", Fraction(5463, 20))),
-    "fahrenheit": lambda t: ("mul", ("add", t, ("num", Fraction(45967, 100))), ("num", Fraction(5, 9))),
+    "celsius": lambda t: ("add", t, num("273.15")),
+    "fahrenheit": lambda t: ("mul", ("add", t, num("459.67")), num("5/9")),
     "degree": lambda t: t,
-    "radian": lambda t: ("div", ("mul", t, ("num", Fraction(180))), ("const", "pi")),
+    "radian": lambda t: ("div", ("mul", t, num(180)), ("const", "pi")),
 }
 
 
 def _on_one_scale(gold: Quantity, answer: Quantity) -> tuple[Tree, Tree] | None:
     """Both values on one scale where they were written on two; None if they are no temperatures or angles."""
-    names = [
-        [name for unit in q.units for name, power in unit.dimensions if power == 1]
-        or ["radian"] * (("const", "pi") in nodes(q.tree))
-        for q in (gold, answer)
-    ]
-    found = [next((name for name in several if name in _SCALES), None) for several in names]
-    angles = [name in ("degree", "radian") for name in found]
-    if None in found or found[0] == found[1] or angles[0] != angles[1]:
+    scales = [_scale(gold), _scale(answer)]
+    angles = [scale in ("degree", "radian") for scale in scales]
+    if None in scales or scales[0] == scales[1] or angles[0] != angles[1]:
         return None
-    return _SCALES[found[0]](gold.tree), _SCALES[found[1]](answer.tree)
+    return _SCALES[scales[0]](gold.tree), _SCALES[scales[1]](answer.tree)
+
+
+def _scale(quantity: Quantity) -> str | None:
+    names = [name for unit in quantity.units for name, power in unit.dimensions if power == 1]
+    if not names and ("const", "pi") in nodes(quantity.tree):
+        return "radian"
+    return next((name for name in names if name in _SCALES), None)
 
 
 def _renamed(tree: Tree, old: str, new: str) -> Tree:
@@ -399,7 +381,7 @@ def _same_number(gold: Tree, answer: Tree, rules: Rules) -> bool:
     if rules.tolerance:
         allowed = Fraction(rules.tolerance)
     if rules.significant:
-        size = distance(gold, ("num", Fraction(0)))
+        size = distance(gold, num(0))
         if size:
             last = Fraction(10) ** (_exponent(size) - rules.significant + 1)
             allowed = max(allowed or 0, last / 2)

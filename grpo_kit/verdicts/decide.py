@@ -8,7 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 
-from grpo_kit.verdicts._formula import Tree
+from grpo_kit.verdicts._formula import Tree, num
 from grpo_kit.verdicts._formula_tokens import FUNCTIONS
 from grpo_kit.verdicts._kinds import PLAIN, Habit, Named, Quantity
 from grpo_kit.verdicts._quantities import formula
@@ -131,7 +131,7 @@ def _is_too_large(known: object, timeout: float) -> bool:
     try:
         with limited(timeout):
             if isinstance(value, Quantity):
-                same_value(value.tree, ("num", Fraction(0)))
+                same_value(value.tree, num(0))
     except (TooLargeError, OutOfTimeError):
         return True
     return False
@@ -160,7 +160,6 @@ _EXPRESSION = re.compile(
 )
 _TURN = re.compile(r"\b(?:write|express|convert|change|turn|rewrite|round|simplify|reduce)\b", re.I)
 _OPERATIONS = {"add", "sub", "mul", "div", "pow", "mixed", "call", "sum", "prod", "apply"}
-_ONE, _ZERO = ("num", Fraction(1)), ("num", Fraction(0))
 
 
 @lru_cache(1024)
@@ -188,7 +187,7 @@ def _sides(tree: Tree, joins: str, parts: str) -> tuple[list[Tree], list[Tree]]:
 
 def _ordered(tree: Tree) -> Tree:
     """The tree with factors and terms in one order, without the factor 1 and the term 0."""
-    for joins, parts, nothing in (("mul", "div", _ONE), ("add", "sub", _ZERO)):
+    for joins, parts, nothing in (("mul", "div", num(1)), ("add", "sub", num(0))):
         if tree[0] in (joins, parts):
             sides = [map(_ordered, side) for side in _sides(tree, joins, parts)]
             above, below = (

@@ -18,7 +18,7 @@ import pandas as pd
 from grpo_kit.record._lines import LineFile, RunFolderError, reading
 from grpo_kit.record.run_path import path_of
 from grpo_kit.rewards.cancel import cancelled_groups
-from grpo_kit.rewards.language import SCRIPTS, Language, script_of
+from grpo_kit.rewards.form import SCRIPTS, Language, script_of
 from grpo_kit.watch._curves import scale_columns
 from grpo_kit.watch._flags import OF_PARTS, OF_ROLLOUTS, OF_STEPS, Flag, Setup
 from grpo_kit.watch.diversity import group_diversity

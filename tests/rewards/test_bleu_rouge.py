@@ -9,8 +9,8 @@ import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_kit.rewards._ngrams import common_subsequence, normalize, words
-from grpo_kit.rewards.bleu_rouge import Bleu, Rouge
+from grpo_kit.more.tasks.bleu_rouge import Bleu, Rouge, common_subsequence, normalize
+from grpo_kit.rewards._ngrams import words
 from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, crafted_cases
 from grpo_kit.rewards.check import check_rewards
 

@@ -16,8 +16,7 @@ from grpo_kit.rewards.cancel import cancelled_groups, cancelled_share
 from grpo_kit.rewards.cheat_cases import crafted_cases
 from grpo_kit.rewards.check import check_rewards
 from grpo_kit.rewards.combine import Clipped, Gated, WeightedSum, all_parts
-from grpo_kit.rewards.format import SoftFormat
-from grpo_kit.rewards.length import Repetition, RightSize
+from grpo_kit.rewards.form import Repetition, RightSize, SoftFormat
 from grpo_kit.trainer.watch_run import WatchRun
 
 

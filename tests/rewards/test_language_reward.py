@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from grpo_kit.rewards.cheat_cases import crafted_cases
-from grpo_kit.rewards.language import SCRIPTS, Language, script_of
+from grpo_kit.rewards.form import SCRIPTS, Language, script_of
 
 LATIN, HAN, CYRILLIC = Language("latin"), Language("han"), Language("cyrillic")
 

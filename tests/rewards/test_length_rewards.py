@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment
 
 from grpo_kit.rewards.cheat_cases import crafted_cases
-from grpo_kit.rewards.length import Repetition, RightSize
+from grpo_kit.rewards.form import Repetition, RightSize
 
 # --- RightSize -------------------------------------------------------------------------------------------
 

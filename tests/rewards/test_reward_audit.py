@@ -386,7 +386,7 @@ def test_a_gold_is_not_its_own_neighbour(gold, never, reason):
 
 
 def test_the_table_says_why_and_every_name_is_in_it():
-    path = Path(grpo_kit.rewards._neighbours.__file__).with_suffix(".csv")
+    path = Path(grpo_kit.rewards._neighbours.__file__).with_name("neighbours.csv")
     with path.open(encoding="utf-8") as file:
         table = list(csv.DictReader(file, delimiter=";", quoting=csv.QUOTE_NONE))
     assert len(table) > 150 and all(row["name"] and row["why"] and None not in row for row in table)

@@ -13,15 +13,13 @@ from grpo_kit.more.code._code_runner import CodeRunner
 from grpo_kit.more.code.code_rewards import CodeFormat, CodeRuns, CodeTests
 from grpo_kit.more.code.sandbox import isolation
 from grpo_kit.more.episodes.tool_calls import CallAccuracy, CallEfficiency, CallShape, CallValidity
+from grpo_kit.more.tasks.bleu_rouge import Bleu, Rouge
 from grpo_kit.more.tasks.interval_scheduling import ScheduleShare
 from grpo_kit.rewards._parts import range_of
 from grpo_kit.rewards.answers import ExactAnswer, MathAnswer, NumericAnswer
-from grpo_kit.rewards.bleu_rouge import Bleu, Rouge
 from grpo_kit.rewards.cheat_cases import Case
 from grpo_kit.rewards.combine import Clipped, Gated, WeightedSum
-from grpo_kit.rewards.format import SoftFormat
-from grpo_kit.rewards.language import Language
-from grpo_kit.rewards.length import Repetition, RightSize
+from grpo_kit.rewards.form import Language, Repetition, RightSize, SoftFormat
 from grpo_kit.rewards.scoring import off_scale
 from grpo_kit.rewards.scoring import score as judge_ask
 from grpo_kit.tasks.countdown import CountdownAnswer

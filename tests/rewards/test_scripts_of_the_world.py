@@ -2,8 +2,9 @@
 
 import pytest
 
+from grpo_kit.more.tasks.bleu_rouge import normalize, unpointed
 from grpo_kit.rewards import Bleu, ExactAnswer, Rouge
-from grpo_kit.rewards._ngrams import normalize, unpointed, words
+from grpo_kit.rewards._ngrams import words
 
 
 def rouge(answer, gold):

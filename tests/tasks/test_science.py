@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_kit.more.tasks.bleu_rouge import Rouge
 from grpo_kit.more.tasks.science import load_rows, same_words, science
 from grpo_kit.rewards import check_rewards
-from grpo_kit.rewards.bleu_rouge import Rouge
 from grpo_kit.tasks import largest
 from grpo_kit.tasks.task import strategy_rewards
 

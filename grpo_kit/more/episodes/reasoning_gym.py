@@ -17,8 +17,8 @@ from grpo_kit.more.episodes.observation import View
 from grpo_kit.rewards import SoftFormat
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.response import own_answer
-from grpo_kit.tasks._answer_tag import with_answer_tag
-from grpo_kit.tasks.task import Task, distinct_rows, most_frequent_answer
+from grpo_kit.tasks.draw import distinct_rows
+from grpo_kit.tasks.task import Task, most_frequent_answer, with_answer_tag
 
 _LOG = logging.getLogger(__name__)
 # Most data sets make row i from seed + i. Seeds this far apart share no row.

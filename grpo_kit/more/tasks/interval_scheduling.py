@@ -40,9 +40,8 @@ from grpo_kit.rewards import SoftFormat
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
 from grpo_kit.rewards.response import python_value
-from grpo_kit.tasks._answer_tag import with_answer_tag
-from grpo_kit.tasks._number_range import check_range
-from grpo_kit.tasks.task import Strategy, Task, split_distinct, strategy_means
+from grpo_kit.tasks.draw import check_range, split_distinct
+from grpo_kit.tasks.task import Strategy, Task, strategy_means, with_answer_tag
 
 _LETTERS = string.ascii_uppercase
 _MOST_EVENTS = 8  # in a question of this task; the reward accepts as many as there are letters

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
+import re
+import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_kit.rewards._ngrams import common_subsequence, ngrams, normalize, unpointed, words
-from grpo_kit.rewards.answers import AnswerReward, check_installed
+from grpo_kit.rewards._ngrams import ngrams, words
+from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
 
 if TYPE_CHECKING:
@@ -21,6 +24,15 @@ _KEYWORDS = (
     "water oxygen hydrogen carbon nitrogen sodium chloride acid base salt ion electron proton atom molecule cell "
     "nucleus protein enzyme membrane energy light heat gas liquid solid plant animal reaction equilibrium"
 )
+
+# Short vowels of Arabic and Hebrew, and Arabic's stretched line, which most texts leave out (as pyarabic strips them).
+_POINTS = re.compile(
+    "[\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0640\u064b-\u0652\u0670\u06d6-\u06dc\u06df-\u06e8]"
+)
+_UNSEEN = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")
+# Other scripts' marks as their ASCII kin, which sacrebleu's tokenizers split off.
+_MARKS = {".": "。।॥۔။។።", ",": "、،၊፣", ";": "؛፤", "?": "؟፧", '"': "“”„‟«»「」『』", "'": "‘’‚‛"}
+_PLAIN = {ord(mark): plain for plain, marks in _MARKS.items() for mark in marks}
 
 
 class _OverlapReward(AnswerReward):
@@ -95,7 +107,8 @@ class Bleu(_OverlapReward):
             )
         if tokenize not in _TOKENIZERS:
             raise ValueError(f"tokenize={tokenize!r} is not one of {_TOKENIZERS}")
-        check_installed("sacrebleu", self)
+        if importlib.util.find_spec("sacrebleu") is None:
+            raise ImportError('Bleu needs the package sacrebleu: run `pip install "grpo-kit[rewards]"`')
         self.lowercase, self.max_order, self.tokenize = bool(lowercase), int(max_order), tokenize
 
     def _overlap(self, answer: str, golds: list[str]) -> float | None:
@@ -186,3 +199,41 @@ def _forget(metric: BLEU) -> None:
         cached = type(tokenizer).__call__
         if hasattr(cached, "cache_info") and cached.cache_info().currsize > 2048:
             cached.cache_clear()
+
+
+def normalize(text: str) -> str:
+    """NFKC, other scripts' punctuation as ASCII's, single spaces, no white space or full stop at the ends.
+
+    >>> normalize(" carbon  dioxide (CO₂)."), normalize("“你好。”")
+    ('carbon dioxide (CO2)', '"你好."')
+    """
+    text = unicodedata.normalize("NFKC", _UNSEEN.sub("", text)).translate(_PLAIN)
+    return " ".join(text.split()).strip(" .")
+
+
+def unpointed(texts: Sequence[str]) -> list[str]:
+    """The texts without the short vowels of Arabic and Hebrew, unless each of them is written with some.
+
+    >>> unpointed(["كَتَبَ", "كتب"]) == ["كتب", "كتب"]
+    True
+    """
+    pointed = [bool(_POINTS.search(text)) for text in texts]
+    return [_POINTS.sub("", text) for text in texts] if any(pointed) and not all(pointed) else list(texts)
+
+
+def common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
+    """Length of the longest common subsequence, one bit per element (Hyyrö 2004).
+
+    >>> common_subsequence("the cat sat".split(), "the dog sat down".split())
+    2
+    """
+    a, b = (a, b) if len(a) <= len(b) else (b, a)
+    places: dict[str, int] = {}
+    for place, piece in enumerate(a):
+        places[piece] = places.get(piece, 0) | 1 << place
+    full = (1 << len(a)) - 1
+    row = full  # a zero bit: the subsequence grows here
+    for piece in b:
+        matches = row & places.get(piece, 0)
+        row = ((row + matches) | (row - matches)) & full
+    return len(a) - row.bit_count()
