@@ -50,10 +50,10 @@ train: $(VENV)/.installed ## the main job: notebook 05 executed into runs/, by K
 	[ $$status = 0 ] && echo "Done: $$run/$(notdir $(NOTEBOOK))" \
 	  || echo "Failed; what was executed is in $$run" >&2; exit $$status
 
-test: $(VENV)/.installed lint ## lint, then the tests; notebooks run in the smoke profile. ROOM=rewards: a room's alone
+test: $(VENV)/.installed lint ## lint, then the tests; first notebooks in the smoke profile. ROOM=rewards: a room's alone
 	KIT_PROFILE=smoke $(PY) -m pytest -q $(PYTEST_ARGS) $(if $(ROOM),$(OF_ROOM))
 
-test-all: test ## the same, then the campaigns: drawn faults, benchmarks' own pages, the whole pretend card, browsers
+test-all: test ## the same, then the campaigns: all notebooks, drawn faults, benchmarks' own, the pretend card, browsers
 	KIT_PROFILE=smoke $(PY) -m pytest -q $(PYTEST_ARGS) -m campaign
 
 card: $(VENV)/.installed ## on a CUDA card: its tests, seconds, main job into card_report.json; without: the tests on a pretend one

@@ -31,6 +31,7 @@ CAMPAIGNS = {
     r"test_two_processes_train_the_weights_of_one": "test_loop_processes.py",
     r"test_a_drawn_fault_ends_equal_or_in_words\[[2-7]": "two seeds",
     r"test_a_saved_notebook_keeps_one_picture.*nbclient": "papermill",
+    r"test_older_weights.*(new_process|episodes_wait|a_stop_while|each_step_dropped|one_object)": "the loop's stops",
     r"test_in_a_kernel_chart_and_browser_follow": "test_panel.py in a kernel",
 }
 
