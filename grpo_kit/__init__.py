@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from grpo_kit.evaluation.comparison import compare  # base beside tuned, with a paired test
     from grpo_kit.evaluation.results import results  # what the runs of a folder came to, side by side
     from grpo_kit.more.lab.rescore import rescore  # what another reward would have taught
-    from grpo_kit.more.lab.pass_curves import plot_pass_at_k  # pass@k before and after
+    from grpo_kit.more.lab.figures import plot_pass_at_k  # pass@k before and after
     from grpo_kit.more.export import export  # weights, prompt and temperature in a folder that proves itself
     from grpo_kit.more.export.chat import chat  # try it: a question in, the response out, base beside tuned
     from grpo_kit.watch.run_card import model_card  # what was trained, on what, and what came of it
