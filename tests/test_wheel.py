@@ -87,7 +87,6 @@ def pip(python, *arguments):
 NO_IMPORTS = (
     "grpo_kit.__main__",
     "grpo_kit.more.code.sandbox.launcher",
-    "grpo_kit.more.code.sandbox.program_watch",
 )
 
 

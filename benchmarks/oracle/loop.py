@@ -22,8 +22,7 @@ from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.protocols import Hook
 from grpo_kit.models.token_lists import end_ids
-from grpo_kit.more.episodes._episode_sample import EpisodeSample
-from grpo_kit.more.episodes._turn_writers import Write, Writer, Written
+from grpo_kit.more.episodes._episode_sample import EpisodeSample, Write, Writer, Written
 
 MakeUpdate = Callable[[Config], Any]
 

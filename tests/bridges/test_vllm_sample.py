@@ -33,9 +33,8 @@ from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.protocols import Hook
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.more.bridges import _vllm_engines as vllm_engines
-from grpo_kit.more.bridges._summed_weights import summed_weights
 from grpo_kit.more.bridges._vllm_engines import EXTENSION
-from grpo_kit.more.bridges.vllm import SamplerNotInStep, VllmSample
+from grpo_kit.more.bridges.vllm import SamplerNotInStep, VllmSample, _summed_weights
 from grpo_kit.more.episodes._episode_sample import EpisodeSample
 from grpo_kit.record.files import read_completions, read_metrics
 from grpo_kit.schedules import linear
@@ -88,7 +87,7 @@ def test_adapters_are_added_up_in_float32_and_the_base_stays_bit_for_bit():
         if "lora_" in name:
             p.data = torch.randn_like(p, dtype=torch.float32) / 10
     before, state = copies(model), model.state_dict()
-    found = {name: weight.clone() for name, weight in summed_weights(model)}
+    found = {name: weight.clone() for name, weight in _summed_weights(model)}
     assert same(before, copies(model)) and not any(m.merged for m in model.modules() if hasattr(m, "merged"))
     assert found.keys() == dict(small(True).named_parameters()).keys()
     stem = "base_model.model.model.layers.1.mlp.up_proj"
@@ -99,8 +98,8 @@ def test_adapters_are_added_up_in_float32_and_the_base_stays_bit_for_bit():
     rounded = wanted.to(torch.bfloat16).float()
     assert not torch.allclose(rounded, wanted, atol=1e-6)  # what a merge into the base would leave
     plain = small(False)
-    assert all(weight is not None for _, weight in summed_weights(plain))
-    assert [name for name, _ in summed_weights(plain)] == [name for name, _ in plain.named_parameters()]
+    assert all(weight is not None for _, weight in _summed_weights(plain))
+    assert [name for name, _ in _summed_weights(plain)] == [name for name, _ in plain.named_parameters()]
 
 
 class StandIn:

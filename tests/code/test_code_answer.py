@@ -4,8 +4,7 @@ import time
 
 import pytest
 
-from grpo_kit.more.code._code_blocks import read_blocks
-from grpo_kit.more.code.code_answer import extract_code, own_code
+from grpo_kit.more.code.code_answer import extract_code, own_code, read_blocks
 from grpo_kit.more.code.code_rewards import CodeFormat
 
 F = "def f(n):\n    return n * 2\n"

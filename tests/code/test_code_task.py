@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from grpo_kit.more.code._code_assertions import AssertionNotReadError, literal, read_assertions
 from grpo_kit.more.code._code_files import load_problems
 from grpo_kit.more.code._code_runner import CodeRunner
 from grpo_kit.more.code._code_tests import Job, passes, read_tests
-from grpo_kit.more.code._code_values import decode
+from grpo_kit.more.code._code_values import AssertionNotReadError, decode, literal, read_assertions
 from grpo_kit.more.code.code import code
 from grpo_kit.more.code.sandbox import isolation
 from grpo_kit.rewards import check_rewards

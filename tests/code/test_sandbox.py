@@ -16,7 +16,7 @@ from unittest.mock import MagicMock, Mock
 import pytest
 
 from grpo_kit.more.code import sandbox
-from grpo_kit.more.code.sandbox import folders, isolation, run_python, run_python_batch, syscalls
+from grpo_kit.more.code.sandbox import isolation, program_watch, run_python, run_python_batch, syscalls
 from grpo_kit.more.code.sandbox.pool import LauncherError, Pool
 
 ROOT = Path(__file__).parents[2]
@@ -430,18 +430,18 @@ def test_emptying_a_folder_follows_no_link(tmp_path):
     (top / "moved0").mkdir(mode=0)
     os.mkfifo(top / "d" / "fifo")
     os.chmod(top / "d" / "d" / "d", 0)
-    folders.empty(str(top))
+    program_watch.empty(str(top))
     assert list(top.iterdir()) == [] and list(outside.iterdir()) == [outside / "kept"]
 
 
 def test_a_folder_is_counted_without_following_links(tmp_path):
-    assert not folders.over_limit(str(tmp_path), 1000, 10)
+    assert not program_watch.over_limit(str(tmp_path), 1000, 10)
     (tmp_path / "up").symlink_to("..")
     (tmp_path / "file").write_bytes(bytes(100_000))
-    assert folders.over_limit(str(tmp_path), 50_000, 10)
-    assert not folders.over_limit(str(tmp_path), 500_000, 2)
+    assert program_watch.over_limit(str(tmp_path), 50_000, 10)
+    assert not program_watch.over_limit(str(tmp_path), 500_000, 2)
     (tmp_path / "d").mkdir()
-    assert folders.over_limit(str(tmp_path), 500_000, 2)
+    assert program_watch.over_limit(str(tmp_path), 500_000, 2)
 
 
 def test_what_vanishes_while_a_folder_is_counted_hides_nothing_else(tmp_path, monkeypatch):
@@ -450,6 +450,6 @@ def test_what_vanishes_while_a_folder_is_counted_hides_nothing_else(tmp_path, mo
 
     vanished = Mock(**{"stat.side_effect": FileNotFoundError})
     found = MagicMock(**{"__enter__.return_value": [vanished, *os.scandir(tmp_path)]})
-    monkeypatch.setattr(folders.os, "scandir", lambda path: found)
+    monkeypatch.setattr(program_watch.os, "scandir", lambda path: found)
     found.__exit__.return_value = None
-    assert folders.over_limit(str(tmp_path), 250_000, 10)
+    assert program_watch.over_limit(str(tmp_path), 250_000, 10)

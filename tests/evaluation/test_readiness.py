@@ -20,7 +20,7 @@ from grpo_kit.evaluation.intervals import bootstrap_mean, wilson_interval
 from grpo_kit.evaluation.lengths import Lengths, cost_of_maximum, decode_steps, length_probe
 from grpo_kit.evaluation.readiness import VERDICTS, Readiness, readiness, signal_share
 from grpo_kit.evaluation.reflection_words import COMMON, WORDS, count_words, word_table
-from grpo_kit.more.lab.pass_curves import plot_pass_at_k
+from grpo_kit.more.lab.figures import plot_pass_at_k
 from grpo_kit.rewards import SoftFormat, audit, last_number, on_response
 from grpo_kit.tasks import from_rows, largest
 from grpo_kit.trainer.presets import preset

@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 
 from grpo_kit.more import lab
-from grpo_kit.more.lab._confounders import unlike
-from grpo_kit.more.lab._outcomes import outcomes
+from grpo_kit.more.lab._outcomes import outcomes, unlike
 
 SAME = {
     "steps": 10,

@@ -9,8 +9,7 @@ import few_words
 import torch
 
 from grpo_kit.loop import Config, Loop
-from grpo_kit.more.episodes._episode_sample import EpisodeSample, fast_episodes
-from grpo_kit.more.episodes._turn_writers import EngineTurns, Written
+from grpo_kit.more.episodes._episode_sample import EngineTurns, EpisodeSample, Written, fast_episodes
 from grpo_kit.more.episodes.episode_task import EpisodeTask
 from grpo_kit.more.episodes.observation import View
 

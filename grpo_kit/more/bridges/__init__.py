@@ -6,7 +6,6 @@ _trl_config.py     a GRPOConfig as the loop's Config, and back
 _trl_task.py       TRL's data set and reward functions as a task of the loop
 vllm.py            vLLM as the loop's sampler
 _vllm_engines.py   vLLM in this process or as a server; vllm_heads.py: its worker
-_summed_weights.py  the weights that another engine loads, adapters added up
 """
 
 from typing import TYPE_CHECKING

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
 
 from grpo_kit.engine._first_use import few
 from grpo_kit.engine.cpu._kv_prefill import weight_version
@@ -26,9 +28,8 @@ from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.step_batch import Batch, padded
 from grpo_kit.models._model_facts import base_model
 from grpo_kit.models.token_lists import end_ids
-from grpo_kit.more.bridges._summed_weights import summed_weights
 from grpo_kit.more.bridges._vllm_engines import InThisProcess, Server
-from grpo_kit.more.episodes._turn_writers import Write, Written
+from grpo_kit.more.episodes._episode_sample import Write, Written
 
 # Nats a token, the mean over a rollout. The floor of 16-bit samplers is the red flag "sampler gap"'s.
 _FLOOR = {True: 2e-3, False: 0.05}  # by: both in float32
@@ -170,7 +171,7 @@ class VllmSample:
         if now == self._loaded:
             return
         began, self._loaded = time.monotonic(), None
-        self.engine.load(summed_weights(model))
+        self.engine.load(_summed_weights(model))
         self._loaded, self.sync_seconds = now, time.monotonic() - began
 
     def _exact(self, model: Any, config: Config) -> bool:
@@ -214,3 +215,44 @@ class VllmSample:
                 "was trained in"
             )
         self.first_gap = gap if first is None else first
+
+
+def _summed_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and tensor of each weight, by the names of the model without adapters; tied ones once.
+
+    Adapters are added up in float32 on a copy, a layer at a time: merging into the base and taking them out again would
+    round it each time.
+    """
+    if not isinstance(model, PeftModel):
+        yield from ((name, p.data) for name, p in model.named_parameters())
+        return
+    whole: dict[int, torch.Tensor] = {}
+    adapted = {
+        id(weight): layer
+        for layer in model.modules()
+        if isinstance(layer, BaseTunerLayer)
+        for weight in layer.get_base_layer().parameters()
+    }
+    for name, weight in model.named_parameters():
+        if model.prefix in name or "original_module" in name:
+            continue
+        name = name.removeprefix("base_model.model.").replace(".base_layer", "")
+        layer = adapted.get(id(weight))
+        if layer is not None and id(weight) not in whole:
+            whole = _added_up(layer)  # of one layer at a time
+        yield name.replace("modules_to_save.default.", ""), whole.get(id(weight), weight.data)
+
+
+def _added_up(layer: BaseTunerLayer) -> dict[int, torch.Tensor]:
+    """The base layer's weights with its active adapters, in float32, by id; the layer stays bit for bit."""
+    base = layer.get_base_layer()
+    kept = [(weight, weight.data) for weight in base.parameters()]
+    for weight, data in kept:
+        weight.data = data.float().clone() if data.dtype == torch.float32 else data.float()
+    try:
+        layer.merge()
+        return {id(weight): weight.data for weight, _ in kept}
+    finally:
+        layer.merged_adapters.clear()
+        for weight, data in kept:
+            weight.data = data

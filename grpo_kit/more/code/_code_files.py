@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_kit.more.code._code_assertions import AssertionNotReadError, read_assertions
 from grpo_kit.more.code._code_tests import CallTest, StdinTest, function_name, read_tests
+from grpo_kit.more.code._code_values import AssertionNotReadError, read_assertions
 from grpo_kit.tasks._data_files import DataNotFoundError, packaged, read_rows
 
 _PACKAGED = {

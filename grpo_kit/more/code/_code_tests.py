@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_kit.more.code._code_harness import LONGEST, NOT_PYTHON
-from grpo_kit.more.code._code_values import decode, read_json, same
+from grpo_kit.more.code._code_values import READ_AS, decode, read_json, same
 from grpo_kit.rewards.response import python_value
 
 if TYPE_CHECKING:
     from grpo_kit.more.code.sandbox import SandboxResult
 
-READ_AS = {"tuple": tuple, "list": list, "set": set, "sorted": sorted}
 _PLACE = re.compile(r"-?[0-9]{1,6}")
 _ENTRY_POINT = re.compile(r"(?:[^\W\d]\w*(?:\(\))?\.)?([^\W\d]\w*)")
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")

@@ -18,10 +18,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_kit.more.code._code_blocks import read_blocks, without_end_tokens
 from grpo_kit.more.code._code_runner import CodeRunner
 from grpo_kit.more.code._code_tests import CallTest, Job, Outcome, Test, function_name, passes, read_tests
-from grpo_kit.more.code.code_answer import answer_block, own_code
+from grpo_kit.more.code.code_answer import answer_block, own_code, read_blocks, without_end_tokens
 from grpo_kit.rewards.cheat_cases import Case
 from grpo_kit.rewards.response import ResponseReward, is_blank, pair_prefill
 from grpo_kit.rewards.response import column as get_column

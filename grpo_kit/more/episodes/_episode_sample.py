@@ -4,29 +4,112 @@ A turn is an entry of the batch, with exactly the tokens that it was made of, th
 own advantage. The loop does with turns what it does with completions: a loss that takes a mean over rows takes it over
 turns (grpo, sapo, luspo; dr_grpo divides by turns x max_completion_tokens), one that divides by tokens by all tokens of
 the step (dapo, cispo, vespo, bnpo). What turns share, such as a worked example, the packed update computes once.
+
+A writer makes the completions of a turn: transformers' generate, or the kit's engine, which keeps what it has read.
+A writer is a context manager around one rollout: writer(model, tokenizer, config, numbers) gives
+write(prompts, episodes, turn) -> Written. EpisodeSample enters it once a rollout and calls write once a turn.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+import torch
+
 from grpo_kit._support import cuda
-from grpo_kit.engine.fast import Seams, fast
-from grpo_kit.engine.tree import common_length
+from grpo_kit.engine.fast import EngineSample, OrPlainly, Seams, fast
 from grpo_kit.loop.config import Config, StepNumbers
+from grpo_kit.loop.generate import complete_prompts, generation_config
+from grpo_kit.loop.padded_update import autocast
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models._context import context_length
 from grpo_kit.models.token_lists import end_ids
-from grpo_kit.more.episodes._turn_advantages import turn_advantages
-from grpo_kit.more.episodes._turn_writers import EngineTurns, Writer, plain_turns
+from grpo_kit.more.episodes._turn_advantages import episode_measures, turn_advantages
 from grpo_kit.more.episodes.environment import PART, VectorEnv
 from grpo_kit.more.episodes.observation import Renderer
 from grpo_kit.more.episodes.rollout_episodes import Episode, rollout_episodes
 from grpo_kit.more.episodes.template_audit import audit_turns
+
+
+class Written(NamedTuple):
+    """The completions of a turn, one entry a prompt, the end token included.
+
+    logprobs, entropies: one number a token, in nats, at the step's temperature; None where the writer has none.
+    """
+
+    completion_ids: list[list[int]]
+    logprobs: list[list[float]] | None = None
+    entropies: list[list[float]] | None = None
+
+
+Write = Callable[[list[list[int]], list[int], int], Written]
+"""write(prompts, episodes, turn): prompts by their tokens; episodes, the number of each one's; turn, counted from 1."""
+Writer = Callable[[Any, Any, Config, StepNumbers], AbstractContextManager[Write]]
+
+
+@contextmanager
+def plain_turns(model: Any, tokenizer: Any, config: Config, numbers: StepNumbers) -> Iterator[Write]:
+    """Turns by transformers' generate, each prompt computed from its first token. It plays any causal model."""
+
+    def write(prompts: list[list[int]], episodes: list[int], turn: int) -> Written:
+        return Written(complete_prompts(model, tokenizer, prompts, config, numbers))
+
+    yield write
+
+
+class EngineTurns:
+    """Turns by the engine of an EngineSample. On a CPU a turn goes on from the keys and values of the one before.
+
+    A rollout begins without keys of an earlier one: it computes the same whatever was sampled before.
+    may_fail: on a card that nobody has tried turns are written plainly from the engine's first failure on.
+    """
+
+    def __init__(self, sample: EngineSample, *, may_fail: bool = False) -> None:
+        self.sample = sample
+        self._turn = OrPlainly(self._by_engine, _plainly, "engine") if may_fail else self._by_engine
+
+    @contextmanager
+    def __call__(self, model: Any, tokenizer: Any, config: Config, numbers: StepNumbers) -> Iterator[Write]:
+        """The rollout's write. Afterwards the engine gives its memory back, unless graphs may stay on a card."""
+        read: list[Sequence[int]] = []
+        written: list[list[int]] = []
+
+        def write(prompts: list[list[int]], episodes: list[int], turn: int) -> Written:
+            made = self._turn(model, tokenizer, config, numbers, prompts, episodes)
+            read.extend(map(tuple, prompts))
+            written.extend(made.completion_ids)
+            return made
+
+        stays, engine = False, self.sample.engine
+        try:
+            yield write
+            # On a CPU the engine holds keys of every prompt by now, of weights that are about to change.
+            cuda = next(model.parameters()).device.type == "cuda"
+            stays = cuda and self.sample.may_stay(engine, read, written)
+        finally:
+            if not stays:
+                engine.release()
+
+    def _by_engine(self, model, tokenizer, config, numbers, prompts, episodes) -> Written:  # noqa: ANN001
+        how = generation_config(tokenizer, end_ids(model, tokenizer), config, numbers)
+        before = numbers.first * config.group_size  # other processes' episodes have draws of their own
+        with autocast(config, next(model.parameters()).device):
+            made = self.sample.engine.generate(
+                prompts,
+                how,
+                seed=int(torch.randint(2**62, ())),
+                rows=[before + i for i in episodes],
+                keep=True,
+            )
+        return Written(made.completion_ids, made.policy_logprobs, made.entropies)
+
+
+def _plainly(model, tokenizer, config, numbers, prompts, episodes) -> Written:  # noqa: ANN001
+    return Written(complete_prompts(model, tokenizer, prompts, config, numbers))
 
 
 class _Stage(NamedTuple):
@@ -190,60 +273,3 @@ def _warn_of_dropped_thoughts(tokenizer: Any, task: Any) -> None:
             "kit.episodes.audit_turns(tokenizer) says more.",
             stacklevel=4,
         )
-
-
-# ---- the metrics of a step: each episode counts once, however many turns it took ----------------------------------
-
-_SAME = 1e-9  # sums of equal rewards may differ in their last bits
-
-
-def episode_measures(batch: Batch, *, success: float, chat: bool) -> dict[str, float]:
-    """reward, reward/<part>, reward_std and frac_reward_zero_std over episodes, and episodes/*.
-
-    episodes/turns: turns an episode. Shares of episodes: episodes/success, whose rewards sum to `success` at least;
-    episodes/unfinished, which the turn limit ended. Shares of turns: episodes/invalid, episodes/cut_off. Shares of
-    turns behind another: episodes/repeated, the same completion as in the turn before with the same result;
-    with chat episodes/forked, whose prompt does not go on from the turn before. With chat episodes/reread: the mean
-    share of a later prompt that was read before and is computed anew.
-    batch: turns, as EpisodeSample makes them. An episode is known by its group and its number.
-    """
-    found: dict[tuple[int, int], list[int]] = {}
-    for place, key in enumerate(zip(batch.groups, batch.extra["episode"], strict=True)):
-        found.setdefault(key, []).append(place)
-    totals = [batch.rewards[places[0]] for places in found.values()]
-    groups: dict[int, list[float]] = {}
-    for (group, _), total in zip(found, totals, strict=True):
-        groups.setdefault(group, []).append(total)
-    pairs = [pair for places in found.values() for pair in zip(places, places[1:], strict=False)]
-    said = list(zip(batch.completions, batch.extra["result"], strict=True))
-    made = {
-        "reward": fmean(totals),
-        **{
-            f"reward/{name}": fmean(p[places[0]] for places in found.values())
-            for name, p in batch.parts.items()
-        },
-        "reward_std": fmean(stdev(some) if len(some) > 1 else 0.0 for some in groups.values()),
-        "frac_reward_zero_std": fmean(float(max(some) - min(some) < _SAME) for some in groups.values()),
-        "episodes/turns": len(batch) / len(found),
-        "episodes/success": fmean(float(total >= success) for total in totals),
-        "episodes/unfinished": fmean(float(not batch.extra["done"][places[-1]]) for places in found.values()),
-        "episodes/invalid": fmean(map(float, batch.extra["invalid"])),
-        "episodes/cut_off": fmean(map(float, batch.cut_off)),
-        "episodes/repeated": fmean([float(said[a] == said[b]) for a, b in pairs] or [0.0]),
-    }
-    if chat:
-        made["episodes/forked"] = fmean([float(not _goes_on(batch, a, b)) for a, b in pairs] or [0.0])
-        made["episodes/reread"] = fmean([_reread(batch, a, b) for a, b in pairs] or [0.0])
-    return made
-
-
-def _goes_on(batch: Batch, turn: int, later: int) -> bool:
-    """Does the later prompt begin with the turn's tokens? The last of them may be the end."""
-    so_far = [*batch.prompt_ids[turn], *batch.completion_ids[turn][:-1]]
-    return batch.prompt_ids[later][: len(so_far)] == so_far
-
-
-def _reread(batch: Batch, turn: int, later: int) -> float:
-    """What the turn had read and the later prompt does not begin with, as a share of that prompt, at most 1."""
-    before, prompt = batch.prompt_ids[turn], batch.prompt_ids[later]
-    return min(1.0, (len(before) - common_length(before, prompt)) / len(prompt))

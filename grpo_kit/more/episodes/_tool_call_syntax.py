@@ -15,8 +15,8 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from grpo_kit._support.literal_calls import call_from_node, literal_value, parse_quietly
-from grpo_kit.more.code._code_blocks import read_blocks, without_end_tokens
 from grpo_kit.more.code._code_values import keys_once
+from grpo_kit.more.code.code_answer import read_blocks, without_end_tokens
 from grpo_kit.rewards.response import gold_text, is_blank, python_value
 
 _MAX_TEXT = 4000  # characters; no answer needs more, and comparing takes calls x gold calls steps

@@ -1,14 +1,16 @@
-"""From the rewards of episodes to the advantage of each of their turns."""
+"""From the rewards of episodes to the advantage of each of their turns, and to the metrics of a step."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
-from statistics import fmean
+from collections.abc import Hashable, Sequence
+from statistics import fmean, stdev
 
 import torch
 
 from grpo_kit._support.argument_checks import check_choice
+from grpo_kit.engine.tree import common_length
+from grpo_kit.loop.step_batch import Batch
 from grpo_kit.more.episodes.rollout_episodes import Episode
 from grpo_kit.objectives import group_advantages
 
@@ -56,40 +58,81 @@ def turn_advantages(
     return [[a + b for b in line] for a, line in zip(whole.tolist(), steps, strict=True)]
 
 
-def _gathered(
-    values: Iterable[Sequence[float]], keys: Iterable[Sequence[Hashable]]
-) -> dict[Hashable, list[float]]:
-    found = defaultdict(list)
+def _standardised(
+    values: Sequence[Sequence[float]], keys: Sequence[Sequence[Hashable]], scale: str
+) -> list[list[float]]:
+    """Each value minus the mean of the values with its key, over their spread; exactly 0 where those are equal."""
+    compared = defaultdict(list)
     for line, names in zip(values, keys, strict=True):
         for value, name in zip(line, names, strict=True):
-            found[name].append(value)
-    return found
-
-
-def _centred(values: Sequence[Sequence[float]], keys: Sequence[Sequence[Hashable]]) -> list[list[float]]:
-    """Each value minus the mean of the values with its key; exactly 0 if they are equal."""
-    means = {k: None if max(v) - min(v) < _SAME else fmean(v) for k, v in _gathered(values, keys).items()}
+            compared[name].append(value)
+    everything = [value for line in values for value in line]
+    means, spreads = {}, {}
+    for name, several in compared.items():
+        if max(several) - min(several) < _SAME:
+            continue
+        means[name] = fmean(several)
+        spreads[name] = 1.0 if scale == "none" else _spread(several if scale == "group" else everything)
     return [
-        [0.0 if means[k] is None else v - means[k] for v, k in zip(line, names, strict=True)]
+        [(v - means[k]) / spreads[k] if k in means else 0.0 for v, k in zip(line, names, strict=True)]
         for line, names in zip(values, keys, strict=True)
     ]
 
 
-def _standardised(
-    values: Sequence[Sequence[float]], keys: Sequence[Sequence[Hashable]], scale: str
-) -> list[list[float]]:
-    centred = _centred(values, keys)
-    if scale == "none":
-        return centred
-    gathered = _gathered(values, keys)
-    everything = torch.tensor([v for line in values for v in line], dtype=torch.float64)
-    spreads = {
-        k: (torch.tensor(v, dtype=torch.float64).std() if scale == "group" else everything.std()).item()
-        + _EPS
-        for k, v in gathered.items()
-        if len(v) > 1
+def _spread(values: Sequence[float]) -> float:
+    return torch.tensor(values, dtype=torch.float64).std().item() + _EPS
+
+
+# ---- the metrics of a step: each episode counts once, however many turns it took ----------------------------------
+
+
+def episode_measures(batch: Batch, *, success: float, chat: bool) -> dict[str, float]:
+    """reward, reward/<part>, reward_std and frac_reward_zero_std over episodes, and episodes/*.
+
+    episodes/turns: turns an episode. Shares of episodes: episodes/success, whose rewards sum to `success` at least;
+    episodes/unfinished, which the turn limit ended. Shares of turns: episodes/invalid, episodes/cut_off. Shares of
+    turns behind another: episodes/repeated, the same completion as in the turn before with the same result;
+    with chat episodes/forked, whose prompt does not go on from the turn before. With chat episodes/reread: the mean
+    share of a later prompt that was read before and is computed anew.
+    batch: turns, as EpisodeSample makes them. An episode is known by its group and its number.
+    """
+    found: dict[tuple[int, int], list[int]] = {}
+    for place, key in enumerate(zip(batch.groups, batch.extra["episode"], strict=True)):
+        found.setdefault(key, []).append(place)
+    totals = [batch.rewards[places[0]] for places in found.values()]
+    groups: dict[int, list[float]] = {}
+    for (group, _), total in zip(found, totals, strict=True):
+        groups.setdefault(group, []).append(total)
+    pairs = [pair for places in found.values() for pair in zip(places, places[1:], strict=False)]
+    said = list(zip(batch.completions, batch.extra["result"], strict=True))
+    made = {
+        "reward": fmean(totals),
+        **{
+            f"reward/{name}": fmean(p[places[0]] for places in found.values())
+            for name, p in batch.parts.items()
+        },
+        "reward_std": fmean(stdev(some) if len(some) > 1 else 0.0 for some in groups.values()),
+        "frac_reward_zero_std": fmean(float(max(some) - min(some) < _SAME) for some in groups.values()),
+        "episodes/turns": len(batch) / len(found),
+        "episodes/success": fmean(float(total >= success) for total in totals),
+        "episodes/unfinished": fmean(float(not batch.extra["done"][places[-1]]) for places in found.values()),
+        "episodes/invalid": fmean(map(float, batch.extra["invalid"])),
+        "episodes/cut_off": fmean(map(float, batch.cut_off)),
+        "episodes/repeated": fmean([float(said[a] == said[b]) for a, b in pairs] or [0.0]),
     }
-    return [
-        [v / spreads[k] if k in spreads else 0.0 for v, k in zip(line, names, strict=True)]
-        for line, names in zip(centred, keys, strict=True)
-    ]
+    if chat:
+        made["episodes/forked"] = fmean([float(not _goes_on(batch, a, b)) for a, b in pairs] or [0.0])
+        made["episodes/reread"] = fmean([_reread(batch, a, b) for a, b in pairs] or [0.0])
+    return made
+
+
+def _goes_on(batch: Batch, turn: int, later: int) -> bool:
+    """Does the later prompt begin with the turn's tokens? The last of them may be the end."""
+    so_far = [*batch.prompt_ids[turn], *batch.completion_ids[turn][:-1]]
+    return batch.prompt_ids[later][: len(so_far)] == so_far
+
+
+def _reread(batch: Batch, turn: int, later: int) -> float:
+    """What the turn had read and the later prompt does not begin with, as a share of that prompt, at most 1."""
+    before, prompt = batch.prompt_ids[turn], batch.prompt_ids[later]
+    return min(1.0, (len(before) - common_length(before, prompt)) / len(prompt))

@@ -22,10 +22,9 @@ from filelock import FileLock, Timeout
 from grpo_kit._support.display import progress_line
 from grpo_kit.evaluation.intervals import Estimate
 from grpo_kit.more.lab._arm import Arm, arm_of, fingerprint
-from grpo_kit.more.lab._confounders import unlike
-from grpo_kit.more.lab._figure import draw_lab
-from grpo_kit.more.lab._outcomes import outcomes
+from grpo_kit.more.lab._outcomes import outcomes, unlike
 from grpo_kit.more.lab._run import RESULT, before_training, run, set_aside, tell_flags, tell_steps
+from grpo_kit.more.lab.figures import draw_lab
 from grpo_kit.more.lab.statistics import difference_over_seeds, holm, over_seeds, paired_scalars
 from grpo_kit.record._lines import read_json
 from grpo_kit.record.files import RunFolderError, read_metrics

@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from grpo_kit.more.code.sandbox import syscalls
-from grpo_kit.more.code.sandbox.pool import Pool
-from grpo_kit.more.code.sandbox.run_programs import LauncherError
+from grpo_kit.more.code.sandbox.pool import LauncherError, Pool
 
 __all__ = [
     "SandboxResult", "SandboxUnavailableError", "isolation", "run_python", "run_python_batch",

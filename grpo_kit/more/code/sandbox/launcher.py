@@ -21,9 +21,8 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import confinement  # noqa: E402
-import folders  # noqa: E402
 import syscalls  # noqa: E402
-from program_watch import Watch  # noqa: E402
+from program_watch import Watch, empty  # noqa: E402
 
 FILE_BYTES, OPEN_FILES, STACK_BYTES = 8 << 20, 40, 8 << 20
 FLAGS = ("-s", "-S", "-B", "-P", "-X", "utf8")  # no user site, no packages; the environment is the launcher's
@@ -103,7 +102,7 @@ class Launcher:
 
     def run(self, job: dict, code: bytes, stdin: bytes) -> tuple[dict, bytes, bytes]:
         """The result's fields, stdout and stderr. Raises OSError if the program could not be started."""
-        folders.empty(self.work)
+        empty(self.work)
         os.mkdir(self.box, 0o700)
         for name, content in (("program.py", code), ("stdin", stdin)):
             with open(os.path.join(self.work, name), "wb") as file:
@@ -138,7 +137,7 @@ class Launcher:
             raise OSError(f"the program could not be started: {problem.decode(errors='replace')}")
         wrapped = self.kind == "bubblewrap"
         result, out, err = watch.result(status, wrapped)
-        folders.empty(self.work)
+        empty(self.work)
         seen = b"/program.py" if wrapped else os.fsencode(os.path.join(self.work, "program.py"))
         return result, out, err.replace(seen, b"program.py")
 
@@ -222,7 +221,7 @@ def serve(setup: dict) -> None:
             send(*answer)
     except (BrokenPipeError, EOFError):
         pass  # the trainer has ended
-    folders.empty(launcher.work)
+    empty(launcher.work)
 
 
 def main() -> None:
