@@ -20,7 +20,6 @@ from grpo_kit.rewards.response import gold_text
 
 _ROWS = 64  # rows of a task, by default
 _PAYS = 1e-9
-_REFUSED, _PAID = "right spellings refused", "near misses paid in full"
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,14 +40,12 @@ class Audit:
     def table(self) -> pd.DataFrame:
         """One row per kind of error: rate, low, high (95 %, Wilson), wrong, n texts, and how many were not judged."""
         rows = {}
-        for name, right in ((_REFUSED, True), (_PAID, False)):
-            asked = self.texts[self.texts["right"] == right]
-            judged = asked["score"].dropna()
-            paid = int((judged >= 1 - _PAYS).sum())
-            wrong, n = (len(judged) - paid if right else paid), len(judged)
-            low, high = wilson_interval(wrong, n) if n else (None, None)
-            rate = wrong / n if n else None
-            rows[name] = (rate, low, high, wrong, n, len(asked) - n)
+        for name, right in (("right spellings refused", True), ("near misses paid in full", False)):
+            scores = self.texts.loc[self.texts["right"] == right, "score"]
+            n = int(scores.count())
+            wrong = int(((scores.dropna() >= 1 - _PAYS) != right).sum())
+            interval = wilson_interval(wrong, n) if n else (None, None)
+            rows[name] = (wrong / n if n else None, *interval, wrong, n, len(scores) - n)
         columns = ["rate", "low", "high", "wrong", "n", "not judged"]
         table = pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis(self.reward)
         return table.astype({"rate": float, "low": float, "high": float})
