@@ -66,7 +66,7 @@ def build_prompt(
     """
     _check_arguments(tokenizer, question, system, prefill, examples)
     messages = [*opening_messages(system, examples), {"role": "user", "content": question}]
-    prompt = _ending_in(tokenizer, messages, prefill)
+    prompt = _OpenTurn(tokenizer, messages, {}).prompt(prefill)
     _check_nothing_dropped(prompt, messages)
     return _check_tokens(tokenizer, prompt, prefill)
 
@@ -118,7 +118,7 @@ def continue_messages(
     _check_no_space(opening)
     for message in messages:
         _check_no_end(tokenizer, f"the {message['role']}'s content", message["content"])
-    return _ending_in(tokenizer, before, opening, **template)
+    return _OpenTurn(tokenizer, before, template).prompt(opening)
 
 
 def build_dataset(
@@ -337,104 +337,96 @@ def _check_no_space(prefill: str) -> None:
         )
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, messages: list[Any], **how: Any) -> str:
-    try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, **how)
-    except Exception as error:  # templates raise whatever they like, mostly jinja2.TemplateError
-        roles = [message["role"] for message in messages]
-        raise PromptError(f"the chat template refuses the roles {roles}: {error}") from error
+class _OpenTurn:
+    """The assistant's turn that the chat template opens behind messages."""
 
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, messages: list[Any], template: dict) -> None:
+        self.tokenizer, self.messages, self.template = tokenizer, messages, template
+        self.opened = self._render(add_generation_prompt=True)
 
-def _continue(tokenizer: PreTrainedTokenizerBase, messages: list[Any], opening: str, **template: Any) -> str:
-    """Render with the assistant's turn left open behind `opening`."""
-    turns = [*messages, {"role": "assistant", "content": opening}]
-    try:
-        return tokenizer.apply_chat_template(turns, tokenize=False, continue_final_message=True, **template)
-    except Exception as error:
-        raise PromptError(
-            f"prefill={opening!r} does not come through the chat template, which deletes a part of it or "
-            f"refuses an open assistant turn; use another prefill or set tokenizer.chat_template ({error})"
-        ) from error
+    def prompt(self, prefill: str) -> str:
+        """The messages rendered, with the turn open behind the prefill; the template's own opening occurs once."""
+        tag = self._tag_of_the_template()
+        if tag and not prefill:
+            raise PromptError(
+                f"prefill='': the chat template opens {tag!r} itself, which no reward would see; "
+                f"give prefill={tag!r}, and it stands there once"
+            )
+        if not prefill or (tag and prefill.startswith(tag)):
+            return self.opened + prefill.removeprefix(tag)
+        if self._opens_a_thought(prefill):
+            return self.opened + prefill
+        prompt = self._continue(prefill)
+        if prompt != self.opened + prefill:
+            self._check_prefill(prefill, prompt)
+        return prompt
 
+    def _render(self, **how: Any) -> str:
+        try:
+            return self.tokenizer.apply_chat_template(self.messages, tokenize=False, **how, **self.template)
+        except Exception as error:  # templates raise whatever they like, mostly jinja2.TemplateError
+            roles = [message["role"] for message in self.messages]
+            raise PromptError(f"the chat template refuses the roles {roles}: {error}") from error
 
-def _ending_in(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], prefill: str, **template: Any
-) -> str:
-    """The messages rendered, with the assistant's turn open behind the prefill; the template's opening occurs once."""
-    opened = _render(tokenizer, messages, add_generation_prompt=True, **template)
-    begun = _begun_by_the_template(tokenizer, messages, opened, **template)
-    if begun and not prefill:
-        raise PromptError(
-            f"prefill='': the chat template opens {begun!r} itself, which no reward would see; "
-            f"give prefill={begun!r}, and it stands there once"
-        )
-    if not prefill or (begun and prefill.startswith(begun)):
-        return opened + prefill.removeprefix(begun)
-    if _opens_a_thought(tokenizer, messages, prefill, opened, **template):
-        return opened + prefill
-    prompt = _continue(tokenizer, messages, prefill, **template)
-    if prompt != opened + prefill:
-        _check_prefill(tokenizer, messages, prefill, prompt=prompt, opened=opened, **template)
-    return prompt
+    def _continue(self, opening: str) -> str:
+        """Render with the assistant's turn left open behind `opening`."""
+        turns = [*self.messages, {"role": "assistant", "content": opening}]
+        how = {"tokenize": False, "continue_final_message": True}
+        try:
+            return self.tokenizer.apply_chat_template(turns, **how, **self.template)
+        except Exception as error:
+            raise PromptError(
+                f"prefill={opening!r} does not come through the chat template, which deletes a part of it or "
+                f"refuses an open assistant turn; use another prefill or set tokenizer.chat_template ({error})"
+            ) from error
 
+    def _header(self) -> str:
+        """What the template writes in front of the assistant's words: seen with a harmless one."""
+        return self._continue(PROBE).removesuffix(PROBE)
 
-def _begun_by_the_template(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], opened: str, **template: Any
-) -> str:
-    """The opening tag that the template itself writes behind the assistant's header ("<think>\\n"); "" for none."""
-    tag = _OPENING_TAG.search(opened)
-    if tag is None:
-        return ""
-    try:
-        header = _continue(tokenizer, messages, PROBE, **template).removesuffix(PROBE)
-    except PromptError:
-        return tag[0]
-    return "" if header.endswith(tag[0]) else tag[0]
+    def _tag_of_the_template(self) -> str:
+        """The opening tag that the template itself writes behind the header ("<think>\\n"); "" for none."""
+        tag = _OPENING_TAG.search(self.opened)
+        if tag is None:
+            return ""
+        try:
+            return "" if self._header().endswith(tag[0]) else tag[0]
+        except PromptError:
+            return tag[0]
 
+    def _opens_a_thought(self, prefill: str) -> bool:
+        """Does the prefill begin a thought where the template writes an empty thought into every finished answer?
 
-def _opens_a_thought(
-    tokenizer: PreTrainedTokenizerBase, messages: list[Any], prefill: str, opened: str, **template: Any
-) -> bool:
-    """Does the prefill begin a thought where the template writes an empty thought into every finished answer?
+        Qwen3's template then begins its own answers with that tag behind the bare header, which only the text shows.
+        """
+        tag = re.match(r"<([A-Za-z][\w-]*)>", prefill)
+        if not tag or f"</{tag[1]}>" in prefill:
+            return False
+        try:
+            thought = _EMPTY_THOUGHT.fullmatch(self._behind_the_opening(self._header()))
+        except PromptError:
+            return False
+        return thought is not None and thought[1] == tag[1]
 
-    Qwen3's template then begins its own answers with that tag behind the bare header, which only the text shows.
-    """
-    tag = re.match(r"<([A-Za-z][\w-]*)>", prefill)
-    if not tag or f"</{tag[1]}>" in prefill:
-        return False
-    try:
-        header = _continue(tokenizer, messages, PROBE, **template).removesuffix(PROBE)
-    except PromptError:
-        return False
-    empty = _EMPTY_THOUGHT.fullmatch(header[len(commonprefix([header, opened])) :])
-    return bool(empty) and empty[1] == tag[1]
+    def _behind_the_opening(self, header: str) -> str:
+        return header[len(commonprefix([header, self.opened])) :]
 
-
-def _check_prefill(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: list[Any],
-    prefill: str,
-    *,
-    prompt: str,
-    opened: str,
-    **template: Any,
-) -> None:
-    # Compared with a harmless opening, so that a newline of the header is not taken for one of the prefill.
-    header = _continue(tokenizer, messages, PROBE, **template).removesuffix(PROBE)
-    if prompt != header + prefill:
-        shown = prompt[len(commonprefix([prompt, header])) :]
-        cure = f"use prefill={shown!r}" if shown == prefill.strip() else "use another prefill"
-        raise PromptError(
-            f"prefill={prefill!r}: the prompt does not end in the prefill, the chat template makes it "
-            f"{shown!r}; {cure} or set tokenizer.chat_template"
-        )
-    inserted = header[len(commonprefix([header, opened])) :]
-    has_generation_prompt = opened != _render(tokenizer, messages, add_generation_prompt=False, **template)
-    if inserted.strip() and has_generation_prompt:
-        raise PromptError(
-            f"prefill={prefill!r}: the chat template writes {inserted!r} in front of it, which no reward "
-            f"would see; use prefill='', or write that text into the prefill, or set tokenizer.chat_template"
-        )
+    def _check_prefill(self, prefill: str, prompt: str) -> None:
+        # Compared with a harmless opening, so that a newline of the header is not taken for one of the prefill.
+        header = self._header()
+        if prompt != header + prefill:
+            shown = prompt[len(commonprefix([prompt, header])) :]
+            cure = f"use prefill={shown!r}" if shown == prefill.strip() else "use another prefill"
+            raise PromptError(
+                f"prefill={prefill!r}: the prompt does not end in the prefill, the chat template makes it "
+                f"{shown!r}; {cure} or set tokenizer.chat_template"
+            )
+        inserted = self._behind_the_opening(header)
+        if inserted.strip() and self.opened != self._render(add_generation_prompt=False):
+            raise PromptError(
+                f"prefill={prefill!r}: the chat template writes {inserted!r} in front of it, which no reward "
+                f"would see; use prefill='', or write that text into the prefill, or set tokenizer.chat_template"
+            )
 
 
 def _check_nothing_dropped(prompt: str, messages: list[dict[str, str]]) -> None:

@@ -4,6 +4,8 @@ The table is neighbours.csv, one text per row: the kinds of gold it is for (empt
 it replaces (empty: all of it), the text with its <fields>, its name, and why it is right, or wrong. This file computes
 the fields with arithmetic of its own. It calls no verdict, since audit tests the verdicts with these texts. Where a
 number or a word is its own neighbour (0, 1, a palindrome) the field is None, and rows that need the field are dropped.
+
+Longer than 300 lines because the fields of one table are computed in one place.
 """
 
 from __future__ import annotations

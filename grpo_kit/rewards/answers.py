@@ -19,9 +19,8 @@ from grpo_kit._support.argument_checks import (
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
 from grpo_kit.rewards.response import ResponseReward, check_tag, gold_text, own_answer, pair_prefill, shown
 from grpo_kit.rewards.response import column as get_column
-from grpo_kit.verdicts._spelling import exact as exact_text
 
-# The reader of formulas is imported with the first reward that needs it.
+# The room of verdicts is imported by the first reward that judges an answer.
 if TYPE_CHECKING:
     from grpo_kit.verdicts import Rules
 
@@ -84,10 +83,12 @@ class ExactAnswer(AnswerReward):
         super().__init__("exact_answer", column, tag=tag)
 
     def score(self, answer: str | None, gold: Any) -> float | None:
+        from grpo_kit.verdicts._spelling import exact
+
         wanted = gold_text(gold)
-        return (
-            None if wanted is None else float(answer is not None and exact_text(answer) == exact_text(wanted))
-        )
+        if wanted is None:
+            return None
+        return float(answer is not None and exact(answer) == exact(wanted))
 
 
 class _ReadAnswer(AnswerReward):

@@ -7,7 +7,7 @@ import operator
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -20,7 +20,6 @@ from grpo_kit.rewards.response import gold_text
 
 _ROWS = 64  # rows of a task, by default
 _PAYS = 1e-9
-_REFUSED, _PAID = "right spellings refused", "near misses paid in full"
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,14 +40,12 @@ class Audit:
     def table(self) -> pd.DataFrame:
         """One row per kind of error: rate, low, high (95 %, Wilson), wrong, n texts, and how many were not judged."""
         rows = {}
-        for name, right in ((_REFUSED, True), (_PAID, False)):
-            asked = self.texts[self.texts["right"] == right]
-            judged = asked["score"].dropna()
-            paid = int((judged >= 1 - _PAYS).sum())
-            wrong, n = (len(judged) - paid if right else paid), len(judged)
-            low, high = wilson_interval(wrong, n) if n else (None, None)
-            rate = wrong / n if n else None
-            rows[name] = (rate, low, high, wrong, n, len(asked) - n)
+        for name, right in (("right spellings refused", True), ("near misses paid in full", False)):
+            scores = self.texts.loc[self.texts["right"] == right, "score"]
+            n = int(scores.count())
+            wrong = int(((scores.dropna() >= 1 - _PAYS) != right).sum())
+            interval = wilson_interval(wrong, n) if n else (None, None)
+            rows[name] = (wrong / n if n else None, *interval, wrong, n, len(scores) - n)
         columns = ["rate", "low", "high", "wrong", "n", "not judged"]
         table = pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis(self.reward)
         return table.astype({"rate": float, "low": float, "high": float})
@@ -137,54 +134,62 @@ def audit(
         raise ValueError(f"rows={rows!r:.100}: give rows with a gold, and a reward that judges the answer")
     skipped = set().union(*(excused(getattr(part, "rules", None)) for part in with_parts(rewards)))
     left_out: list[tuple[str, float | None]] = []
-    tried: list[dict[str, Any]] = []
+    tried: list[_Tried] = []
     for place, row in enumerate(rows):
         if column not in row:
             raise ValueError(f"row {place} has no column {column!r}; it has {sorted(map(str, row))}")
-        columns = {"answer": row[column]}
-        columns |= {name: value for name, value in row.items() if reaches_rewards(name)}
-        if (gold := gold_text(row[column])) is None:
+        gold = gold_text(row[column])
+        if gold is None:
             left_out.append((str(row[column]), None))
             continue
-        honest = Case(
-            "honest", gold if tag is None else f"<{tag}>{gold}</{tag}>", honest=True, columns=columns
-        )
-        if honest_of is not None:
+        if honest_of is None:
+            columns = {"answer": row[column]} | {n: value for n, value in row.items() if reaches_rewards(n)}
+            completion = gold if tag is None else f"<{tag}>{gold}</{tag}>"
+            honest = Case("honest", completion, honest=True, columns=columns)
+        else:
             honest = next(case for case in honest_of(row, task.rewards) if case.honest)
         if not answer_cases(honest, {"": gold}, tag=tag):
             raise ValueError(
                 f"{honest.completion!r:.200} has no <{tag}> answer of its own to put other texts in"
             )
         draw = random.Random(f"{seed} {place} {gold}")
-        tried.append({"place": place, "gold": gold, "case": honest})
-        for right, texts in (
-            (True, equal_texts(gold)),
-            (False, near_misses(gold, str(row.get("question") or ""))),
-        ):
+        tried.append(_Tried(gold, honest))
+        near = near_misses(gold, str(row.get("question") or ""))
+        for right, texts in ((True, equal_texts(gold)), (False, near)):
             names = [name for name in texts if name not in skipped]
             drawn = {name: texts[name] for name in draw.sample(names, min(n, len(names)))}
             for case in answer_cases(honest, drawn, tag=tag):
-                what = {"text": drawn[case.name], "name": case.name, "right": right}
-                tried.append({"place": place, "gold": gold, "case": case, **what})
+                tried.append(_Tried(gold, case, drawn[case.name], right))
     return _judged(rewards, tried, left_out)
 
 
+class _Tried(NamedTuple):
+    """A case of a gold: its own text, or another one that is right or wrong."""
+
+    gold: str
+    case: Case
+    text: str = ""
+    right: bool = True
+
+
 def _judged(
-    rewards: Sequence[Reward], tried: Sequence[dict[str, Any]], left_out: list[tuple[str, float | None]]
+    rewards: Sequence[Reward], tried: Sequence[_Tried], left_out: list[tuple[str, float | None]]
 ) -> Audit:
     """The texts with their scores, divided by those of the honest case, which comes first for each gold."""
-    cases, names = [one["case"] for one in tried], reward_names(rewards)
-    by_reward = score_cases(rewards, cases, names)
-    honest: dict[int, tuple[float | None, ...]] = {}
-    texts: list[dict[str, Any]] = []
-    for one, scores in zip(tried, zip(*by_reward.values(), strict=True), strict=True):
-        if one["case"].honest:
+    names = reward_names(rewards)
+    parts = score_cases(rewards, [one.case for one in tried], names)
+    golds = 0
+    standards: tuple[float, ...] = ()  # of the gold; none for one that is left out
+    texts: list[tuple] = []
+    for (gold, case, text, right), scores in zip(tried, zip(*parts.values(), strict=True), strict=True):
+        if case.honest:
             fits = None not in scores and min(scores) > 0
-            honest[one["place"]] = scores if fits else ()
-            left_out += [] if fits else [(one["gold"], None if None in scores else 0.0)]
-        elif standards := honest[one["place"]]:
+            standards = scores if fits else ()
+            golds += fits
+            if not fits:
+                left_out.append((gold, None if None in scores else 0.0))
+        elif standards:
             share = None if None in scores else min(map(operator.truediv, scores, standards))
-            texts.append({key: one[key] for key in ("gold", "text", "name", "right")} | {"score": share})
+            texts.append((gold, text, case.name, right, share))
     table = pd.DataFrame(texts, columns=["gold", "text", "name", "right", "score"])
-    told = sum(bool(scores) for scores in honest.values())
-    return Audit(" + ".join(names), told, left_out, table.astype({"right": bool, "score": float}))
+    return Audit(" + ".join(names), golds, left_out, table.astype({"right": bool, "score": float}))

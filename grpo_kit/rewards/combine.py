@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from grpo_kit._support.argument_checks import is_number
 from grpo_kit.rewards._parts import Reward, all_parts, judges_answer, range_of, reward_names
-from grpo_kit.rewards.cancel import cancelled_share
 from grpo_kit.rewards.cheat_cases import Case
 from grpo_kit.rewards.scoring import Scores, check_scores, score, total
 
@@ -126,6 +125,8 @@ class WeightedSum(_Composite):
         return [total(row, self.weights) for row in rows]
 
     def _measure(self, totals, parts, columns):
+        from grpo_kit.rewards.cancel import cancelled_share
+
         prompts = columns.get("prompts")
         if prompts is None or len(prompts) != len(totals):
             return {}

@@ -129,7 +129,7 @@ class RightSize(ResponseReward):
         **columns: Any,
     ) -> list[float | None]:
         texts = [text for text, _ in pair_prefill(completions, None)]
-        lengths = [len(text) for text in texts]
+        measured: Sequence[Any] = texts
         if self.unit == "tokens":
             if completion_ids is None:
                 raise ValueError(
@@ -137,12 +137,9 @@ class RightSize(ResponseReward):
                     "give them, or use unit='characters'"
                 )
             ids = {"completion_ids": completion_ids}
-            lengths = [
-                len(row) for row in get_column(ids, "completion_ids", reward="right_size", rows=len(texts))
-            ]
-        return [
-            self._rate(length) if text.strip() else 0.0 for length, text in zip(lengths, texts, strict=True)
-        ]
+            measured = get_column(ids, "completion_ids", reward="right_size", rows=len(texts))
+        rates = map(self._rate, map(len, measured))
+        return [rate if text.strip() else 0.0 for rate, text in zip(rates, texts, strict=True)]
 
     def cheats(self, honest: Case) -> list[Case]:
         """Filler of the expected length and of ten times the limit; no cases for tokens, since a case has text only."""
@@ -235,13 +232,11 @@ class Language(ResponseReward):
     def _score(self, text: str, prefill: str) -> float:
         if not text.strip():
             return 0.0
-        counts: Counter[str] = Counter()
         # What is not ASCII stays: it is text, a comment or an evasion.
         text = _NEUTRAL.sub(lambda neutral: _ASCII.sub(" ", neutral[0]), text)
         if "greek" not in self._expected:
             text = _GREEK_SYMBOLS.sub(" ", text)
-        for letter, times in Counter(text).items():
-            counts[script_of(letter)] += times
+        counts = Counter(map(script_of, text))
         del counts[""]
         total = counts.total()
         return sum(counts[script] for script in self._expected) / total if total else 1.0

@@ -23,9 +23,9 @@ from grpo_kit.tasks.draw import check_range, split_distinct
 from grpo_kit.tasks.task import Strategy, Task, with_answer_tag
 from grpo_kit.verdicts._spelling import plain
 
-_OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 _TRIES = 4000  # then other operators: with 4 numbers up to 50, 1 product in 7,000 is at most 100
 _BY_SIGN = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+_BY_NODE = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _ALLOWED = re.compile(r"[0-9+\-*/() ]{1,100}")
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 _CALL = re.compile(r"[0-9)]\s*\(|\)\s*[0-9]")  # "3 (4)" parses as a call, and Python warns about it
@@ -191,11 +191,11 @@ class CountdownAnswer(AnswerReward):
 
     def score(self, answer: str | None, numbers: Any, target: Any) -> float | None:
         """1.0 or 0.0; with partial credit 0.0, 0.25, 0.5 or 1.0; None where the row has no numbers or no target."""
-        steps = (0.0, 0.25, 0.5, 1.0) if self.partial_credit else (0.0, 0.0, 0.0, 1.0)
         given, targets = _numbers_in(numbers), _numbers_in(target)
         if not given or len(targets) != 1:
             return None
-        return steps[_tiers(answer, given, targets[0])]
+        credit = _credit(answer, given, targets[0])
+        return credit if self.partial_credit else float(credit == 1.0)
 
     def cheats(self, honest: Case) -> list[Case]:
         """Ways to name the target without making it. Training found the first (notebook 02b shows that run)."""
@@ -241,14 +241,14 @@ def _parse(text: str) -> ast.expr | None:
 
 def _is_plain(node: ast.expr) -> bool:
     if isinstance(node, ast.BinOp):
-        return type(node.op) in _OPERATORS and _is_plain(node.left) and _is_plain(node.right)
+        return type(node.op) in _BY_NODE and _is_plain(node.left) and _is_plain(node.right)
     return isinstance(node, ast.Constant) and type(node.value) is int
 
 
 def _value(node: ast.expr) -> Fraction:
     if isinstance(node, ast.Constant):
         return Fraction(node.value)
-    return _BY_SIGN[_OPERATORS[type(node.op)]](_value(node.left), _value(node.right))
+    return _BY_NODE[type(node.op)](_value(node.left), _value(node.right))
 
 
 def _numbers_in(column: Any) -> list[Fraction]:
@@ -262,15 +262,15 @@ def _numbers_in(column: Any) -> list[Fraction]:
         return []
 
 
-def _tiers(answer: str | None, numbers: Sequence[Fraction], target: Fraction) -> int:
-    """0: no expression, 1: an expression, 2: one with each number exactly once, 3: one that also makes the target."""
+def _credit(answer: str | None, numbers: Sequence[Fraction], target: Fraction) -> float:
+    """0.25 for an expression, 0.5 for one with each number exactly once, 1.0 for one that also makes the target."""
     tree = _parse(answer) if answer else None
     if tree is None or isinstance(tree, ast.Constant):
-        return 0
+        return 0.0
     used = sorted(node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
     if used != sorted(numbers):
-        return 1
-    return 3 if evaluate(answer) == target else 2
+        return 0.25
+    return 1.0 if evaluate(answer) == target else 0.5
 
 
 def _random_expression(
@@ -289,20 +289,20 @@ def _random_expression(
 
 
 def _strategies(most: int) -> dict[str, Strategy]:
-    def fill(signs: tuple[str, ...], descending: bool) -> Strategy:
-        def answer(row: dict) -> str:
-            drawn = sorted(row["numbers"], reverse=True) if descending else row["numbers"]
-            rest = "".join(f" {sign} {number}" for sign, number in zip(signs, drawn[1:], strict=False))
-            return f"{drawn[0]}{rest}"
-
-        return answer
-
-    made: dict[str, Strategy] = {}
+    strategies: dict[str, Strategy] = {}
     for signs in itertools.product("+-*/", repeat=most - 1):
-        pattern = "a" + "".join(f" {sign} {letter}" for sign, letter in zip(signs, "bcd", strict=False))
-        made[f"always {pattern}"] = fill(signs, False)
-        made[f"always {pattern}, largest first"] = fill(signs, True)
-    return made
+        pattern = _joined("abcd", signs)
+        strategies[f"always {pattern}"] = lambda row, signs=signs: _joined(row["numbers"], signs)
+        strategies[f"always {pattern}, largest first"] = lambda row, signs=signs: _joined(
+            sorted(row["numbers"], reverse=True), signs
+        )
+    return strategies
+
+
+def _joined(values: Sequence[Any], signs: Sequence[str]) -> str:
+    """The values with signs between them; the longer of the two is cut."""
+    others = "".join(f" {sign} {value}" for sign, value in zip(signs, values[1:], strict=False))
+    return f"{values[0]}{others}"
 
 
 def _known(count: int) -> tuple[str, str]:

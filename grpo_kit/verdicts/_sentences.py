@@ -14,6 +14,7 @@ _CONJUNCTIONS = {"oder": "or", "ou": "or", "und": "and", "et": "and"}
 _OPENS = re.compile(r"\\(?:langle|lfloor|lceil|begin)(?![A-Za-z])|[(\[{]")
 _CLOSES = re.compile(r"\\(?:rangle|rfloor|rceil|end)(?![A-Za-z])|[)\]}]")
 _CLOCK = re.compile(r"(\d{1,2})(?::(\d\d)(?::(\d\d))?)?\s*(?:o'clock|Uhr)?\s*(?:([ap])\.?\s?m\.?)?", re.I)
+_HOURS = {"noon": (Fraction(720), "pm"), "midnight": (Fraction(0), "am")}
 _MONTHS = {
     name: number
     for number, names in enumerate(
@@ -100,8 +101,8 @@ def read_clock(text: str) -> tuple[Fraction, str | None] | None:
     >>> read_clock("3:30 p.m."), read_clock("15:30"), read_clock("1:2")
     ((Fraction(930, 1), 'pm'), (Fraction(930, 1), '24 h'), None)
     """
-    if text.lower() in ("noon", "midnight"):
-        return Fraction(720 * (text.lower() == "noon")), "pm" if text.lower() == "noon" else "am"
+    if text.lower() in _HOURS:
+        return _HOURS[text.lower()]
     found = _CLOCK.fullmatch(text)
     if not found or not (found[2] or found[4] or re.search("clock|Uhr", text)):
         return None

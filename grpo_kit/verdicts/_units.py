@@ -37,6 +37,7 @@ _NO_THINGS = frozenset(
     "exceed equals equal".split()
 )
 _SINGLE = {"people": "person", "children": "child", "men": "man", "women": "woman", "mice": "mouse"}
+_PLURALS = (("(?<=..)ies$", "y"), ("(?<=..)(ch|sh|x|ss)es$", r"\1"), ("(?<=..)(?<!s)s$", ""))
 _IRREGULAR = frozenset(
     "people children men women feet teeth mice geese sheep fish deer oxen dice data series species aircraft offspring "
     "cattle money rice water sugar flour milk juice sand paint gas gasoline".split()
@@ -186,18 +187,11 @@ def says_more(text: str) -> bool:
 
 def _stem(words: list[str]) -> str:
     last = _SINGLE.get(words[-1], words[-1])
-    for ending, single in (
-        ("ies", "y"),
-        ("ches", "ch"),
-        ("shes", "sh"),
-        ("xes", "x"),
-        ("sses", "ss"),
-        ("s", ""),
-    ):
-        if last.endswith(ending) and len(last) > len(ending) + 1 and not last.endswith("ss"):
-            last = last[: -len(ending)] + single
+    for plural, single in _PLURALS:
+        stem = re.sub(plural, single, last)
+        if stem != last:
             break
-    return " ".join([*words[:-1], last])
+    return " ".join([*words[:-1], stem])
 
 
 def same_dimension(one: Unit, other: Unit) -> bool:

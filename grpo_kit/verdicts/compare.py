@@ -377,15 +377,12 @@ def unfinished(tree: Tree) -> bool:
 def _same_number(gold: Tree, answer: Tree, rules: Rules) -> bool:
     if same_value(gold, answer):
         return True
-    allowed: Any = None
-    if rules.tolerance:
-        allowed = Fraction(rules.tolerance)
-    if rules.significant:
-        size = distance(gold, num(0))
-        if size:
-            last = Fraction(10) ** (_exponent(size) - rules.significant + 1)
-            allowed = max(allowed or 0, last / 2)
-    if allowed is None:
+    allowed = Fraction(rules.tolerance or 0)
+    size = distance(gold, num(0)) if rules.significant else None
+    if size:
+        last = Fraction(10) ** (_exponent(size) - rules.significant + 1)
+        allowed = max(allowed, last / 2)
+    if not allowed:
         return False
     apart = distance(gold, answer)
     return apart is not None and bool(apart * allowed.denominator <= allowed.numerator)

@@ -41,8 +41,10 @@ def verdict(
     (True, False, True, None)
     """
     rules = rules or Rules()
-    if len(gold) > _LONGEST or len(answer) > _LONGEST:
-        return True if gold.strip() == answer.strip() else None if len(gold) > _LONGEST else False
+    if max(len(gold), len(answer)) > _LONGEST:
+        if gold.strip() == answer.strip():
+            return True
+        return None if len(gold) > _LONGEST else False
     wanted, given = plain(gold), plain(answer)
     if not wanted:
         return None
@@ -52,12 +54,7 @@ def verdict(
             known = _gold(wanted, question or "", numbers_only)
             if numbers_only and not _is_number(known):
                 return None
-            says_something = known is not None or re.search(r"\w", wanted)
-            if says_something and (
-                wanted == given or (known is None and _squeezed(wanted) == _squeezed(given))
-            ):
-                return True
-            if _chemical(wanted) and _chemical(wanted) == _chemical(given):
+            if (known is not None or re.search(r"\w", wanted)) and _same_spelling(wanted, given, known):
                 return True
             if known is None:
                 return None
@@ -74,6 +71,17 @@ def verdict(
         return None if known is None else False
     except TooLargeError:
         return None if known is None or _is_too_large(known, timeout) else False
+
+
+_SUBSTANCE = re.compile(r"(?=.*\d)(?:[A-Z][a-z]?\d*|\((?:[A-Z][a-z]?\d*)+\)\d*){2,}")
+
+
+def _same_spelling(wanted: str, given: str, known: object) -> bool:
+    """Whether the texts are the same; of what is not understood and of H_2O but for spaces, braces and indices."""
+    if wanted == given:
+        return True
+    wanted, given = (re.sub(r"[\s_{}]", "", text) for text in (wanted, given))
+    return wanted == given and (known is None or _SUBSTANCE.fullmatch(wanted) is not None)
 
 
 def number(text: str) -> Fraction | None:
@@ -127,7 +135,7 @@ def _is_power_of_ten(tree: Tree) -> bool:
 
 def _is_too_large(known: object, timeout: float) -> bool:
     """Whether the gold alone cannot be worked out."""
-    value = known.value if isinstance(known, Named) else known
+    value = getattr(known, "value", known)
     try:
         with limited(timeout):
             if isinstance(value, Quantity):
@@ -135,19 +143,6 @@ def _is_too_large(known: object, timeout: float) -> bool:
     except (TooLargeError, OutOfTimeError):
         return True
     return False
-
-
-_SUBSTANCE = re.compile(r"(?=.*\d)(?:[A-Z][a-z]?\d*|\((?:[A-Z][a-z]?\d*)+\)\d*){2,}")
-
-
-def _chemical(text: str) -> str | None:
-    """H_2O as H2O; None for what is no formula of a substance."""
-    bare = _squeezed(text)
-    return bare if _SUBSTANCE.fullmatch(bare) else None
-
-
-def _squeezed(text: str) -> str:
-    return re.sub(r"[\s_{}]", "", text)
 
 
 _WORDS = {"times": "*", "multiplied by": "*", "divided by": "/", "over": "/", "plus": "+", "minus": "-",
@@ -190,16 +185,14 @@ def _ordered(tree: Tree) -> Tree:
     for joins, parts, nothing in (("mul", "div", num(1)), ("add", "sub", num(0))):
         if tree[0] in (joins, parts):
             sides = [map(_ordered, side) for side in _sides(tree, joins, parts)]
-            above, below = (
-                tuple(sorted((part for part in side if part != nothing), key=repr)) for side in sides
-            )
-            return above[0] if len(above) == 1 and not below else (joins, above, below)
+            above, below = (sorted((part for part in side if part != nothing), key=repr) for side in sides)
+            return above[0] if len(above) == 1 and not below else (joins, tuple(above), tuple(below))
     return tuple(_ordered(part) if isinstance(part, tuple) else part for part in tree)
 
 
 def _copied(known: object, found: object, given: str, question: str) -> bool:
     """Whether the answer is what the question asks to work out, or to write in another way."""
-    known, found = (side.value if isinstance(side, Named) else side for side in (known, found))
+    known, found = getattr(known, "value", known), getattr(found, "value", found)
     if not isinstance(found, Quantity) or known == found:
         return False
     numbers = {Fraction(digits.replace(",", "")) for digits in re.findall(r"\d[\d,]*(?:\.\d+)?", question)}
