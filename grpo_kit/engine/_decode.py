@@ -331,7 +331,9 @@ class Decoder:
                     kept = self._drop(live, seat, prompt, step)
                     kept = torch.tensor(kept, device=self.device)
                     token, on_tape = token.index_select(0, kept), on_tape.index_select(0, kept)
-            width = self._width(step, limit)
+            width = step + 1  # columns to attend to: those written, or the next power of two of them
+            if self.bucketed:
+                width = min(max(_SHORTEST_BUCKET, 1 << step.bit_length()), slots.width_held)
             slots.set_step(token, lengths[on_tape] + step, step, width)
             logits = self._step()[: len(seat), :tokens]
 
@@ -353,12 +355,6 @@ class Decoder:
 
     def _bucket(self, rows: int) -> int:
         return row_bucket(rows) if self.bucketed else rows
-
-    def _width(self, step: int, limit: int) -> int:
-        """Columns that a step attends to: those written, or the next power of two of them."""
-        if not self.bucketed:
-            return step + 1
-        return min(max(_SHORTEST_BUCKET, 1 << step.bit_length()), self.slots.width_held)
 
     def _step(self) -> torch.Tensor:
         """Logits (rows, V) of the step for which the slots were set."""
