@@ -22,8 +22,7 @@ from grpo_kit.engine.cpu._kv_prefill import TreeKVPrefill, common_length
 from grpo_kit.engine.cpu._layers import PlainLayers, head_of, plain_layers
 from grpo_kit.engine.cpu._matmul import padded_rows
 from grpo_kit.engine.sampling import Sampled, Sampler
-from grpo_kit.models._model_facts import cache_name
-from grpo_kit.models._token_rows import token_rows
+from grpo_kit.models._model_facts import cache_name, token_rows
 
 _PREFILL_TOKENS = 16_384  # a padded batch of prompts on CUDA holds at most so many
 _SHORT_TOKENS = 1024  # of the ends of prompts on a CPU

@@ -19,7 +19,7 @@ from grpo_kit.engine.fast import Seams, fast
 from grpo_kit.engine.tree import common_length
 from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.models._context import context_length
+from grpo_kit.models._model_facts import context_length
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.more.episodes._turn_advantages import turn_advantages
 from grpo_kit.more.episodes._turn_writers import EngineTurns, Writer, plain_turns
