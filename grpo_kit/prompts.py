@@ -243,7 +243,12 @@ def from_list(rows: Sequence[Mapping[str, Any]], name: str = "rows") -> Dataset:
 
 
 def _check_arguments(tokenizer: Any, question: Any, system: Any, prefill: Any, examples: Any) -> None:
-    _check_template(tokenizer)
+    try:
+        check_tokenizer(tokenizer)
+    except ValueError as error:
+        raise PromptError(str(error)) from None
+    if not tokenizer.chat_template:
+        raise PromptError(NO_TEMPLATE)
     if not isinstance(question, str) or not question.strip():
         raise PromptError(
             f"question={question!r:.200} is no text{cure_of(question)}; give a string that is not blank"
@@ -253,15 +258,6 @@ def _check_arguments(tokenizer: Any, question: Any, system: Any, prefill: Any, e
     for name, text in [*texts.items(), *(("examples", part) for pair in examples for part in pair)]:
         _check_encodes(name, text)
         _check_no_end(tokenizer, name, text)
-
-
-def _check_template(tokenizer: Any) -> None:
-    try:
-        check_tokenizer(tokenizer)
-    except ValueError as error:
-        raise PromptError(str(error)) from None
-    if not tokenizer.chat_template:
-        raise PromptError(NO_TEMPLATE)
 
 
 def check_parts(system: Any, prefill: Any, examples: Any) -> None:

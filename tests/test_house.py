@@ -350,6 +350,61 @@ def test_no_room_knows_which_kind_of_task_it_has(tmp_path):
     assert "grpo_kit.trainer.grpo_trainer" in done.stdout.split() and not loaded
 
 
+# Run in a fresh process: what importing the trainer loads, then the second step of a tiny run.
+COUNT_A_STEP = """
+import sys
+import grpo_kit.trainer.grpo_trainer
+from grpo_kit.engine import fast
+
+modules = sum(name.startswith("grpo_kit") for name in sys.modules)
+fast._ROOM_ON_A_CPU = 0  # whatever memory is free, the engine keeps its keys and values
+from standard_runs import make
+
+kit = grpo_kit.__path__[0]
+functions, running, deepest = set(), 0, 0
+
+
+def note(frame, event, _):
+    global running, deepest
+    code = frame.f_code
+    if not code.co_filename.startswith(kit) or code.co_name.startswith("<"):
+        return
+    if event == "call":
+        functions.add((code.co_filename, code.co_firstlineno))
+        running += 1
+        deepest = max(deepest, running)
+    elif event == "return":
+        running -= 1
+
+
+def counted():
+    if trainer.step == 1:
+        sys.setprofile(note)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+
+
+trainer = make(sys.argv[1], steps=2, live=False)
+step, trainer.one_step = trainer.one_step, counted
+trainer.train()
+files = {file for file, _ in functions}
+print(len(functions), len(files), deepest, modules)
+"""
+MOST_OF_A_STEP = {"functions": 348, "files": 62, "deep": 15, "modules": 111}
+
+
+def test_the_default_step_stays_short(tmp_path, capsys):
+    """Functions with a name: a comprehension is a function of its own in Python 3.11 only."""
+    done = forked.bare().run("-c", COUNT_A_STEP, str(tmp_path / "run"), cwd=ROOT.parent)
+    assert not done.returncode, done.stderr
+    counts = dict(zip(MOST_OF_A_STEP, map(int, done.stdout.split()[-4:]), strict=True))
+    with capsys.disabled():
+        print(f"\na step of the default trainer: {counts}")
+    assert all(counts[name] <= most for name, most in MOST_OF_A_STEP.items()), counts
+
+
 def test_only_integrations_import_trl():
     importers = {
         name

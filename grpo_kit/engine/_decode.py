@@ -22,8 +22,7 @@ from grpo_kit.engine.cpu._kv_prefill import TreeKVPrefill, common_length
 from grpo_kit.engine.cpu._layers import PlainLayers, head_of, plain_layers
 from grpo_kit.engine.cpu._matmul import padded_rows
 from grpo_kit.engine.sampling import Sampled, Sampler
-from grpo_kit.models._model_facts import cache_name
-from grpo_kit.models._token_rows import token_rows
+from grpo_kit.models._model_facts import cache_name, token_rows
 
 _PREFILL_TOKENS = 16_384  # a padded batch of prompts on CUDA holds at most so many
 _SHORT_TOKENS = 1024  # of the ends of prompts on a CPU
@@ -331,7 +330,9 @@ class Decoder:
                     kept = self._drop(live, seat, prompt, step)
                     kept = torch.tensor(kept, device=self.device)
                     token, on_tape = token.index_select(0, kept), on_tape.index_select(0, kept)
-            width = self._width(step, limit)
+            width = step + 1  # columns to attend to: those written, or the next power of two of them
+            if self.bucketed:
+                width = min(max(_SHORTEST_BUCKET, 1 << step.bit_length()), slots.width_held)
             slots.set_step(token, lengths[on_tape] + step, step, width)
             logits = self._step()[: len(seat), :tokens]
 
@@ -353,12 +354,6 @@ class Decoder:
 
     def _bucket(self, rows: int) -> int:
         return row_bucket(rows) if self.bucketed else rows
-
-    def _width(self, step: int, limit: int) -> int:
-        """Columns that a step attends to: those written, or the next power of two of them."""
-        if not self.bucketed:
-            return step + 1
-        return min(max(_SHORTEST_BUCKET, 1 << step.bit_length()), self.slots.width_held)
 
     def _step(self) -> torch.Tensor:
         """Logits (rows, V) of the step for which the slots were set."""

@@ -101,11 +101,8 @@ class KVCache(Cache):
     # ---- before a step --------------------------------------------------------------------------------------
 
     def set_prompts(self, lengths: Sequence[int]) -> None:
-        """Begin a rollout: the prompts in prefix slots 0..P-1 have these lengths."""
+        """From here on the prompts in prefix slots 0..P-1 have these lengths."""
         self._lengths = list(lengths)
-        self._mask_prompts()
-
-    def _mask_prompts(self) -> None:
         lengths = torch.tensor(self._lengths, device=self.prefix.device)
         self._prompt_lengths[: len(lengths)] = lengths
         outside = self._prompt_order >= lengths[:, None]  # (P, T)
@@ -274,6 +271,5 @@ class KVCache(Cache):
             self.prefix[:, :, to] = self.prefix[:, :, source]
             self._lengths[to] = self._lengths[source]
             place[source] = to
-        del self._lengths[sum(live) :]
-        self._mask_prompts()
+        self.set_prompts(self._lengths[: sum(live)])
         return place

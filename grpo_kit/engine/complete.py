@@ -22,9 +22,7 @@ from grpo_kit._support.argument_checks import check_temperature, check_whole, te
 from grpo_kit.engine._first_use import has_finite_logits
 from grpo_kit.engine._supported_models import engine_failed
 from grpo_kit.engine.rollout import RolloutEngine
-from grpo_kit.models._context import check_context, context_length
-from grpo_kit.models._model_facts import base_model, evaluating
-from grpo_kit.models._token_rows import close_rows
+from grpo_kit.models._model_facts import base_model, check_context, close_rows, context_length, evaluating
 from grpo_kit.models.token_lists import end_ids, generate_rows, up_to_end
 
 if TYPE_CHECKING:

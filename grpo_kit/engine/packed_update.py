@@ -25,8 +25,7 @@ from grpo_kit.loop.config import Config
 from grpo_kit.loop.padded_update import autocast
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.models._model_facts import base_model
-from grpo_kit.models._token_rows import token_rows
+from grpo_kit.models._model_facts import base_model, token_rows
 
 
 class PackedUpdate:

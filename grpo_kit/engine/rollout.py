@@ -27,8 +27,7 @@ from grpo_kit.engine.card._graphs import AutocastCache
 from grpo_kit.engine.cpu._layers import why_not_here
 from grpo_kit.engine.memory._free import Backoff
 from grpo_kit.engine.sampling import Processor, Sampler
-from grpo_kit.models._context import check_context, context_length
-from grpo_kit.models._model_facts import base_model
+from grpo_kit.models._model_facts import base_model, check_context, context_length
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -62,7 +62,7 @@ class Sampler:
         numbers: bool = True,
         sort: bool = False,
     ) -> Sampler:
-        """None in the config means off, whatever the checkpoint's own generation_config sets. sort: as in TopP.
+        """None in the config means off, whatever the checkpoint's own generation_config sets. sort: as in _TopP.
 
         Raises ValueError for a temperature or a penalty that is not above 0.
         """
@@ -75,7 +75,7 @@ class Sampler:
             if config.top_k:
                 warpers.append(TopKLogitsWarper(config.top_k))
             if config.top_p is not None and config.top_p < 1:
-                warpers.append(TopP(config.top_p, sort=sort))
+                warpers.append(_TopP(config.top_p, sort=sort))
             if config.min_p:
                 warpers.append(MinPLogitsWarper(config.min_p))
         return cls(
@@ -187,7 +187,7 @@ class Sampler:
 
     def too_few(self) -> bool:
         """Did top-p look at too few tokens since it was last asked? It then sorts from now on. Waits for the device."""
-        return any([warp.too_few() for warp in self.warpers if isinstance(warp, TopP)])
+        return any([warp.too_few() for warp in self.warpers if isinstance(warp, _TopP)])
 
     def _spread(
         self, name: str, scores: torch.Tensor, temperature: float
@@ -296,7 +296,7 @@ _CARD_CANDIDATES = 8192
 _MARGIN = 2e-6  # a float32 cumulative sum over a vocabulary is right to a few 1e-7
 
 
-class TopP:
+class _TopP:
     """f(input_ids, scores (R, V)) -> scores, -inf but for the likeliest tokens that hold `top_p` of the mass.
 
     The cut is searched among each row's best tokens, in float64. On a CPU, rows whose cut lies outside of them, between

@@ -128,7 +128,12 @@ class _Builder:
         start = len(self.input_ids)
         shared = common_length(self.sorted[low], self.sorted[high - 1])
         tokens, scored = self.sorted[low], min(self.scored_from[low:high])
-        parts = [(a, b, self._label(a, b, shared)) for a, b in self._split(low, high, shared)]
+        parts: list[
+            tuple[int, int, int | None]
+        ] = []  # each range, with its token at `shared` if a row scores it
+        for a, b in self._split(low, high, shared):
+            is_scored = min(self.scored_from[a:b]) <= shared
+            parts.append((a, b, self.sorted[a][shared] if is_scored else None))
         scored_parts = [part for part in parts if part[2] is not None]
         repeated = len(scored_parts) > 1  # the tree then holds the last token once for each of them
         last = min(shared, max(self.read[low:high])) - repeated
@@ -168,10 +173,6 @@ class _Builder:
         self.stretches.append([place, place + 1, 0])
         grow = [("grow", a, b, depth, False) for a, b, _ in reversed(parts)]
         return [("end", len(self.stretches) - 1), *grow]
-
-    def _label(self, low: int, high: int, depth: int) -> int | None:
-        """The rows' token at this depth, if one of them scores it."""
-        return self.sorted[low][depth] if min(self.scored_from[low:high]) <= depth else None
 
     def _split(self, low: int, high: int, depth: int) -> list[tuple[int, int]]:
         """Ranges of the rows that continue beyond `depth`, by their token there."""

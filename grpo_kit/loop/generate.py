@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 from grpo_kit._support.argument_checks import template_tokens
 from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.models._context import check_context, context_length
+from grpo_kit.models._model_facts import check_context, context_length
 from grpo_kit.models.token_lists import end_ids, generate_rows, up_to_end
 
 

@@ -1,8 +1,9 @@
-"""What a loaded model is: its name, its kind, its weights and the hardware that it runs on."""
+"""What a loaded model is: its name, its kind, its weights, the tokens it reads and writes, and its hardware."""
 
 from __future__ import annotations
 
 import inspect
+import math
 import platform
 import sys
 from collections.abc import Iterable, Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 EMBEDDED, TINY = "smollm2-135m-instruct", "tiny-random"  # names that the kit alone knows
 # Types that engine and update are tested with; any other is compared with its own forward pass at its first use.
@@ -95,3 +96,79 @@ def is_checkpointing(model: Any) -> bool:
 def cache_name(forward: Any) -> str:
     """The argument of a model's or decoder's forward, and field of its output, that is the cache."""
     return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
+
+
+def context_length(model: Any) -> float:
+    """The most tokens of a prompt and its completion together; math.inf if the model has no config that names them.
+
+    >>> context_length(load_policy("tiny-random", quiet=True)[0])  # doctest: +SKIP
+    1024
+    """
+    config = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return getattr(config, "max_position_embeddings", None) or math.inf
+
+
+def check_context(
+    context: float,
+    prompt_tokens: int,
+    max_completion_tokens: int,
+    *,
+    where: str,
+    mend: str,
+    length: str = "max_completion_tokens",
+) -> None:
+    """Raises ValueError for a prompt of so many tokens that its completion may pass the end of the context.
+
+    context: from context_length. where: the prompt's name in the message, such as "prompts[3]". mend: the remedy.
+    length: the caller's name for max_completion_tokens.
+
+    >>> check_context(1024, 1000, 24, where="prompts[3]", mend="drop it")  # 1024 tokens fit
+    """
+    if prompt_tokens + max_completion_tokens > context:
+        raise ValueError(
+            f"{where} has {prompt_tokens} tokens; with {length}={max_completion_tokens} that is "
+            f"{prompt_tokens + max_completion_tokens}, which exceeds the model's context of {context}: {mend}"
+        )
+
+
+# ---- rows of a head that no token of the tokenizer stands behind: never sampled, no probability -------------------
+# Heads are made longer than vocabularies, for the shapes of matrix products: Qwen2.5 has 151,936 rows and 151,665
+# tokens. Nothing trains the others down, and an update that takes probability from tokens gives some of it to them.
+# Here the head itself gives them a logit of -1e30, for sampling, log-probabilities, reference, entropy and evaluation
+# alike, in generate and in every forward pass. What reads the head's weights directly asks token_rows(). Only rows
+# behind the last token count. Behind a head that caps its logits (Gemma 2) a closed row has the negative cap.
+
+_NEVER = -1e30  # -inf would make an entropy NaN, and so would a number that a low temperature makes -inf
+
+
+def close_rows(model: Any, tokenizer: Any) -> int:
+    """Close the head's rows behind the tokenizer's last token; the number of rows that stay open.
+
+    May be called again, with a tokenizer that has more tokens too.
+
+    >>> close_rows(model, tokenizer)  # of Qwen2.5  # doctest: +SKIP
+    151665
+    """
+    head = base_model(model).get_output_embeddings()
+    rows = getattr(getattr(head, "weight", None), "shape", [0])[0]
+    if not isinstance(tokenizer, PreTrainedTokenizerBase) or not rows:
+        return rows
+    tokens = min(rows, 1 + max(len(tokenizer) - 1, *tokenizer.added_tokens_decoder, 0))
+    if tokens < rows and not hasattr(head, "token_rows"):
+        head.register_forward_hook(no_probability)
+    if tokens < rows or hasattr(head, "token_rows"):
+        head.token_rows = tokens
+    return tokens
+
+
+def token_rows(model: Any) -> int:
+    """The rows of the model's head that are open: all, unless close_rows has closed some."""
+    head = base_model(model).get_output_embeddings()
+    return getattr(head, "token_rows", head.weight.size(0))
+
+
+def no_probability(head: torch.nn.Module, inputs: Any, logits: torch.Tensor) -> None:
+    """The hook on a head. Nothing is recorded: a probability of 0 has a gradient of 0 anyway."""
+    with torch.no_grad():
+        logits[..., head.token_rows :] = max(_NEVER, torch.finfo(logits.dtype).min)

@@ -28,9 +28,8 @@ from grpo_kit.models._adapters import Tuning, add_adapters, base_of, load_adapte
 from grpo_kit.models._card_memory import stay_on_the_card
 from grpo_kit.models._dtypes import dtype_that_fits, float32_by_default, from_pretrained, resolve_dtype
 from grpo_kit.models._gguf_reader import PolicyLoadError, embedded_folder, gguf_folder
-from grpo_kit.models._model_facts import EMBEDDED, TINY, base_model
+from grpo_kit.models._model_facts import EMBEDDED, TINY, base_model, close_rows
 from grpo_kit.models._saved_adapters import is_adapter, mark_loaded
-from grpo_kit.models._token_rows import close_rows
 from grpo_kit.record._digests import DIGESTS, REPORT, newest_whole, what_is_wrong
 from grpo_kit.record.run_path import path_of
 

@@ -12,8 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from grpo_kit.models._context import context_length
-from grpo_kit.models._model_facts import base_model, evaluating
+from grpo_kit.models._model_facts import base_model, context_length, evaluating
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase

@@ -13,7 +13,7 @@ from grpo_kit.loop.config import FIELDS, Config
 from grpo_kit.loop.grpo import Loop
 from grpo_kit.loop.protocols import Hook, Task
 from grpo_kit.loop.run_checks import check_given
-from grpo_kit.models._token_rows import close_rows
+from grpo_kit.models._model_facts import close_rows
 from grpo_kit.record.files import next_run_folder
 from grpo_kit.trainer.control_folder import ControlFolder
 from grpo_kit.trainer.watch_run import Autosave, OffScale, ReboundConfig, StillStep, WatchRun

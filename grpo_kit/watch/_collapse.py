@@ -46,15 +46,14 @@ def unsolved(table: pd.DataFrame, setup: Setup) -> np.ndarray:
 def _answer_share(table: pd.DataFrame, setup: Setup) -> np.ndarray:
     """The answer parts' mean over 5 steps as a share of their ranges; the reward's if none is known."""
 
-    def share_of(name: str, part: str | None) -> np.ndarray:
-        low, high = scale(table, setup, part)
-        return (column(table, name) - low) / (high - low)
-
     def share(prefix: str) -> pd.Series:
-        if not setup.answer:
-            return pd.Series(share_of(f"{prefix}reward", None))
-        parts = [w * share_of(f"{prefix}reward/{name}", name) for name, w in setup.answer.items()]
-        return pd.Series(np.sum(parts, axis=0) / sum(setup.answer.values()))
+        weighted, weights = np.zeros(len(table)), 0.0
+        for part, weight in (setup.answer or {None: 1.0}).items():
+            low, high = scale(table, setup, part)
+            name = "reward" if part is None else f"reward/{part}"
+            weighted = weighted + weight * ((column(table, prefix + name) - low) / (high - low))
+            weights += weight
+        return pd.Series(weighted / weights)
 
     held_out = share("eval/").ffill(limit=WINDOW - 1)
     return held_out.fillna(share("").rolling(WINDOW).mean()).to_numpy()

@@ -188,14 +188,14 @@ class Monitor:
         self._config = config
         self._rows = [_slim(row) for row in rows]
         waiting = [json.loads(line)["name"] for line in self._file.waiting]
-        self._raised = {*waiting, *(flag.name for flag in self._guard(lambda: read_flags(folder)) or [])}
+        self._raised = {*waiting, *(flag.name for flag in self._guard(read_flags, folder) or [])}
         self._weights = Setup.of(config).weights
 
     def measure(self, completions: pd.DataFrame | None) -> dict[str, float]:
         """The measures of a step's completions, for its row."""
         if completions is None or not len(completions):
             return {}
-        table = self._guard(lambda: completion_measures(completions, weights=self._weights))
+        table = self._guard(completion_measures, completions, weights=self._weights)
         return {} if table is None else {k: v for k, v in table.iloc[-1].items() if k != "step" and v == v}
 
     def step(self, row: Mapping[str, Any]) -> list[Flag]:
@@ -205,13 +205,13 @@ class Monitor:
             *self._rows[: -1 if self._rows and self._rows[-1]["step"] == row["step"] else None],
             unjudged | _slim(row),
         ]
-        flags = self._guard(lambda: red_flags(pd.DataFrame(self._rows), config=self._config)) or []
+        flags = self._guard(red_flags, pd.DataFrame(self._rows), config=self._config) or []
         new = [flag for flag in flags if flag.name not in self._raised]
         for flag in new:
             self._raised.add(flag.name)
             self._file.waiting.append((json.dumps(asdict(flag)) + "\n").encode())
             if callable(self.on_flag):
-                self._guard(lambda flag=flag: self.on_flag(flag))
+                self._guard(self.on_flag, flag)
         self.flush()
         return new
 
@@ -232,9 +232,9 @@ class Monitor:
         self._disk_failing = False
         return True
 
-    def _guard(self, work: Callable[[], Any]) -> Any:
+    def _guard(self, work: Callable[..., Any], *given: Any, **options: Any) -> Any:
         try:
-            return work()
+            return work(*given, **options)
         except Exception as error:  # watching must never stop training
             warnings.warn(
                 f"The red flags stumbled ({type(error).__name__}: {error}); training goes on.",

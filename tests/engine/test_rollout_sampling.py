@@ -6,7 +6,7 @@ from rollout_models import config, plain_logits, ragged_prompts, tiny_model
 from transformers.generation.logits_process import TopPLogitsWarper
 
 from grpo_kit.engine import RolloutEngine
-from grpo_kit.engine.sampling import Sampler, TopP, draw, uniform
+from grpo_kit.engine.sampling import Sampler, _TopP, draw, uniform
 
 
 def chi_square(observed, expected=None):
@@ -147,7 +147,7 @@ def test_top_p_keeps_exactly_what_transformers_keeps(vocabulary, top_p, spread, 
     ids = torch.zeros(6, 1, dtype=torch.long)
     wanted = TopPLogitsWarper(top_p)(ids, scores)
     for given in (scores, scores.t().contiguous().t()):  # either layout
-        warp = TopP(top_p)
+        warp = _TopP(top_p)
         sorted_rows, sort = [], warp.sort
         warp.sort = lambda i, s, sort=sort, seen=sorted_rows: seen.append(len(s)) or sort(i, s)
         assert torch.equal(warp(ids, given), wanted)
@@ -164,7 +164,7 @@ def test_top_p_of_large_scores():
         edges = torch.softmax(scores.double(), -1).sort(descending=True).values.cumsum(-1)[0]
         edge = edges[edges < 0.97][-1].item()
         for top_p in (edge - 1.2e-6, edge + 1.2e-6):
-            assert torch.equal(TopP(top_p)(ids, scores), TopPLogitsWarper(top_p)(ids, scores))
+            assert torch.equal(_TopP(top_p)(ids, scores), TopPLogitsWarper(top_p)(ids, scores))
 
 
 def as_on_a_card(sampler, logits, rows, step, ids, padding):
@@ -254,7 +254,7 @@ def test_top_p_without_waiting_keeps_what_transformers_keeps(vocabulary, spread,
     scores = spread * torch.randn(6, vocabulary, generator=torch.Generator().manual_seed(0))
     scores[1, 5:] = -torch.inf  # what another warper took out
     wanted = TopPLogitsWarper(top_p)(None, scores)
-    warp = TopP(top_p)
+    warp = _TopP(top_p)
     found = warp.without_waiting(scores)
     if warp.too_few():
         assert vocabulary > 8192 and spread == 1 and not torch.equal(found, wanted)
@@ -262,12 +262,12 @@ def test_top_p_without_waiting_keeps_what_transformers_keeps(vocabulary, spread,
     else:
         assert (vocabulary, spread, top_p) != (20_000, 1.0, 0.95)
     assert torch.equal(found, wanted) and not warp.too_few()
-    assert torch.equal(TopP(top_p, sort=True).without_waiting(scores), wanted)
+    assert torch.equal(_TopP(top_p, sort=True).without_waiting(scores), wanted)
 
 
 def test_top_p_without_waiting_keeps_all_of_equal_scores_at_the_cut():
     scores = torch.tensor([[0.25, 0.125, 0.125, 0.125, 0.375]]).log()
-    assert TopP(0.7).without_waiting(scores).isfinite().all()
+    assert _TopP(0.7).without_waiting(scores).isfinite().all()
     assert TopPLogitsWarper(0.7)(None, scores).isfinite().sum() == 3  # one of them by the order of its sort
 
 

@@ -13,7 +13,7 @@ from benchmarks.oracle.steps import compare_steps
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.score import with_signal
-from grpo_kit.models._context import context_length
+from grpo_kit.models._model_facts import context_length
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.more.episodes._episode_sample import EpisodeSample, episode_measures, turns_of
 from grpo_kit.more.episodes.environment import EpisodeError

@@ -8,7 +8,7 @@ import pytest
 from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine.complete import check_room
 from grpo_kit.models import load_policy
-from grpo_kit.models._context import check_context, context_length
+from grpo_kit.models._model_facts import check_context, context_length
 
 
 def model_of(**config):

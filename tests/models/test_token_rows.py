@@ -22,7 +22,7 @@ from grpo_kit.loop import Config, Loop
 from grpo_kit.loop.config import StepNumbers
 from grpo_kit.loop.generate import complete_prompts, generate
 from grpo_kit.loop.padded_update import PaddedUpdate
-from grpo_kit.models._token_rows import close_rows, token_rows
+from grpo_kit.models._model_facts import close_rows, token_rows
 from grpo_kit.more.export import _reader as reader
 from grpo_kit.more.export import verify
 

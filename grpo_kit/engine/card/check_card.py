@@ -33,9 +33,8 @@ from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate, autocast
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.models._model_facts import evaluating
+from grpo_kit.models._model_facts import evaluating, token_rows
 from grpo_kit.models._same_numbers import Finding, is_narrow, judged, relative
-from grpo_kit.models._token_rows import token_rows
 
 _WEIGHTS = 2**16  # of each tensor that the optimizer is tried on
 

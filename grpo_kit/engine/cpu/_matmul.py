@@ -21,7 +21,7 @@ _FEW = 4  # up to this number of rows BLAS has its own kernels
 _MANY = 96  # from this number of rows on the usual product is as fast
 _EVERY_MODULES = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
 # transformers' own: for gradients of checkpointed inputs, and for requested hidden states. Here neither applies. The
-# kit's on a head: the rows that it closes are left out here (models/_token_rows.py).
+# kit's on a head: the rows that it closes are left out here (models/_model_facts.py).
 _IDLE = {"make_inputs_require_grads", "output_capturing_hook", "no_probability"}
 
 

@@ -53,35 +53,6 @@ def plan_memory(
     >>> plan.fits, plan.advice
     (True, [])
     """
-    cut = (chunk_tokens, checkpointed_layers)
-    request = _request_for(
-        cfg,
-        gpu_gb,
-        tuning=tuning,
-        prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        config=config,
-        attention=attention,
-        rank=rank,
-        cut=cut,
-    )
-    plan = request.plan(*cut)
-    return plan if plan.fits else replace(plan, advice=advice(request, plan, *cut))
-
-
-def _request_for(
-    cfg: Config | str,
-    gpu_gb: float | None = None,
-    *,
-    tuning: str | None = None,
-    prompt_tokens: int = 256,
-    completion_tokens: int | None = None,
-    config: PretrainedConfig | None = None,
-    attention: str | None = None,
-    rank: int = 16,
-    cut: tuple[int | None, int | None] = (None, None),
-) -> Request:
-    """The arguments of plan_memory, checked. cut: its chunk_tokens and checkpointed_layers."""
     if not isinstance(cfg, Config | str):
         raise ValueError(f"cfg={cfg!r} must be a Config or the name of a preset, such as 'gpu24'")
     cfg = preset(cfg, **({} if tuning is None else {"tuning": tuning}))
@@ -95,20 +66,29 @@ def _request_for(
     check_choice("attention", attention, ("flex_attention", "sdpa"))
     gpu_gb = WITHOUT_BFLOAT16.get(cfg.preset, 24.0) if gpu_gb is None else gpu_gb
     check_above_zero("gpu_gb", gpu_gb, hint=", such as 24")
-    sizes = {"prompt_tokens": (prompt_tokens, 1), "rank": (rank, 1)}
-    chosen = (("completion_tokens", completion_tokens, 1), ("chunk_tokens", cut[0], 1))
-    for name, value, least in (*chosen, ("checkpointed_layers", cut[1], 0)):
-        sizes |= {name: (value, least)} if value is not None else {}
-    for name, (value, least) in sizes.items():
-        check_whole(name, value, least)
+    check_whole("prompt_tokens", prompt_tokens)
+    check_whole("rank", rank)
+    if completion_tokens is not None:
+        check_whole("completion_tokens", completion_tokens)
+    if chunk_tokens is not None:
+        check_whole("chunk_tokens", chunk_tokens)
+    if checkpointed_layers is not None:
+        check_whole("checkpointed_layers", checkpointed_layers, 0)
     counts = counted(cfg.model, rank) if config is None else count(config, rank)
     config, usable = config or config_of(cfg.model), gpu_gb * USABLE * GIB
-    if cut[1] is not None and cut[1] > (layers := config.get_text_config().num_hidden_layers):
-        raise ValueError(f"checkpointed_layers={cut[1]} must be at most {layers}, the model's layers")
+    layers = config.get_text_config().num_hidden_layers
+    if checkpointed_layers is not None and checkpointed_layers > layers:
+        raise ValueError(
+            f"checkpointed_layers={checkpointed_layers} must be at most {layers}, the model's layers"
+        )
     if completion_tokens is None:
         named = cfg.max_completion_tokens or cfg.task_options.get("max_completion_tokens")
         completion_tokens = named or cfg.make_task().max_completion_tokens
-    return Request(cfg, config, prompt_tokens, completion_tokens, attention, rank, usable, counts)
+    request = Request(cfg, config, prompt_tokens, completion_tokens, attention, rank, usable, counts)
+    plan = request.plan(chunk_tokens, checkpointed_layers)
+    if plan.fits:
+        return plan
+    return replace(plan, advice=advice(request, plan, chunk_tokens, checkpointed_layers))
 
 
 def advice(request: Request, plan: MemoryPlan, tokens: int | None, checkpointed: int | None) -> list[str]:

@@ -26,7 +26,7 @@ from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.generate import complete_prompts, generation_config
 from grpo_kit.loop.padded_update import autocast
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.models._context import context_length
+from grpo_kit.models._model_facts import context_length
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.more.episodes._turn_advantages import episode_measures, turn_advantages
 from grpo_kit.more.episodes.environment import PART, VectorEnv

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_kit.models._context import check_context
+from grpo_kit.models._model_facts import check_context
 from grpo_kit.more.episodes.environment import EpisodeError, VectorEnv
 from grpo_kit.more.episodes.observation import Conversation, Renderer
 from grpo_kit.prompts import PromptError

@@ -29,9 +29,8 @@ from grpo_kit._support.argument_checks import (
 from grpo_kit._support.version import __version__
 from grpo_kit.evaluation._as_trained import run_of, say_difference
 from grpo_kit.loop.grpo import Loop
-from grpo_kit.models._model_facts import model_name
+from grpo_kit.models._model_facts import close_rows, model_name
 from grpo_kit.models._saved_adapters import BASE
-from grpo_kit.models._token_rows import close_rows
 from grpo_kit.more.export._export_folder import CARD, REPORT, finish, part_folder
 from grpo_kit.more.export._gguf_writer import why_unread
 from grpo_kit.more.export._template import (

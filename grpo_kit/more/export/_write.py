@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers import GenerationConfig
 
+from grpo_kit.models._model_facts import token_rows
 from grpo_kit.models._saved_adapters import BASE, has_named_base, save_adapter
-from grpo_kit.models._token_rows import token_rows
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.more.export._gguf_writer import write_gguf
 from grpo_kit.more.export._ollama import modelfile

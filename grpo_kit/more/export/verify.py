@@ -18,7 +18,7 @@ from grpo_kit.engine.memory._free import free_bytes
 from grpo_kit.evaluation.accuracy import evaluation_of
 from grpo_kit.evaluation.comparison import Comparison, compare
 from grpo_kit.evaluation.generate_and_score import Answers
-from grpo_kit.models._token_rows import token_rows
+from grpo_kit.models._model_facts import token_rows
 from grpo_kit.more.export._template import Prompting, trained_ids
 
 if TYPE_CHECKING:

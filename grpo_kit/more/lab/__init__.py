@@ -6,7 +6,7 @@ from grpo_kit._support.lazy import lazy
 
 if TYPE_CHECKING:
     from grpo_kit.more.lab.compare_arms import Lab, compare, load
-    from grpo_kit.more.lab.pass_curves import plot_pass_at_k
+    from grpo_kit.more.lab.figures import plot_pass_at_k
     from grpo_kit.more.lab.rounding import survival_plot, update_survival
 
 __all__ = lazy(__name__)
