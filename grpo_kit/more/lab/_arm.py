@@ -97,7 +97,7 @@ def arm_of(config: Config | str, changes: Mapping[str, Any]) -> Arm:
     check_fields(numbers, besides=_BESIDES)
     if "seed" in numbers:
         raise ValueError(
-            f"seed={numbers['seed']!r}: every arm is trained with the seeds that compare is given"
+            f"seed={numbers['seed']!r}: every arm is trained with the seeds that compare_arms is given"
         )
     task = numbers.pop("task") if isinstance(numbers.get("task"), Task) else None
     config = preset(config, **numbers)
