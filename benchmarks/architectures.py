@@ -258,7 +258,7 @@ def trains(family: str, tokenizer: Any, lora: bool) -> str:
     before = [p.detach().clone() for p in model.parameters() if p.requires_grad]
     task = kit.tasks.largest(n_train=8, n_held_out=2, max_completion_tokens=6)
     config = Config(
-        steps=2, prompts_per_step=2, group_size=4, learning_rate=1e-3, warmup=0, seed=1, resample=0
+        steps=2, prompts_per_step=2, group_size=4, learning_rate=1e-3, warmup=0, seed=1, dynamic_sampling=0
     )
     with tempfile.TemporaryDirectory() as folder:
         task = paying_letters(task)

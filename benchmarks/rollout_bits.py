@@ -7,10 +7,10 @@
     python -m benchmarks.rollout_bits --table
 
 Arms: 32 bits, exact; 16 (Config(rollout_bits=16)): bfloat16; 8: weights by output and inputs by token as whole numbers,
-by torch's quantized.linear_dynamic, which stands here alone. 16 and 8 learn with sampler_weight_cap=2. Seconds are of
-the rollout, quantising with it, the arms in turn; processor seconds beside them are not those of other processes. The
-gap is of the sampled tokens: log-probability to the trainer less to the sampler; KL is E[exp(gap) - 1 - gap].
-Writes results/rollout_bits.json.
+by torch's quantized.linear_dynamic, which stands here alone. 16 and 8 learn with importance_sampling_cap=2. Seconds
+are of the rollout, quantising with it, the arms in turn; processor seconds beside them are not those of other
+processes. The gap is of the sampled tokens: log-probability to the trainer less to the sampler; KL is
+E[exp(gap) - 1 - gap]. Writes results/rollout_bits.json.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def config_of(task: str, **more: Any) -> Any:
 def learn(bits: int, seed: int, task: str, model: str) -> dict[str, Any]:
     """One run: held-out accuracy before and after, seconds of its rollouts."""
     with sampling_in(bits) as engine_bits:
-        more = {} if bits == 32 else {"rollout_bits": engine_bits, "sampler_weight_cap": 2.0}
+        more = {} if bits == 32 else {"rollout_bits": engine_bits, "importance_sampling_cap": 2.0}
         config = config_of(task, model=model, seed=seed, **more)
         model, tokenizer = load_policy(
             config.model, tuning=config.tuning, dtype="float32", seed=seed, quiet=True

@@ -43,15 +43,15 @@ class OlderWeights:
     starts `lead` batches early. "fifo" serves the oldest: a batch waits lead - 1 to lead + 1 steps. "newest" serves
     the newest, and goes back to older ones only in a step that sees no new one.
     lead: batches the sampler is ahead, >= 1 with a buffer. Cost: those left when training ends, lead - 1 to
-    lead + 1 batches in the whole run. Prompts beyond a step's own come from anywhere, as config.resample's do.
+    lead + 1 batches in the whole run. Prompts beyond a step's own come from anywhere, as config.dynamic_sampling's do.
 
     A batch is scored, by today's reward weights, in the step that trains on it, and written there. Its `temperature` in
     the completions is the one that it was sampled at.
     Metrics: rollout/age, the steps between the weights that made the batch and those it trains; rollout/buffered,
     batches left waiting. Without importance weights, rollout/logprob_gap of an old batch is how far the policy has
     moved since.
-    Raises ValueError for a lead without a buffer or the reverse, and, with a buffer, for config.resample and for
-    several processes.
+    Raises ValueError for a lead without a buffer or the reverse, and, with a buffer, for config.dynamic_sampling and
+    for several processes.
     Sources: IMPALA (arXiv:1802.01561: policy lag, importance weights); asynchronous RLHF (arXiv:2410.18252: learning
     from rollouts some steps old); PPO (arXiv:1707.06347: the clipped ratio against the sampling policy).
 
@@ -176,9 +176,10 @@ class OlderWeights:
         return random.Random(f"arrivals {seed} {pair}").choice(((1, 1), (2, 0), (0, 2)))[second]
 
     def _check(self, rows: Sequence[dict[str, Any]], config: Config) -> None:
-        if config.resample:
+        if config.dynamic_sampling:
             raise ValueError(
-                f"resample={config.resample!r}: a buffer serves a step one batch; use resample=0, or buffer=None"
+                f"dynamic_sampling={config.dynamic_sampling!r}: a buffer serves a step one batch; use "
+                "dynamic_sampling=0, or buffer=None"
             )
         if len(rows) != config.prompts_per_step:
             raise ValueError(

@@ -78,10 +78,10 @@ if TYPE_CHECKING:
     from grpo_kit.more.export import export  # weights, prompt and temperature in a folder that proves itself
     from grpo_kit.more.export.chat import chat  # try it: a question in, the response out, base beside tuned
     from grpo_kit.watch.run_card import model_card  # what was trained, on what, and what came of it
-    from grpo_kit.more.lab.preferences import sample  # scored samples: pairs, labels, accepted ones
+    from grpo_kit.more.lab.preferences import scored_samples  # scored samples: pairs, labels, accepted ones
     from grpo_kit.more.lab.branch import branch, branches  # an exact what-if; the tree of a run
     from grpo_kit.more.lab.power import power  # how many seeds show a difference, and what they cost
-    from grpo_kit.more import lab  # lab.compare(arms, seeds): several settings, several seeds
+    from grpo_kit.more import lab  # lab.compare_arms(arms, seeds): several settings, several seeds
     from grpo_kit import objectives  # every loss by hand
 
 # Names that stood here, and where each is now: what an AttributeError says.
@@ -95,6 +95,7 @@ _MOVED = {
     "read_changes": "kit.record.read_changes",
     "read_flags": "kit.watch.read_flags",
     "roundtrip_drift": "kit.prompts.roundtrip_drift",
+    "sample": "kit.scored_samples",
     "show_turns": "kit.episodes.show_turns",
     "survival_plot": "kit.lab.survival_plot",
     "update_survival": "kit.lab.update_survival",

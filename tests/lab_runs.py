@@ -60,7 +60,7 @@ def base():
 
 
 def compare(folder, arms=tuple(ARMS), seeds=SEEDS):
-    return lab.compare({arm: ARMS[arm] for arm in arms}, seeds, **base(), folder=folder, quiet=True)
+    return lab.compare_arms({arm: ARMS[arm] for arm in arms}, seeds, **base(), folder=folder, quiet=True)
 
 
 def kill_at(where, count):

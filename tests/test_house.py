@@ -188,9 +188,7 @@ def test_the_front_door_loads_nothing_heavy():
 def test_what_trains_or_asks_loads_torch_and_transformers_alone():
     """An adapter is looked for where peft is loaded already; a table of datasets is made where one is asked for. In a
     notebook, which has ipykernel loaded, one line says what takes its seconds."""
-    names = (
-        "GRPOTrainer evaluate export chat load_policy readiness preset sample tasks.largest tasks.from_rows"
-    )
+    names = "GRPOTrainer evaluate export chat load_policy readiness preset scored_samples tasks.largest tasks.from_rows"
     touched = "; ".join(f"kit.{name}" for name in names.split())
     unneeded = {
         "peft",
@@ -232,7 +230,7 @@ def test_the_front_door_refuses_what_it_has_not():
         exec("from grpo_kit import brows")
 
 
-@pytest.mark.parametrize("package", ["grpo_kit"])
+@pytest.mark.parametrize("package", ["grpo_kit", "grpo_kit.more.lab"])
 def test_a_name_that_moved_is_named_where_it_is_now(package):
     package = importlib.import_module(package)
     assert package._MOVED

@@ -402,7 +402,9 @@ def test_stop_strings_are_refused_not_ignored():
 @report("trl#6369")
 def test_what_is_masked_divides_nothing():
     """dapo: the mean over the tokens that count; a completion that was cut off is in neither part."""
-    value, grad, _ = loss_of(batch_of([2, 4], [1.0, -1.0], [False, True]), loss="dapo", mask_cut_off=True)
+    value, grad, _ = loss_of(
+        batch_of([2, 4], [1.0, -1.0], [False, True]), loss="dapo", mask_truncated_completions=True
+    )
     assert value == pytest.approx(-1.0)
     assert grad[0, :2].tolist() == pytest.approx([-0.5, -0.5])
     assert not grad[1].any()
@@ -410,7 +412,7 @@ def test_what_is_masked_divides_nothing():
 
 @report("trl#6681")
 def test_groups_without_a_signal_divide_as_in_trl_or_are_drawn_anew(folder):
-    """dapo's mean is over all tokens; resample=n replaces such groups, so that none dilutes it."""
+    """dapo's mean is over all tokens; dynamic_sampling=n replaces such groups, so that none dilutes it."""
     value, _, _ = loss_of(batch_of([2, 2], [1.0, 0.0], groups=[0, 1]), loss="dapo")
     assert value == pytest.approx(-0.5)
     calls = []
@@ -419,7 +421,7 @@ def test_groups_without_a_signal_divide_as_in_trl_or_are_drawn_anew(folder):
         calls.append(len(completions))
         return [float(i) if len(calls) > 1 else 0.0 for i in range(len(completions))]
 
-    make(folder, task=paid_by(first_time_equal), steps=1, resample=1).train()
+    make(folder, task=paid_by(first_time_equal), steps=1, dynamic_sampling=1).train()
     assert len(calls) == 2
     assert rows(folder)[0]["grad_norm"] > 0
 
@@ -463,7 +465,7 @@ def test_the_gap_to_the_sampler_is_measured_before_the_cap():
     def gap(cap):
         batch = batch_of([2, 2], [1.0, -1.0])
         batch.sampler_logprobs = [[-3.0, -3.0], [-1.0, -1.0]]
-        made = loss_of(batch, sampler_weight_cap=cap)[2]
+        made = loss_of(batch, importance_sampling_cap=cap)[2]
         return made.measured(batch, True)["gap"]
 
     assert gap(1.0) == gap(100.0) == pytest.approx(4.0)

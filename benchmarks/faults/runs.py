@@ -41,7 +41,7 @@ ARMS = {  # a fault's arm goes by its number
     "plain way, 2 minibatches": Arm({"minibatches": 2, "temperature": kit.linear(1.2, 0.8)}, plain=True),
     "LoRA": Arm({}, tuning="lora"),
     "LoRA, 2 iterations": Arm({"iterations": 2}, tuning="lora"),
-    "groups drawn again": Arm({"resample": 1, "positive_weight": 2.0}),
+    "groups drawn again": Arm({"dynamic_sampling": 1, "positive_weight": 2.0}),
     "episodes": Arm({}, episodes=True),
     "episodes, 2 iterations": Arm({"iterations": 2, "credit": "return"}, episodes=True),
     "best kept": Arm({}, keep="best"),

@@ -29,7 +29,8 @@ ELSEWHERE = {
     "prompts_per_step, all in one update; minibatches makes several": "gradient_accumulation_steps",
     "scale": "scale_rewards", "autocast or dtype": "bf16 fp16 tf32", "warmup": "warmup_steps warmup_ratio",
     "learning_rate, with a schedule such as kit.cosine(1e-5, 0)": "lr_scheduler_type lr_scheduler",
-    "level": "importance_sampling_level", "mask_cut_off": "mask_truncated_completions",
+    "level": "importance_sampling_level", "mask_truncated_completions": "mask_cut_off",
+    "dynamic_sampling": "resample", "importance_sampling_cap": "sampler_weight_cap",
     "model": "model_name model_name_or_path model_id", "tuning='qlora'": "load_in_4bit quantization_config",
     "tuning='lora', and lora={'r': 8} of kit.load_policy, which takes peft.LoraConfig's arguments":
         "lora_r lora_alpha lora_rank lora_dropout lora_target_modules target_modules r peft_config use_peft",

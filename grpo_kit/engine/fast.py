@@ -161,9 +161,9 @@ def fast(model: Any, config: Config) -> Seams:
         rows = [(tuple(p), list(c)) for p, c in zip(prompt_ids, completion_ids, strict=True)]
         return memory is not None and memory.spares(engine.nbytes(), rows, seconds=engine.capture_seconds())
 
-    if config.rollout_bits == 16 and config.sampler_weight_cap is None:
+    if config.rollout_bits == 16 and config.importance_sampling_cap is None:
         raise ValueError(
-            "rollout_bits=16 samples another policy, by rounding: give sampler_weight_cap, such as 2.0"
+            "rollout_bits=16 samples another policy, by rounding: give importance_sampling_cap, such as 2.0"
         )
     sample: Any = generate if no_engine else EngineSample(model, may_stay, config.rollout_bits)
 

@@ -26,7 +26,7 @@ from grpo_kit.engine.optim.choose import SETTINGS
 from grpo_kit.models._model_facts import base_model
 from grpo_kit.record._digests import checkpoints, newest_whole, what_is_wrong, write_digests
 from grpo_kit.record._lines import RUN, RUN_ID, read_json
-from grpo_kit.record.files import RunFolderError, sync
+from grpo_kit.record.files import RunFolderError, rename_fields, sync
 
 SAVING, STATE, OPTIMIZER, SAMPLE_STATE = ".saving", "run_state.json", "optimizer.pt", "sample_state.pt"
 _KINDS = {
@@ -93,7 +93,10 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
             f"{whole} is whole, train(resume=True) takes it" if whole else "there is no other that is whole"
         )
         raise RunFolderError(f"{checkpoint} is no whole checkpoint: {wrong}; {takes}")
-    return read_json(checkpoint / STATE, names=_KINDS)
+    state = read_json(checkpoint / STATE, names=_KINDS)
+    for name in ("config", "begun"):
+        rename_fields(state.get(name, {}))
+    return state
 
 
 def load(checkpoint: Path, *, model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:

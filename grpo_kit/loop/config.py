@@ -94,7 +94,9 @@ class Config(_ByName):
     min_p: float = _number(0.0, "least probability that is sampled, as a share of the likeliest token's")
     repetition_penalty: float = _number(1.0, "divides the logits of tokens that were there; 1: none")
     rollout_bits: int = _number(32, "of products while it samples; 16: bfloat16, of the engine on a CPU")
-    resample: int = _number(0, "times that groups without a signal are drawn anew, with other prompts")
+    dynamic_sampling: int = _number(
+        0, "times that groups without a signal are drawn anew, with other prompts"
+    )
     # What it optimises
     loss: str = _number("dapo", "a name of config_checks.LOSSES; brings level, epsilons and scale")
     level: Literal["token", "sequence"] = _number(None, "what an importance ratio is taken of")
@@ -106,13 +108,17 @@ class Config(_ByName):
     scale: Literal["group", "batch", "none"] = _number(None, "whose spread divides the advantages")
     positive_weight: float = _number(1.0, "what advantages above 0 are multiplied by", changes=True)
     negative_weight: float = _number(1.0, "what advantages below 0 are multiplied by", changes=True)
-    sampler_weight_cap: float | None = _number(
-        None, "most that a token weighs for pi / the sampler's probability; None: each weighs 1", changes=True
+    importance_sampling_cap: float | None = _number(
+        None,
+        "most that a token weighs for pi / the sampler's probability; None: each weighs 1",
+        changes=True,
     )
     reward_weights: list[float] | None = _number(None, "one a reward; None: the task's", changes=True)
     credit: Literal["episode", "return", "state"] = _number("episode", "a turn's credit; see EpisodeSample")
     discount: float = _number(1.0, "of later rewards, a turn; for credit return and state")
-    mask_cut_off: bool = _number(False, "leave completions that ended by their length out of the loss")
+    mask_truncated_completions: bool = _number(
+        False, "leave completions that ended by their length out of the loss"
+    )
     # How it updates
     learning_rate: float | Schedule = _number(1e-6, "of each update, after the warmup", changes=True)
     warmup: float = _number(0.1, "steps over which the rate rises; below 1: a share of all steps, at least 2")

@@ -47,7 +47,7 @@ _MOST_TRIED = 10_000  # steps of a run at which its schedules are tried before i
 _WHOLE = {
     "steps": 1, "prompts_per_step": 1, "group_size": 2, "iterations": 1, "minibatches": 1, "micro_batch": 1,
     "held_out": 1, "eval_batch": 1,
-    "seed": 0, "top_k": 0, "resample": 0, "save_steps": 0, "save_total_limit": 1,
+    "seed": 0, "top_k": 0, "dynamic_sampling": 0, "save_steps": 0, "save_total_limit": 1,
 }  # fmt: skip
 _AT_LEAST_0 = (
     "epsilon", "epsilon_high", "entropy_bonus", "positive_weight", "negative_weight", "warmup", "weight_decay",
@@ -94,7 +94,7 @@ def checked(name: str, value: Any, label: str = "") -> Any:
         check_choice(name, value, (*by_name.NAMES, None))
     elif name == "max_completion_tokens" and value is not None:
         return check_whole(name, value, hint=", or None for the task's")
-    elif name == "sampler_weight_cap" and value is not None:
+    elif name == "importance_sampling_cap" and value is not None:
         check_above_zero(name, value)
     elif name in SCHEDULED:
         if label or not callable(value):
@@ -117,7 +117,7 @@ def checked(name: str, value: Any, label: str = "") -> Any:
         return [float(weight) for weight in value]
     elif name in ("task_options", "loss_options") and not isinstance(value, dict):
         raise ValueError(f"{name}={value!r} must be a dict of the {name.partition('_')[0]}'s arguments")
-    elif name in ("mask_cut_off", "gradient_checkpointing") and not isinstance(value, bool):
+    elif name in ("mask_truncated_completions", "gradient_checkpointing") and not isinstance(value, bool):
         raise ValueError(f"{name}={value!r} must be True or False")
     return float(value) if is_number(value) and not isinstance(value, int) else value  # NumPy's: no JSON
 

@@ -237,10 +237,10 @@ class Loop:
         self.guard.end_finish_first()
 
     def roll_out(self, numbers: StepNumbers) -> tuple[Batch, dict[str, float]]:
-        """Sample, score and compare within groups; with config.resample again, until every group has a signal."""
+        """Sample, score and compare within groups; with dynamic_sampling again, until every group has a signal."""
         config, kept, reported, signals = self.config, [], {}, 0
         self.model.eval().zero_grad()  # no dropout while sampling and scoring; no gradient of a pass beside the loop
-        for attempt in range(1 + config.resample):
+        for attempt in range(1 + config.dynamic_sampling):
             rows = self.processes.share(rows_of_step(self.task.train, config, numbers.step, attempt))
             batch = self.sample(self.model, self.tokenizer, self.task, rows, config, numbers)
             before = attempt * config.prompts_per_step + numbers.first
@@ -250,7 +250,7 @@ class Loop:
             signals += len({batch.groups[place] for place in with_signal(batch)})
             if signals >= len(rows):
                 break
-        if config.resample:
+        if config.dynamic_sampling:
             reported |= first_rollout(kept, numbers, self.processes, self.sample, self.task)
             batch = first_groups(kept, len(rows))
         everyone = sum(self.processes.gather(batch.rewards), [])

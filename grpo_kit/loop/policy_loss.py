@@ -37,10 +37,10 @@ class PolicyLoss:
     def __init__(self, batch: Batch, config: Config, numbers: StepNumbers, *, device: Any = None) -> None:
         self.batch, self.config, self.beta = batch, config, numbers.beta
         self.mask = batch.mask(device)  # (N, T)
-        if config.mask_cut_off:
+        if config.mask_truncated_completions:
             self.mask = objectives.overlong_filter(self.mask, torch.tensor(batch.cut_off, device=device))
         self.advantages = torch.tensor(batch.advantages, dtype=torch.float32, device=device)
-        weighs = config.sampler_weight_cap is not None and batch.sampler_logprobs is not None
+        weighs = config.importance_sampling_cap is not None and batch.sampler_logprobs is not None
         self.sampled = padded(batch.sampler_logprobs, self.mask.size(1), device) if weighs else None
         self.rows, self.tokens = len(batch), max(int(self.mask.sum()), 1)
         self.logprobs = torch.zeros_like(self.mask, dtype=torch.float32)  # as the update computed them
@@ -69,7 +69,7 @@ class PolicyLoss:
         mask, advantages = self.mask[rows], self.advantages[rows]
         old = logprobs.detach() if self.batch.old_logprobs is None else self.batch.old_logprobs[rows]
         if self.sampled is not None:  # truncated importance sampling: the sampler rounds otherwise
-            weight = torch.exp(old - self.sampled[rows]).clamp(max=config.sampler_weight_cap)  # (n, T)
+            weight = torch.exp(old - self.sampled[rows]).clamp(max=config.importance_sampling_cap)  # (n, T)
             advantages = advantages[:, None] * weight
         reference = None if self.batch.ref_logprobs is None else self.batch.ref_logprobs[rows]
         by_token = config.loss == "gspo" and config.level == "token"

@@ -37,13 +37,17 @@ class Processes:
 
     def check(self, config: Config, drops: bool) -> None:
         """Raises ValueError for what makes several processes train otherwise than one. drops: is there dropout?"""
-        named = {"minibatches": config.minibatches > 1, "resample": config.resample > 0, "dropout": drops}
+        named = {
+            "minibatches": config.minibatches > 1,
+            "dynamic_sampling": config.dynamic_sampling > 0,
+            "dropout": drops,
+        }
         refused = [name for name, there in named.items() if there and self.count > 1]
         if refused:
             raise ValueError(
                 f"{', '.join(refused)} with {self.count} processes is another run than with one: each would cut up its "
-                "own prompts, fill up its own groups and draw its own dropout; give minibatches=1, resample=0 and "
-                "dropouts of 0 (of adapters: lora={'lora_dropout': 0.0}), or start one process"
+                "own prompts, fill up its own groups and draw its own dropout; give minibatches=1, dynamic_sampling=0 "
+                "and dropouts of 0 (of adapters: lora={'lora_dropout': 0.0}), or start one process"
             )
 
     @property

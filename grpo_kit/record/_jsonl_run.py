@@ -33,7 +33,7 @@ from grpo_kit.record._lines import (
     lines_of,
     reading,
 )
-from grpo_kit.record.files import REDONE, holds_run, next_run_folder, steps_done, write_whole
+from grpo_kit.record.files import REDONE, holds_run, next_run_folder, rename_fields, steps_done, write_whole
 
 
 class RunLog:
@@ -147,7 +147,9 @@ class RunLog:
 
     def changes_at(self, step: int) -> dict[str, Any]:
         """What a resumed run changes at this step, because it did so before: name -> value as JSON."""
-        return (self._later or {}).pop(step, {})
+        changes = (self._later or {}).pop(step, {})
+        rename_fields(changes)
+        return changes
 
     def write(
         self, step: int, metrics: Mapping[str, Any], completions: Mapping[str, Sequence[Any]] | None = None

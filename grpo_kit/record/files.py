@@ -38,6 +38,12 @@ _KINDS = {
     **dict.fromkeys(("model", "optimizer", "device", "command"), str | None),
     **dict.fromkeys(("parameters", "trainable_parameters"), int),
 }  # of what run.json holds
+# Fields of a Config as run folders of before have them, and as they are called today.
+RENAMED = {
+    "resample": "dynamic_sampling",
+    "sampler_weight_cap": "importance_sampling_cap",
+    "mask_cut_off": "mask_truncated_completions",
+}
 
 
 def holds_run(path: str | Path) -> bool:
@@ -62,7 +68,18 @@ def run_settings(folder: str | Path) -> dict[str, Any] | None:
     Raises RunFolderError for a file that holds something else, and where a name is read that it lacks.
     """
     path = path_of(folder) / RUN
-    return read_json(path, names=_KINDS) if path.is_file() else None
+    if not path.is_file():
+        return None
+    settings = read_json(path, names=_KINDS)
+    rename_fields(settings.get("config") or {})
+    return settings
+
+
+def rename_fields(values: dict[str, Any]) -> None:
+    """Give a Config's fields, as a run folder of before has them, the names of today; in place."""
+    for former, name in RENAMED.items():
+        if former in values:
+            values[name] = values.pop(former)
 
 
 def next_run_folder(root: str | Path, name: str) -> Path:

@@ -57,7 +57,7 @@ def test_rewards_between_minus_one_and_one(tmp_path):
     """What is trained on is 2 r - 1 of the same questions' r, and a reward read beside it stays in [0, 1]."""
     plain = lab_runs.base() | {"steps": 1}
     two = {"plain": {}, "negative": negative(plain["task"])}
-    found = lab.compare(two, [0], **plain, folder=tmp_path, quiet=True)
+    found = lab.compare_arms(two, [0], **plain, folder=tmp_path, quiet=True)
     curves = found.curves.set_index("arm")
     assert curves.loc["negative", "reward"] == pytest.approx(2 * curves.loc["plain", "reward"] - 1)
     names = [name for name in curves if name.startswith("reward/") and name != "reward/one"]
@@ -68,7 +68,7 @@ def test_rewards_between_minus_one_and_one(tmp_path):
 
 def test_an_arm_of_old_rollouts_has_them(tmp_path):
     arms = {"sync 2": old(sync_every=2), "newest": old(buffer="newest", lead=2)}
-    curves = lab.compare(arms, [0], **lab_runs.base(), folder=tmp_path, quiet=True).curves
+    curves = lab.compare_arms(arms, [0], **lab_runs.base(), folder=tmp_path, quiet=True).curves
     ages = {arm: curve["rollout/age"].tolist() for arm, curve in curves.groupby("arm")}
     assert ages["sync 2"] == [0, 1, 0] and ages["newest"][0] == 0
 

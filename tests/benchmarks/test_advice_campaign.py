@@ -1,5 +1,6 @@
 """The plan's runs: what is missing is run, what was killed is run again, results of other settings are never used."""
 
+import importlib
 import json
 import sys
 from dataclasses import replace
@@ -10,7 +11,10 @@ from plan_runs import forget, write
 from benchmarks.advice import __main__ as command
 from benchmarks.advice.plan import arms, campaign, cost, runs, tuned
 from benchmarks.advice.row import of_asked, say
-from grpo_kit.more.lab import compare_arms
+
+COMPARE_ARMS = importlib.import_module(
+    "grpo_kit.more.lab.compare_arms"
+)  # the module; lab.compare_arms is the function
 
 
 def called(monkeypatch, *options):
@@ -33,7 +37,7 @@ def test_a_claim_runs_what_is_missing_and_goes_on(small, monkeypatch, capsys, tm
         "nothing is run twice"
     )
     path.unlink()  # killed before it was written: the run folder is whole
-    monkeypatch.setattr(compare_arms, "run", lambda *given, **named: pytest.fail("trained again"))
+    monkeypatch.setattr(COMPARE_ARMS, "run", lambda *given, **named: pytest.fail("trained again"))
     called(monkeypatch, "--claim", "cold", "--seeds", "1")
     assert json.loads(path.read_text())["outcomes"] == saved["outcomes"]
 
@@ -45,18 +49,18 @@ def test_the_rule_goes_on_to_the_largest_number(small, monkeypatch):
 
 
 def test_a_killed_run_is_made_again(small, monkeypatch):
-    real = compare_arms.run
+    real = COMPARE_ARMS.run
 
     def killed(*given, **named):
         real(*given, **named)
         (given[2] / "result.json").unlink()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compare_arms, "run", killed)
+    monkeypatch.setattr(COMPARE_ARMS, "run", killed)
     with pytest.raises(KeyboardInterrupt):
         called(monkeypatch, "--claim", "cold", "--seeds", "1")
     assert runs.done("cold") == runs.done("control") == []
-    monkeypatch.setattr(compare_arms, "run", real)
+    monkeypatch.setattr(COMPARE_ARMS, "run", real)
     called(monkeypatch, "--claim", "cold", "--seeds", "1")
     assert runs.done("cold") == runs.done("control") == [0]
 

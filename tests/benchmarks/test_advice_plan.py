@@ -189,7 +189,9 @@ def test_the_rounded_sampler_trains_on_what_it_says(tmp_path):
         sample = functools.partial(arms.RoundedSample, recompute=recompute)
         settings = {"sample": sample, "steps": 1, "learning_rate": 1e-8}
         base = lab_runs.base() | {"steps": 1}
-        curve = lab.compare({f"r {recompute}": settings}, [0], **base, folder=tmp_path, quiet=True).curves
+        curve = lab.compare_arms(
+            {f"r {recompute}": settings}, [0], **base, folder=tmp_path, quiet=True
+        ).curves
         losses[recompute] = curve["loss"].iloc[0]
         gaps += curve.get("rollout/logprob_gap", pd.Series()).tolist()
     (gap,) = gaps  # where the ratio is taken to the sampler's own, the gap is in the ratio

@@ -36,11 +36,11 @@ def made(folder, config, **overrides):
 def test_a_task_trains_there(tmp_path, capsys):
     config = Config(
         steps=2, prompts_per_step=2, group_size=4, temperature=linear(1.2, 0.6), learning_rate=1e-3, warmup=0,
-        micro_batch=4, resample=1,
+        micro_batch=4, dynamic_sampling=1,
     )  # fmt: skip
     trainer = made(tmp_path, config)
     printed = capsys.readouterr().out
-    assert "temperature=linear(start=1.2, end=0.6)" in printed and "resample=1" in printed
+    assert "temperature=linear(start=1.2, end=0.6)" in printed and "dynamic_sampling=1" in printed
     task = task_of_two()
     assert type(trainer) is GRPOTrainer
     assert trainer.args.gradient_accumulation_steps == 2 and trainer.temperature == 1.2

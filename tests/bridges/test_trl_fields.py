@@ -38,7 +38,7 @@ EFFECTS = {
     "epsilon_high": (0.3, "epsilon_high", 0.3),
     "entropy_coef": (0.01, "entropy_bonus", 0.01),
     "scale_rewards": (False, "scale", "none"),
-    "mask_truncated_completions": (True, "mask_cut_off", True),
+    "mask_truncated_completions": (True, "mask_truncated_completions", True),
     "learning_rate": (5e-6, "learning_rate", linear(5e-6, 5e-6 / 30)),
     "lr_scheduler_type": ("constant", "learning_rate", 1e-6),
     "optim": ("paged_adamw_8bit", "optimizer", "adamw-8bit"),
@@ -234,9 +234,9 @@ def test_there_and_back_gives_the_same_config():
         steps=6, prompts_per_step=8, group_size=4, max_completion_tokens=9, iterations=2, minibatches=2, seed=4,
         temperature=0.8, top_p=0.9, loss="vespo", level="sequence", epsilon=0.1, epsilon_high=0.4, beta=0.02,
         loss_options={"k_pos": 1.0, "lambda_pos": 2.0, "k_neg": 1.5, "lambda_neg": 2.5, "correct_kl": False},
-        entropy_bonus=0.01, scale="batch", mask_cut_off=True, learning_rate=2e-6, warmup=0, optimizer="adamw-8bit",
-        weight_decay=0.1, max_grad_norm=0.5, gradient_checkpointing=True, micro_batch=4, save_steps=2,
-        save_total_limit=3,
+        entropy_bonus=0.01, scale="batch", mask_truncated_completions=True, learning_rate=2e-6, warmup=0,
+        optimizer="adamw-8bit", weight_decay=0.1, max_grad_norm=0.5, gradient_checkpointing=True, micro_batch=4,
+        save_steps=2, save_total_limit=3,
     )  # fmt: skip
     made, left = fields_of(first, 9, [1.0, 3.0], 1, {})
     again = config_of(GRPOConfig("runs", use_cpu=True, **made), 40)
@@ -246,7 +246,7 @@ def test_there_and_back_gives_the_same_config():
 
 def test_what_trl_cannot_be_told_is_said_by_name():
     config = Config(
-        temperature=linear(1.2, 0.6), beta=cosine(0.1, 0.01), learning_rate=linear(1e-6, 2e-6), resample=2,
+        temperature=linear(1.2, 0.6), beta=cosine(0.1, 0.01), learning_rate=linear(1e-6, 2e-6), dynamic_sampling=2,
         positive_weight=2.0, negative_weight=0.5, optimizer="adamw-8bit-split",
     )  # fmt: skip
     made, left = fields_of(config, 9, [1.0], 1, {})
@@ -254,7 +254,7 @@ def test_what_trl_cannot_be_told_is_said_by_name():
     named = [line.split("=")[0] for line in left]
     assert sorted(named) == sorted(
         [
-            "resample",
+            "dynamic_sampling",
             "positive_weight",
             "negative_weight",
             "temperature",

@@ -195,16 +195,16 @@ def test_a_token_weighs_by_the_ratio_to_the_sampler_up_to_the_cap():
         rows=[{}] * 2, groups=[0, 0], prompt_ids=[[1], [1]], completion_ids=[[5, 6], [7]], completions=["", ""],
         cut_off=[False] * 2, sampler_logprobs=[[-1 + half, -1 + four], [-1.0]], advantages=[1.0, -1.0],
     )  # fmt: skip
-    config = Config(sampler_weight_cap=2)
+    config = Config(importance_sampling_cap=2)
     logprobs = torch.tensor([[-1.0, -1.0], [-1.0, 0.0]], requires_grad=True)
     PolicyLoss(batch, config, config.at(0))([0, 1], logprobs, torch.zeros(2, 2)).backward()
     assert torch.allclose(logprobs.grad, torch.tensor([[-0.5, -2.0], [1.0, 0.0]]) / 3)
     plain = torch.tensor([[-1.0, -1.0], [-1.0, 0.0]], requires_grad=True)
-    config.sampler_weight_cap = None
+    config.importance_sampling_cap = None
     PolicyLoss(batch, config, config.at(0))([0, 1], plain, torch.zeros(2, 2)).backward()
     assert torch.allclose(plain.grad, torch.tensor([[-1.0, -1.0], [1.0, 0.0]]) / 3)
-    with pytest.raises(ValueError, match="sampler_weight_cap=0"):
-        Config(sampler_weight_cap=0)
+    with pytest.raises(ValueError, match="importance_sampling_cap=0"):
+        Config(importance_sampling_cap=0)
 
 
 def test_what_cannot_be_is_refused_in_words(tmp_path, monkeypatch):

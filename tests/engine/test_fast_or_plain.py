@@ -66,7 +66,9 @@ def test_masked_completions_leave_nothing_to_compute(seams, beta, tmp_path):
     """All are cut off, and a completion that is cut off is left out: a loss of 0, and weights that stay."""
     rows = [{"question": f"Say {n}.", "answer": str(n)} for n in range(8)]
     own = from_rows("masked", rows, reward=letters, max_completion_tokens=2)
-    trainer = make(tmp_path / "run", task=own, seams=seams, mask_cut_off=True, beta=beta, steps=2)
+    trainer = make(
+        tmp_path / "run", task=own, seams=seams, mask_truncated_completions=True, beta=beta, steps=2
+    )
     before = {name: p.clone() for name, p in trainer.trained.items()}
     trainer.train()
     rows = record(trainer.folder)[0]

@@ -62,7 +62,7 @@ def ragged(*, zero=(), old=False, reference=False):
 
 def step(update, model, batch, **fields):
     """(loss, gradients, PolicyLoss) of one update."""
-    config = Config(mask_cut_off=True, max_completion_tokens=7, **fields)
+    config = Config(mask_truncated_completions=True, max_completion_tokens=7, **fields)
     update.config = config
     numbers, device = StepNumbers(0, 0.0, TEMPERATURE, 0.0, config.beta), next(model.parameters()).device
     loss = PolicyLoss(batch, config, numbers, device=device)

@@ -77,11 +77,11 @@ def test_adapters_stay_float32():
 
 @here
 def test_a_run_samples_so_and_its_loss_weighs_by_it(tmp_path):
-    trainer = make(tmp_path / "a", seams="fast", rollout_bits=16, sampler_weight_cap=2.0)
+    trainer = make(tmp_path / "a", seams="fast", rollout_bits=16, importance_sampling_cap=2.0)
     trainer.train()
     gaps = [row["rollout/logprob_gap"] for row in lines_of(tmp_path / "a" / "metrics.jsonl")]
     assert len(gaps) == 4 and all(1e-4 < gap < 0.2 for gap in gaps)
-    again = make(tmp_path / "b", seams="fast", rollout_bits=16, sampler_weight_cap=2.0)
+    again = make(tmp_path / "b", seams="fast", rollout_bits=16, importance_sampling_cap=2.0)
     again.train()
     for one, other in zip(trainer.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -93,11 +93,11 @@ def test_what_cannot_sample_so_refuses(tmp_path):
     with pytest.raises(ValueError, match="bits=16 needs a plain float32"):
         RolloutEngine(half, bits=16).generate(ragged_prompts(), SAMPLED, seed=1)
     with pytest.raises(ValueError, match="rollout_bits=16 is for the engine"):
-        make(tmp_path, rollout_bits=16, sampler_weight_cap=2.0)  # transformers' generate
+        make(tmp_path, rollout_bits=16, importance_sampling_cap=2.0)  # transformers' generate
 
 
 def test_what_cannot_be_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="rollout_bits=16 samples another policy.*sampler_weight_cap"):
+    with pytest.raises(ValueError, match="rollout_bits=16 samples another policy.*importance_sampling_cap"):
         make(tmp_path, seams="fast", rollout_bits=16)
     with pytest.raises(ValueError, match="rollout_bits=8"):
         Config(rollout_bits=8)

@@ -130,5 +130,7 @@ def test_sample_asks_too(tiny, monkeypatch, tmp_path):
     monkeypatch.setattr(generate_and_score, "free_bytes", lambda device: 0)
     task = kit.tasks.largest(n_train=3, n_held_out=1)
     how = {"samples": 2, "max_completion_tokens": 4}
-    one_by_one = kit.sample(*tiny, task, folder=tmp_path / "a", **how)
-    assert one_by_one.table.equals(kit.sample(*tiny, task, folder=tmp_path / "b", batch_size=6, **how).table)
+    one_by_one = kit.scored_samples(*tiny, task, folder=tmp_path / "a", **how)
+    assert one_by_one.table.equals(
+        kit.scored_samples(*tiny, task, folder=tmp_path / "b", batch_size=6, **how).table
+    )

@@ -13,7 +13,7 @@ from grpo_kit.evaluation import readiness as readiness_module
 from grpo_kit.evaluation.accuracy import evaluate
 from grpo_kit.evaluation.lengths import length_probe
 from grpo_kit.evaluation.readiness import readiness
-from grpo_kit.more.lab.preferences import sample
+from grpo_kit.more.lab.preferences import scored_samples
 from grpo_kit.tasks import from_rows
 
 
@@ -84,7 +84,7 @@ def test_samples_are_told_inside_a_chunk_and_what_is_there_counts(tiny, monkeypa
 
     def told():
         first = len(screen.getvalue())
-        sample(*tiny, task(), samples=2, batch_size=2, chunk=3, folder=tmp_path)
+        scored_samples(*tiny, task(), samples=2, batch_size=2, chunk=3, folder=tmp_path)
         return [int(n) for n in re.findall(r"completions: (\d+) of 12", screen.getvalue()[first:])]
 
     assert sorted(set(told())) == [0, 2, 4, 6, 8, 10, 12]

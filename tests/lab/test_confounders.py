@@ -64,7 +64,7 @@ def test_the_laboratory_says_it(tmp_path, capsys):
         "rows": {"task": lab_runs.replace_rows(task)},
         "cold": {"temperature": 0.5},
     }
-    found = lab.compare(arms, [0], **{**base, "steps": 1}, folder=tmp_path)
+    found = lab.compare_arms(arms, [0], **{**base, "steps": 1}, folder=tmp_path)
     said = capsys.readouterr().out
     assert "longer differs from control in more than its settings: 2 steps for 1" in said
     assert "rows differs from control in more than its settings: other train rows" in said
@@ -78,7 +78,7 @@ def test_the_laboratory_says_it(tmp_path, capsys):
 
 def test_samples_by_row_are_kept(tmp_path):
     """pass@k needs each row's; sampled_<t> stays their share."""
-    lab.compare(
+    lab.compare_arms(
         {"a": {"eval_temperatures": (1.0,), "eval_samples": 3}},
         [0],
         **{**lab_runs.base(), "steps": 1},

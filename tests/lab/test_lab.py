@@ -1,6 +1,7 @@
 """The laboratory: equal but for the arm, resumable, honest about seeds."""
 
 import functools
+import importlib
 import io
 import json
 import math
@@ -24,7 +25,6 @@ from benchmarks import interval_coverage
 from grpo_kit._support.display import BASE, COLOURS, ProgressLine, progress_line
 from grpo_kit.evaluation.intervals import bootstrap_mean
 from grpo_kit.more import lab
-from grpo_kit.more.lab import compare_arms
 from grpo_kit.more.lab._arm import arm_of, fingerprint, prompt_fingerprint
 from grpo_kit.more.lab._outcomes import _of_curve
 from grpo_kit.more.lab._run import RESULT, SETTINGS, set_aside, write_json
@@ -32,6 +32,9 @@ from grpo_kit.more.lab.statistics import difference_over_seeds, holm, over_seeds
 from grpo_kit.record.files import RunFolderError
 from grpo_kit.schedules import linear
 
+COMPARE_ARMS = importlib.import_module(
+    "grpo_kit.more.lab.compare_arms"
+)  # the module; lab.compare_arms is the function
 TIMES = ["seconds", "train_seconds", "evaluate_seconds", "prepare_seconds", "date", "step_seconds"]
 
 
@@ -228,7 +231,7 @@ def test_an_arm_is_the_config_changed_and_what_it_does_besides():
 )
 def test_unknown_settings_are_refused_before_anything_runs(changes, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        lab.compare({"a": {}, "b": changes}, [0], "smoke", folder=tmp_path / "x")
+        lab.compare_arms({"a": {}, "b": changes}, [0], "smoke", folder=tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 
@@ -240,7 +243,7 @@ def test_unknown_settings_are_refused_before_anything_runs(changes, message, tmp
 def test_no_arms_no_seeds_or_bad_names_are_refused(names, seeds, tmp_path):
     arms = {name: {} for name in names}
     with pytest.raises(ValueError):
-        lab.compare(arms, seeds, "smoke", folder=tmp_path / "x")
+        lab.compare_arms(arms, seeds, "smoke", folder=tmp_path / "x")
 
 
 def test_settings_are_named_alike_in_every_process():
@@ -405,7 +408,7 @@ def test_an_arm_is_the_trainer_run_by_hand(done, tmp_path):
 def test_an_arm_may_sample_in_another_way(done, tmp_path):
     """Its sample is made of the fast one, and what it samples is trained on."""
     arms = {"colder": {"sample": functools.partial(lab_runs.Colder, by=1)}}
-    colder = lab.compare(arms, [0], **base(), folder=tmp_path, quiet=True).curves
+    colder = lab.compare_arms(arms, [0], **base(), folder=tmp_path, quiet=True).curves
     control = done[1].curves.query("arm == 'control' and seed == 0")
     assert colder["temperature"].tolist() == control["temperature"].tolist() == [1, 1, 1]
     assert colder["entropy"].iloc[0] < control["entropy"].iloc[0]
@@ -414,7 +417,7 @@ def test_an_arm_may_sample_in_another_way(done, tmp_path):
 
 def test_what_to_try_is_said_once_and_each_runs_red_flags_are(tmp_path, capsys):
     settings = {**base(), "steps": 6, "save_steps": 100}  # a random model never ends its completions
-    lab.compare({"a": {}, "ends": {"on_flag": "stop"}}, [0, 1], **settings, folder=tmp_path, quiet=True)
+    lab.compare_arms({"a": {}, "ends": {"on_flag": "stop"}}, [0, 1], **settings, folder=tmp_path, quiet=True)
     said = capsys.readouterr().out
     flags = {seed: kit.watch.read_flags(tmp_path / "a" / f"seed-{seed}") for seed in SEEDS}
     assert [flag.name for flag in flags[0]] == [flag.name for flag in flags[1]] and len(flags[0])
@@ -529,7 +532,7 @@ def test_nothing_done_is_done_again(done):
 def test_other_settings_under_the_same_name_are_refused(done):
     folder, _ = done
     with pytest.raises(RunFolderError, match="control.*learning_rate.*another name.*known by name"):
-        lab.compare({"control": {}}, [0], **{**base(), "learning_rate": 1e-3}, folder=folder)
+        lab.compare_arms({"control": {}}, [0], **{**base(), "learning_rate": 1e-3}, folder=folder)
 
 
 def test_other_settings_are_refused_before_anything_runs(done, tmp_path, capsys):
@@ -540,12 +543,12 @@ def test_other_settings_are_refused_before_anything_runs(done, tmp_path, capsys)
         ({"cold": {"temperature": 0.7}}, [5]),
     ]:
         with pytest.raises(RunFolderError, match="cold.*temperature"):
-            lab.compare(arms, seeds, **base(), folder=folder)
+            lab.compare_arms(arms, seeds, **base(), folder=folder)
     (folder / "cold" / "seed-0" / SETTINGS).unlink()
     with pytest.raises(RunFolderError, match="cold.*temperature"):
-        lab.compare(arms, seeds, **base(), folder=folder)
+        lab.compare_arms(arms, seeds, **base(), folder=folder)
     assert [p.name for p in folder.iterdir()] == ["cold"] and not capsys.readouterr().out
-    lab.compare({"cold": ARMS["cold"]}, [0], **base(), folder=folder)
+    lab.compare_arms({"cold": ARMS["cold"]}, [0], **base(), folder=folder)
     assert "1 of 1 runs were done before" in (said := capsys.readouterr().out) and "known by name" in said
 
 
@@ -567,7 +570,7 @@ def test_the_first_arm_is_compared_with_or_nothing_is(done, tmp_path):
 def test_what_another_process_does_is_left_to_it(tmp_path, capsys):
     (tmp_path / ".locks").mkdir()
     with FileLock(tmp_path / ".locks" / "cold--0.lock"):
-        result = lab.compare({"control": {}, "cold": ARMS["cold"]}, [0], **base(), folder=tmp_path)
+        result = lab.compare_arms({"control": {}, "cold": ARMS["cold"]}, [0], **base(), folder=tmp_path)
     assert result.arms == ["control"] and "another process" in capsys.readouterr().out
 
 
@@ -604,9 +607,9 @@ def test_killed_at_any_moment_and_restarted_gives_the_same_table(done, tmp_path)
 
 def test_adapters_come_back_from_the_last_checkpoint(tmp_path):
     arms = {"lora": {"tuning": "lora", "eval_temperatures": [1.0]}}
-    first = lab.compare(arms, [0], **base(), folder=tmp_path, quiet=True)
+    first = lab.compare_arms(arms, [0], **base(), folder=tmp_path, quiet=True)
     (tmp_path / "lora" / "seed-0" / RESULT).unlink()  # as if killed just before it
-    again = lab.compare(arms, [0], **base(), folder=tmp_path, quiet=True)
+    again = lab.compare_arms(arms, [0], **base(), folder=tmp_path, quiet=True)
     pd.testing.assert_frame_equal(untimed(again.runs), untimed(first.runs))
     assert again.right == first.right and not list((tmp_path / "lora").glob("*.unfinished*"))
 
@@ -623,9 +626,9 @@ def test_stop_button_saves_and_the_next_call_goes_on(done, tmp_path):
     stopping = replace(task(), rewards=[stop_once])
     arms, settings = {"control": {}}, {**base(), "task": stopping, "save_steps": 0}
     with pytest.raises(KeyboardInterrupt):
-        lab.compare(arms, [0], **settings, folder=tmp_path)
+        lab.compare_arms(arms, [0], **settings, folder=tmp_path)
     assert any((tmp_path / "control" / "seed-0").glob("checkpoint-*"))
-    result = lab.compare(arms, [0], **settings, folder=tmp_path)
+    result = lab.compare_arms(arms, [0], **settings, folder=tmp_path)
     assert not any((tmp_path / "control" / "seed-0").glob("checkpoint-*")), (
         "it is done, and none is due by steps"
     )
@@ -641,11 +644,11 @@ def test_it_says_which_run_and_step_it_is_at_and_for_how_long(tmp_path, monkeypa
         def isatty(self):
             return True
 
-    monkeypatch.setattr(compare_arms, "progress_line", functools.partial(progress_line, after=0))
+    monkeypatch.setattr(COMPARE_ARMS, "progress_line", functools.partial(progress_line, after=0))
     monkeypatch.setattr(ProgressLine, "OFTEN", 0)
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
     monkeypatch.setenv("COLUMNS", "200")
-    lab.compare({"a": {}, "b": {}}, [0], **base(), folder=tmp_path / "x")
+    lab.compare_arms({"a": {}, "b": {}}, [0], **base(), folder=tmp_path / "x")
     lines = [line.strip() for line in screen.getvalue().split("\r") if line.strip()]
     told = [line for line in lines if line.startswith("laboratory x: run")]
     for run, arm in ((1, "a"), (2, "b")):

@@ -20,7 +20,7 @@ from filelock import FileLock
 from tokenizers.processors import TemplateProcessing
 from torch import nn
 
-from grpo_kit import sample
+from grpo_kit import scored_samples
 from grpo_kit.engine.complete import complete
 from grpo_kit.evaluation import _sample_cache as sample_cache
 from grpo_kit.evaluation._sample_cache import _digest_of_every_bit, trained_as_sampled
@@ -268,7 +268,7 @@ def test_rows_belong_together(spelling, tmp_path):
         read_answer=lambda completion, prefill: completion,
         is_correct=lambda text, row: len(text) == len(row["numbers"]) - 3,  # of three to five
     )
-    samples = sample(*spelling, task, samples=3, chunk=5, folder=tmp_path)
+    samples = scored_samples(*spelling, task, samples=3, chunk=5, folder=tmp_path)
     table, tokenizer = samples.table, spelling[1]
     assert table["prompt"].tolist() == [p for p in task.render(tokenizer, task.train) for _ in range(3)]
     for i, row in enumerate(table.to_dict("records")):
@@ -287,28 +287,28 @@ def test_rows_belong_together(spelling, tmp_path):
 
 def test_the_tables_defaults_are_the_train_rows_and_the_tasks_length(spelling, tmp_path):
     task = nines_task(max_completion_tokens=2)
-    assert sample(*spelling, task, folder=tmp_path / "a").table["ids"].map(len).max() == 2
-    some = sample(
+    assert scored_samples(*spelling, task, folder=tmp_path / "a").table["ids"].map(len).max() == 2
+    some = scored_samples(
         *spelling, task, rows=task.held_out, samples=16, max_completion_tokens=3, folder=tmp_path / "b"
     )
     assert some.table["prompt"].nunique() == 2 and some.table["ids"].map(len).max() == 3
 
 
 def test_chunks_do_not_share_random_numbers(spelling, tmp_path):
-    table = sample(*spelling, nines_task(), samples=8, chunk=1, folder=tmp_path).table
+    table = scored_samples(*spelling, nines_task(), samples=8, chunk=1, folder=tmp_path).table
     texts = table.groupby("prompt", sort=False)["completion"].apply(tuple)
     assert texts.nunique() == len(texts)  # this model writes the same of every prompt, given the same numbers
-    again = sample(*spelling, nines_task(), samples=8, chunk=1, seed=1, folder=tmp_path / "1").table
+    again = scored_samples(*spelling, nines_task(), samples=8, chunk=1, seed=1, folder=tmp_path / "1").table
     assert set(again.groupby("prompt")["completion"].apply(tuple)).isdisjoint(texts)
 
 
 def test_temperature_and_batch_size(spelling, tmp_path):
     task, how = nines_task(), {"samples": 8, "max_completion_tokens": 1}
-    cold = sample(*spelling, task, temperature=0.05, folder=tmp_path / "cold", **how).table
+    cold = scored_samples(*spelling, task, temperature=0.05, folder=tmp_path / "cold", **how).table
     assert set(cold["completion"]) == {""}  # the likeliest token is the end
-    hot = sample(*spelling, task, folder=tmp_path / "hot", **how).table
+    hot = scored_samples(*spelling, task, folder=tmp_path / "hot", **how).table
     assert len(set(hot["completion"])) > 4
-    small = sample(*spelling, task, batch_size=3, folder=tmp_path / "small", **how).table
+    small = scored_samples(*spelling, task, batch_size=3, folder=tmp_path / "small", **how).table
     pd.testing.assert_frame_equal(small, hot)
 
 
@@ -323,7 +323,7 @@ def test_a_prompt_counts_once(spelling, tmp_path):
         return [0.0] * len(completions)
 
     task = replace(task, rewards=[look], reward_weights=[1.0])
-    samples = sample(*spelling, task, rows=[one, two, other, two, three], samples=2, folder=tmp_path)
+    samples = scored_samples(*spelling, task, rows=[one, two, other, two, three], samples=2, folder=tmp_path)
     assert seen == [row["answer"] for row in (one, two, three) for _ in range(2)]
     assert samples.repeated == 2 and samples.table["prompt"].nunique() == 3
     assert samples.table["prompt"].unique().tolist() == task.render(spelling[1], [one, two, three])
@@ -337,7 +337,7 @@ def test_scores_are_the_trainers(spelling, tmp_path):
     model, tokenizer = spelling
     size = RightSize(2, 4, unit="tokens")
     task = nines_task(rewards=[ExactAnswer(), SoftFormat(think=None), size], reward_weights=[0.5, 0.2, 0.3])
-    table = sample(model, tokenizer, task, samples=4, folder=tmp_path / "s").table
+    table = scored_samples(model, tokenizer, task, samples=4, folder=tmp_path / "s").table
     rows = [row for row in task.train for _ in range(4)]
     batch = Batch(
         rows, [place // 4 for place in range(len(rows))], [[]] * len(rows), table["ids"].tolist(),
@@ -352,7 +352,7 @@ def test_scores_are_the_trainers(spelling, tmp_path):
 
 
 def test_what_cannot_be_judged_has_no_score_and_is_in_no_set(spelling, tmp_path):
-    samples = sample(*spelling, nines_task(), folder=tmp_path)
+    samples = scored_samples(*spelling, nines_task(), folder=tmp_path)
     table = samples.table
     with_b = table["completion"].str.contains("b")
     assert (
@@ -377,7 +377,7 @@ def test_rewards_get_every_column_of_their_row(spelling, tmp_path):
         return [0.5] * len(completions)
 
     task = nines_task(rewards=[look], reward_weights=[1.0])
-    table = sample(*spelling, task, samples=2, folder=tmp_path).table
+    table = scored_samples(*spelling, task, samples=2, folder=tmp_path).table
     assert seen["prompts"] == table["prompt"].tolist() and seen["completions"] == table["completion"].tolist()
     assert seen["completion_ids"] == table["ids"].tolist() and seen["prefill"] == ["<answer>"] * 28
     assert seen["answer"] == [row["answer"] for row in task.train for _ in range(2)]
@@ -386,7 +386,7 @@ def test_rewards_get_every_column_of_their_row(spelling, tmp_path):
 
 
 def test_a_changed_reward_scores_anew_and_samples_nothing(spelling, tmp_path, drawn):
-    before = sample(*spelling, nines_task(), chunk=4, folder=tmp_path)
+    before = scored_samples(*spelling, nines_task(), chunk=4, folder=tmp_path)
     assert [len(prompts) for prompts in drawn] == [4, 4, 4, 2]
 
     def ones(completions, **columns):
@@ -395,11 +395,13 @@ def test_a_changed_reward_scores_anew_and_samples_nothing(spelling, tmp_path, dr
     def broken(completions, **columns):
         raise KeyError("gold")
 
-    after = sample(
+    after = scored_samples(
         *spelling, nines_task(rewards=[ones], reward_weights=[1.0]), chunk=4, batch_size=7, folder=tmp_path
     )
     with pytest.raises(RewardError, match="reward 'broken' raised KeyError"):
-        sample(*spelling, nines_task(rewards=[broken], reward_weights=[1.0]), chunk=4, folder=tmp_path)
+        scored_samples(
+            *spelling, nines_task(rewards=[broken], reward_weights=[1.0]), chunk=4, folder=tmp_path
+        )
     assert len(drawn) == 4
     shared = ["prompt", "completion", "ids", "cut_off", "exact", "right"]
     pd.testing.assert_frame_equal(after.table[shared], before.table[shared])
@@ -428,11 +430,11 @@ def test_arguments_are_refused_before_anything_is_written(spelling, tmp_path):
     ]
     for how, message in asked:
         with pytest.raises(ValueError, match=message):
-            sample(*spelling, how.pop("task", task), folder=tmp_path / "s", **how)
+            scored_samples(*spelling, how.pop("task", task), folder=tmp_path / "s", **how)
         assert not (tmp_path / "s").exists()
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match="is a file; name a folder"):
-        sample(*spelling, task, folder=tmp_path / "file")
+        scored_samples(*spelling, task, folder=tmp_path / "file")
 
 
 def from_rows_needing(column):
@@ -449,7 +451,7 @@ def from_rows_needing(column):
 def test_other_settings_are_refused_by_name_and_nothing_is_overwritten(spelling, tmp_path, drawn):
     model, tokenizer = spelling
     task, folder = nines_task(), tmp_path / "s"
-    sample(model, tokenizer, task, chunk=7, folder=folder)
+    scored_samples(model, tokenizer, task, chunk=7, folder=folder)
     files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert len(drawn) == 2
     changed = [
@@ -466,31 +468,31 @@ def test_other_settings_are_refused_by_name_and_nothing_is_overwritten(spelling,
     for how, message in changed:
         asked = {"chunk": 7, "folder": folder, **how}
         with pytest.raises(RunFolderError, match=message):
-            sample(asked.pop("model", model), tokenizer, asked.pop("task", task), **asked)
+            scored_samples(asked.pop("model", model), tokenizer, asked.pop("task", task), **asked)
     with pytest.raises(RunFolderError, match="ends: "):
         model.generation_config.eos_token_id = [2, 0]
         try:
-            sample(model, tokenizer, task, chunk=7, folder=folder)
+            scored_samples(model, tokenizer, task, chunk=7, folder=folder)
         finally:
             model.generation_config.eos_token_id = 2
     with FileLock(folder / ".lock"), pytest.raises(RunFolderError, match="another process is sampling into"):
-        sample(model, tokenizer, task, chunk=7, folder=folder)
+        scored_samples(model, tokenizer, task, chunk=7, folder=folder)
     assert len(drawn) == 2 and files == {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     (folder / "samples.json").unlink()
     with pytest.raises(RunFolderError, match="nobody knows of which settings"):
-        sample(model, tokenizer, task, chunk=7, folder=folder)
+        scored_samples(model, tokenizer, task, chunk=7, folder=folder)
 
 
 def test_adapters_switched_off_are_another_model(tmp_path):
     model, tokenizer = few_words.policy("lora", init_lora_weights=False)
     task = nines_task()
-    sample(model, tokenizer, task, samples=2, folder=tmp_path)
+    scored_samples(model, tokenizer, task, samples=2, folder=tmp_path)
     with (
         model.disable_adapter(),
         pytest.raises(RunFolderError, match=r"adapters: .*default.* there, \['off'\] now"),
     ):
-        sample(model, tokenizer, task, samples=2, folder=tmp_path)
-    sample(model, tokenizer, task, samples=2, folder=tmp_path)
+        scored_samples(model, tokenizer, task, samples=2, folder=tmp_path)
+    scored_samples(model, tokenizer, task, samples=2, folder=tmp_path)
 
 
 def test_digest_sees_every_bit_and_not_the_place(tiny, tmp_path):
@@ -511,14 +513,14 @@ def test_what_failed_before_a_chunk_was_there_does_not_bind(spelling, tmp_path, 
     with monkeypatch.context() as patch:
         patch.setattr(sample_cache, "complete", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            sample(*spelling, nines_task(), temperature=2.0, folder=tmp_path)
-    sample(*spelling, nines_task(), temperature=1.0, folder=tmp_path)
+            scored_samples(*spelling, nines_task(), temperature=2.0, folder=tmp_path)
+    scored_samples(*spelling, nines_task(), temperature=1.0, folder=tmp_path)
 
 
 def test_interrupted_at_every_write(spelling, tmp_path, drawn, monkeypatch):
     task, how = nines_task(), {"chunk": 2, "samples": 2}
     how["rows"] = task.train[:5]
-    whole = sample(*spelling, task, folder=tmp_path / "whole", **how)
+    whole = scored_samples(*spelling, task, folder=tmp_path / "whole", **how)
     for moment, at in itertools.product(["before", "after", "half"], range(4)):  # settings, then three chunks
         folder, count = tmp_path / f"{moment}-{at}", itertools.count()
         replace_file, write = os.replace, Path.write_bytes
@@ -541,9 +543,9 @@ def test_interrupted_at_every_write(spelling, tmp_path, drawn, monkeypatch):
             patch.setattr(os, "replace", renamed)
             patch.setattr(Path, "write_bytes", written)
             with pytest.raises(KeyboardInterrupt):
-                sample(*spelling, task, folder=folder, **how)
+                scored_samples(*spelling, task, folder=folder, **how)
         drawn.clear()
-        resumed = sample(*spelling, task, folder=folder, **how)
+        resumed = scored_samples(*spelling, task, folder=folder, **how)
         there = at + 1 if moment == "after" else at  # files in place, the settings' included
         assert len(drawn) == 3 - max(0, there - 1)
         pd.testing.assert_frame_equal(resumed.table, whole.table)
@@ -554,7 +556,7 @@ KILLED = """
 import sys, time
 sys.path.insert(0, {tests!r})
 from test_preferences import nines_task, speller, WORDS
-from grpo_kit import sample
+from grpo_kit import scored_samples
 from grpo_kit.evaluation import _sample_cache as sample_cache
 draw = sample_cache.complete
 def slow(*args, **how):
@@ -562,7 +564,7 @@ def slow(*args, **how):
     time.sleep(0.2)
     return made
 sample_cache.complete = slow
-sample(*speller(WORDS), nines_task(), chunk=1, folder={folder!r})
+scored_samples(*speller(WORDS), nines_task(), chunk=1, folder={folder!r})
 """
 
 
@@ -585,10 +587,10 @@ def test_killed_and_called_again(tmp_path, drawn):
         child.wait()
     there = {path.name: path.stat().st_mtime_ns for path in parts.glob("part-*")}
     assert 3 <= len(there) < 14
-    resumed = sample(*spelling, nines_task(), chunk=1, folder=folder)
+    resumed = scored_samples(*spelling, nines_task(), chunk=1, folder=folder)
     assert len(drawn) == 14 - len(there)
     assert there.items() <= {path.name: path.stat().st_mtime_ns for path in parts.glob("part-*")}.items()
-    whole = sample(*spelling, nines_task(), chunk=1, folder=tmp_path / "whole")
+    whole = scored_samples(*spelling, nines_task(), chunk=1, folder=tmp_path / "whole")
     pd.testing.assert_frame_equal(resumed.table, whole.table)
     assert resumed.settings == whole.settings and resumed.pairs().to_list() == whole.pairs().to_list()
 
@@ -676,7 +678,9 @@ def odd(tmp_path_factory):
         return [1 - len(text.replace("9", "")) / 10 for text in completions]  # what is cut off is worst
 
     task = nines_task(rewards=[judge_all], reward_weights=[1.0], max_completion_tokens=3)
-    return sample(model, tokenizer, task, samples=16, folder=tmp_path_factory.mktemp("odd")), tokenizer
+    return scored_samples(
+        model, tokenizer, task, samples=16, folder=tmp_path_factory.mktemp("odd")
+    ), tokenizer
 
 
 def test_odd_completions_are_left_out(odd):
@@ -765,7 +769,7 @@ def test_a_tokenizer_that_writes_its_own_bos(tmp_path):
     )
     tokenizer.chat_template = bos + tokenizer.chat_template
     assert tokenizer("a").input_ids == [0, 81]
-    samples = sample(model, tokenizer, nines_task(), samples=8, folder=tmp_path / "s")
+    samples = scored_samples(model, tokenizer, nines_task(), samples=8, folder=tmp_path / "s")
     assert not samples.table["prompt"].str.startswith(bos).any() and samples.table["exact"].mean() > 0.5
     for name in ("dpo", "sft", "orpo"):
         check_tokens(samples, tokenizer, tmp_path, name)
@@ -791,7 +795,7 @@ def test_a_completion_that_merges_with_its_prompt(smol_tokenizer):
 def test_smollm2(smol, tmp_path):
     model, tokenizer = smol
     task = largest(n_train=8, n_held_out=2)
-    samples = sample(model, tokenizer, task, folder=tmp_path / "s")
+    samples = scored_samples(model, tokenizer, task, folder=tmp_path / "s")
     table = samples.table
     assert table["exact"].mean() > 0.9 and table["right"].any() and not table["right"].all()
     assert all(row["score_chosen"] - row["score_rejected"] > 0.1 for row in samples.pairs())

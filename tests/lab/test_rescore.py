@@ -15,7 +15,7 @@ from grpo_kit.rewards import ExactAnswer
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     trainer = make(
-        tmp_path_factory.mktemp("rescored") / "run", steps=9, resample=1
+        tmp_path_factory.mktemp("rescored") / "run", steps=9, dynamic_sampling=1
     )  # two passes over 16 rows
     trainer.train()
     return trainer.folder

@@ -296,7 +296,15 @@ def test_a_config_is_looked_at_as_it_is_when_a_trainer_is_made(tmp_path):
 
 def test_numpys_numbers_are_kept_as_pythons_own():
     """A sweep by np.linspace gives them, and no JSON takes them: the first checkpoint failed."""
-    names = ("learning_rate", "temperature", "beta", "top_p", "max_grad_norm", "min_p", "sampler_weight_cap")
+    names = (
+        "learning_rate",
+        "temperature",
+        "beta",
+        "top_p",
+        "max_grad_norm",
+        "min_p",
+        "importance_sampling_cap",
+    )
     config = Config(**{name: np.float32(0.5) for name in names[1:]}, learning_rate=np.float32(1e-4))
     assert all(type(getattr(config, name)) is float for name in names)
     assert json.loads(json.dumps(config.values()))["top_p"] == 0.5
@@ -333,6 +341,9 @@ def test_a_copy_of_a_presets_config_keeps_its_name():
         ("reward_funcs", "reward= of tasks.from_rows"),
         ("processing_class", "tokenizer= of the trainer"),
         ("num_generations", "group_size"),
+        ("resample", "dynamic_sampling"),
+        ("sampler_weight_cap", "importance_sampling_cap"),
+        ("mask_cut_off", "mask_truncated_completions"),
     ],
 )
 def test_hints_lead_to_what_is_meant(name, here):

@@ -36,14 +36,16 @@ class Keep(Hook):
         self.batches.append(batch)
 
 
-@pytest.mark.parametrize("options", [{"resample": 2}, {"positive_weight": 1.0, "negative_weight": 1.0}])
+@pytest.mark.parametrize(
+    "options", [{"dynamic_sampling": 2}, {"positive_weight": 1.0, "negative_weight": 1.0}]
+)
 def test_where_every_group_has_a_signal_nothing_changes(options, tmp_path):
     own = replace(task(), rewards=[letters], reward_weights=[1.0])
     plain, ours = make(tmp_path / "a", task=own), make(tmp_path / "b", task=own, **options)
     plain.train(), ours.train()
     assert same(weights(plain), weights(ours))
     extra = read_metrics(ours.folder).get("rollout/extra_completions")
-    assert extra is None if "resample" not in options else extra.tolist() == [0] * 4
+    assert extra is None if "dynamic_sampling" not in options else extra.tolist() == [0] * 4
 
 
 def test_weights_multiply_advantages_by_their_sign(tmp_path):
@@ -58,7 +60,7 @@ def test_weights_multiply_advantages_by_their_sign(tmp_path):
 
 def test_groups_without_a_signal_are_replaced_and_the_cost_is_counted(tmp_path):
     keep = Keep()
-    options = {"resample": 8, "prompts_per_step": 2, "group_size": 4}
+    options = {"dynamic_sampling": 8, "prompts_per_step": 2, "group_size": 4}
     trainer = make(tmp_path / "run", task=paid_by(some_can), hooks=[keep], seams="fast", **options)
     trainer.train()
     table = read_metrics(trainer.folder)
@@ -79,7 +81,7 @@ def test_groups_without_a_signal_are_replaced_and_the_cost_is_counted(tmp_path):
 
 
 def test_where_nothing_is_ever_solved_the_rounds_end_and_the_weights_stay(tmp_path):
-    trainer = make(tmp_path / "run", task=paid_by(none_can), resample=2, steps=2)
+    trainer = make(tmp_path / "run", task=paid_by(none_can), dynamic_sampling=2, steps=2)
     before = {name: p.detach().clone() for name, p in trainer.trained.items()}
     trainer.train()
     assert all(torch.equal(p, before[name]) for name, p in trainer.trained.items())
@@ -95,7 +97,7 @@ def test_equal_rewards_that_round_are_no_signal(tmp_path):
         return [one if i % 2 else other for i, _ in enumerate(completions)]
 
     assert one != other
-    trainer = make(tmp_path / "run", task=paid_by(rounds), resample=1, steps=1)
+    trainer = make(tmp_path / "run", task=paid_by(rounds), dynamic_sampling=1, steps=1)
     trainer.train()
     assert read_metrics(trainer.folder)["rollout/extra_completions"].tolist() == [8]
     assert read_metrics(trainer.folder)["frac_reward_zero_std"].tolist() == [1.0]

@@ -54,8 +54,8 @@ def test_training_ends_completions_where_evaluation_does(model_with_two_ends, se
             batches.append((batch, trainer.update))
 
     trainer = make(
-        tmp_path / "run", model=model, task=task, seams=seams, top_k=1, mask_cut_off=masked, learning_rate=1e-9,
-        hooks=[Keep()], steps=len(task.train) // 2,
+        tmp_path / "run", model=model, task=task, seams=seams, top_k=1, mask_truncated_completions=masked,
+        learning_rate=1e-9, hooks=[Keep()], steps=len(task.train) // 2,
     )  # fmt: skip
     trainer.train()
     rows, cut = record(trainer.folder)[0], []

@@ -9,6 +9,7 @@ from dataclasses import replace
 import few_words
 import pytest
 import torch
+from grpo_kit.loop.hooks import Hook
 from loop_runs import letters, make, record, same, task, weights
 from tokenizers import Tokenizer
 
@@ -17,7 +18,9 @@ from grpo_kit.loop.config import FIELDS
 from grpo_kit.loop.config_changes import differences
 from grpo_kit.loop.run_settings import made_with
 from grpo_kit.models import load_policy
-from grpo_kit.record.files import RunFolderError
+from grpo_kit.record._digests import write_digests
+from grpo_kit.record._lines import CHECKSUM, as_line
+from grpo_kit.record.files import RENAMED, RunFolderError, run_settings
 from grpo_kit.rewards import Gated, NumericAnswer, SoftFormat
 from grpo_kit.schedules import cosine, linear, stepwise
 
@@ -106,12 +109,12 @@ def test_every_field_that_cannot_change_is_refused_by_name(runs, tmp_path):
     other = {
         "prompts_per_step": 4, "group_size": 2, "max_completion_tokens": 4, "iterations": 2, "minibatches": 2,
         "seed": 1,
-        "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "resample": 1, "loss": "grpo",
+        "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "dynamic_sampling": 1, "loss": "grpo",
         "rollout_bits": 16,
         "level": "sequence", "loss_options": {"correct_kl": False},
         "scale": "none", "credit": "return", "discount": 0.5,
-        "mask_cut_off": True, "warmup": 1, "optimizer": "adamw", "weight_decay": 0.1, "autocast": "bfloat16",
-        "gradient_checkpointing": True, "micro_batch": 4,
+        "mask_truncated_completions": True, "warmup": 1, "optimizer": "adamw", "weight_decay": 0.1,
+        "autocast": "bfloat16", "gradient_checkpointing": True, "micro_batch": 4,
     }  # fmt: skip
     fixed = {name for name, each in FIELDS.items() if not each.metadata["changes"]}
     around = {"preset", "model", "tuning", "dtype", "task", "task_options", "held_out", "eval_batch"}
@@ -256,6 +259,44 @@ def test_a_number_that_is_asked_for_anew_wins_over_the_change_of_the_step_that_i
     rows = record(folder)[0]
     assert [row["learning_rate"] for row in rows] == [1e-2, 1e-2, 2e-3, 2e-3]
     assert rows[2]["changes"]["learning_rate"] == [1e-2, 2e-3]
+
+
+class LowersTheCap(Hook):
+    def before_step(self, trainer):
+        if trainer.step == DONE:
+            trainer.config.importance_sampling_cap = 2.0
+
+
+def test_a_run_with_the_former_names_of_fields_is_read_and_goes_on(tmp_path):
+    """Run.json, checkpoint and changes as they were written before fields had the field's words."""
+    config = {"steps": 3, "save_steps": DONE, "dynamic_sampling": 1, "importance_sampling_cap": 4.0}
+    first = make(tmp_path / "run", hooks=[LowersTheCap()], **config)
+    first.train()
+    shutil.rmtree(tmp_path / "run" / "checkpoint-3", ignore_errors=True)
+    checkpoint = tmp_path / "run" / f"checkpoint-{DONE}"
+    for path in (
+        tmp_path / "run" / "run.json",
+        checkpoint / "run_state.json",
+        tmp_path / "run" / "metrics.jsonl",
+    ):
+        text = path.read_text()
+        for former, name in RENAMED.items():
+            assert path.suffix == ".jsonl" or f'"{name}"' in text
+            text = text.replace(f'"{name}"', f'"{former}"')
+        if path.suffix == ".jsonl":
+            lines = [json.loads(line) for line in text.splitlines()]
+            text = "".join(
+                as_line({k: v for k, v in line.items() if k != CHECKSUM}).decode() for line in lines
+            )
+            assert '"sampler_weight_cap": [4.0, 2.0]' in text
+        path.write_text(text)
+    write_digests(checkpoint, run_settings(tmp_path / "run")["run_id"])
+    assert run_settings(tmp_path / "run")["config"]["dynamic_sampling"] == 1
+    again = make(tmp_path / "run", **config)
+    again.train(resume=True)
+    assert same(weights(first), weights(again)) and again.config.importance_sampling_cap == 2.0
+    with pytest.raises(RunFolderError, match="dynamic_sampling: 1, now 0"):
+        make(tmp_path / "run", **config | {"dynamic_sampling": 0}).train(resume=True)
 
 
 def test_settings_of_the_optimizer_are_the_trainers_and_on_record(runs, tmp_path, capsys):

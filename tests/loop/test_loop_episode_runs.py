@@ -94,7 +94,7 @@ def test_groups_without_a_signal_are_drawn_anew(seams, tmp_path):
         row["pays"] = 0
     without = rolled_out(make(tmp_path / "a", seams, of=of))
     assert len({without.groups[place] for place in with_signal(without)}) < 2, "the test can fail"
-    batch = rolled_out(make(tmp_path / "b", seams, of=of, resample=8))
+    batch = rolled_out(make(tmp_path / "b", seams, of=of, dynamic_sampling=8))
     assert with_signal(batch) == [*range(len(batch))] and len({*batch.groups}) == 2
     turns = defaultdict(list)
     for group, episode, turn in zip(batch.groups, batch.extra["episode"], batch.extra["turn"], strict=True):

@@ -138,7 +138,7 @@ def test_turns_that_are_cut_off_are_told_from_those_that_ended(tmp_path):
     of = task(rows=1, view=View(chat=True, thoughts="kept"), turns=3)
     trainer = make(
         tmp_path / "run", "plain", of=of, sample=EpisodeSample(written_as(turns, seen)), prompts_per_step=1,
-        group_size=2, mask_cut_off=True,
+        group_size=2, mask_truncated_completions=True,
     )  # fmt: skip
     batch = rolled_out(trainer)
     assert batch.cut_off == [True, False, True, False, True, False]

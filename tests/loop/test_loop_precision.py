@@ -301,7 +301,7 @@ COMPUTED = {
     "fast": lambda folder: trained(folder, seams="fast", beta=0.04),
     "lora": lambda folder: trained(folder, seams="fast", tuning="lora"),
     "bfloat16 products": lambda folder: trained(
-        folder, seams="fast", autocast="bfloat16", scale="batch", sampler_weight_cap=2.0
+        folder, seams="fast", autocast="bfloat16", scale="batch", importance_sampling_cap=2.0
     ),
     "evaluation": lambda folder: accuracy(),
     "rescore": rescored,

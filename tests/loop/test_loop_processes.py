@@ -97,10 +97,13 @@ def test_alone_everything_is_its_own_and_a_step_that_cannot_be_shared_is_refused
     [
         ({"minibatches": 2}, "minibatches with 2 processes is another run"),
         ({"minibatches": 4, "iterations": 2}, "minibatches with 2 .* give minibatches=1"),
-        ({"resample": 1}, "resample with 2 processes is another run"),
-        ({"resample": 3, "seams": "fast"}, "resample with 2 .* resample=0 .* or start one process"),
+        ({"dynamic_sampling": 1}, "dynamic_sampling with 2 processes is another run"),
+        (
+            {"dynamic_sampling": 3, "seams": "fast"},
+            "dynamic_sampling with 2 .* dynamic_sampling=0 .* or start one process",
+        ),
         ({"lora": {"lora_dropout": 0.1}}, "dropout with 2 processes is another run"),
-        ({"minibatches": 2, "resample": 1}, "minibatches, resample with 2 processes"),
+        ({"minibatches": 2, "dynamic_sampling": 1}, "minibatches, dynamic_sampling with 2 processes"),
         ({"attention_dropout": 0.2}, "dropout with 2 .* dropouts of 0"),
     ],
 )

@@ -33,7 +33,7 @@ def test_the_row_is_of_the_first_rollout_and_counts_what_all_cost(tmp_path):
     plain = make(tmp_path / "plain", task=paid_in_part(), steps=1, prompts_per_step=4, hooks=[once])
     plain.train()
     trainer = make(
-        tmp_path / "run", task=paid_in_part(), steps=1, prompts_per_step=4, resample=5, hooks=[again]
+        tmp_path / "run", task=paid_in_part(), steps=1, prompts_per_step=4, dynamic_sampling=5, hooks=[again]
     )
     trainer.train()
     assert 0 < len(with_signal(once.batches[0])) < 16, "the test can fail"

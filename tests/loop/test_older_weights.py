@@ -400,8 +400,8 @@ def test_what_cannot_be_is_refused_in_words(options, words):
 
 def test_what_a_run_cannot_do_is_refused_in_words(tmp_path):
     buffer = {"buffer": "fifo", "lead": 1}
-    with pytest.raises(ValueError, match="resample=2: a buffer serves a step one batch"):
-        make(tmp_path / "a", older=buffer, resample=2).train()
+    with pytest.raises(ValueError, match="dynamic_sampling=2: a buffer serves a step one batch"):
+        make(tmp_path / "a", older=buffer, dynamic_sampling=2).train()
     trainer = make(tmp_path / "b", older=buffer)
     sample, given = trainer.sample, (trainer.model, trainer.tokenizer, trainer.task)
     with pytest.raises(ValueError, match="this run has several; start one"):
@@ -418,7 +418,7 @@ def test_groups_drawn_anew_are_sampled_with_the_same_older_weights(tmp_path):
         return [float(len(text) % 4 == 0) for text in completions]
 
     own = replace(task(), rewards=[seldom], reward_weights=[1.0])
-    trainer, watch = watched(tmp_path / "run", older={"sync_every": 3}, resample=2, task=own)
+    trainer, watch = watched(tmp_path / "run", older={"sync_every": 3}, dynamic_sampling=2, task=own)
     assert len(watch.sampled_by) > 4
     assert all(same(sampler, watch.policy[step // 3 * 3]) for step, sampler in watch.sampled_by)
     assert [batch.old_logprobs is not None for batch in watch.batches] == [False, True, True, False]

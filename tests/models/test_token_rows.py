@@ -152,7 +152,7 @@ def test_a_run_and_an_export_know_none(both, tmp_path, monkeypatch):
     long, _, tokenizer = both
     model = copy.deepcopy(long)
     task = paying_letters(kit.tasks.largest(n_train=8, n_held_out=2, max_completion_tokens=6))
-    config = Config(steps=2, prompts_per_step=2, group_size=4, seed=1, resample=0)
+    config = Config(steps=2, prompts_per_step=2, group_size=4, seed=1, dynamic_sampling=0)
     trainer = kit.GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=tmp_path / "run", live=None)
     trainer.train()
     plain = Loop(

@@ -137,5 +137,5 @@ def test_all_of_them_at_once_in_training_evaluation_and_samples(tmp_path, tiny):
     assert (
         all(one.got == ["first"] * 8 for one in seen.values()) and found.rows["reward/sees name"].min() == 1
     )
-    samples = kit.sample(*tiny, task, samples=2, folder=tmp_path / "samples")
+    samples = kit.scored_samples(*tiny, task, samples=2, folder=tmp_path / "samples")
     assert seen["reward"].got == ["first"] * 16 and samples.table["reward/sees reward"].min() == 1

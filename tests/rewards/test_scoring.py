@@ -457,7 +457,7 @@ def test_evaluation_readiness_and_samples(task, tiny, tmp_path):
     evaluation.save(tmp_path / "e.json")
     pd.testing.assert_frame_equal(again.load(tmp_path / "e.json").rows, evaluation.rows)
 
-    samples = kit.sample(*tiny, task, samples=6, temperature=1.0, folder=tmp_path / "samples")
+    samples = kit.scored_samples(*tiny, task, samples=6, temperature=1.0, folder=tmp_path / "samples")
     lost = check_table(samples.table.rename(columns={"score": "reward"}), samples.table["prompt"].tolist())
     assert 0 < lost < len(samples.table)
     assert samples._left_out()["without a score"] == lost

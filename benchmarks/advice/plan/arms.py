@@ -105,7 +105,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "rare": RARE,
     "rare, positives x 4": RARE | {"positive_weight": 4.0},
     "rare, positives only": RARE | {"negative_weight": 0.0},
-    "rare, resampled": RARE | {"resample": 3},
+    "rare, resampled": RARE | {"dynamic_sampling": 3},
     "settled": SETTLED | SAMPLED,
     "linear": SETTLED | {"temperature": linear(1.3, 0.7)},
     "cosine": SETTLED | {"temperature": cosine(1.3, 0.7)},

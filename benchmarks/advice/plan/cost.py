@@ -29,7 +29,7 @@ def seconds(arm: Arm) -> float:
     tokens = _SHARED + config.prompts_per_step * _QUESTION + config.completions_per_step * answer
     step = STEP * (_FIXED + (1 - _FIXED) * tokens / _TOKENS)
     step *= _REFERENCE if config.beta else 1.0
-    step *= 1 + _ROUND * config.resample
+    step *= 1 + _ROUND * config.dynamic_sampling
     step *= 1 + (config.iterations - 1) * _REUSED
     steps = config.steps + (_COLD_START if arm.prepare else 0)
     row = ROW * (0.5 + 0.5 * answer / _ANSWER)

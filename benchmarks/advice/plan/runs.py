@@ -124,7 +124,7 @@ def run(arm: str, seed: int) -> bool:
         return True
     name = f"{arm} {settings_key(arm)}"  # its own folder: an unfinished run of other settings is not gone on with
     try:
-        found = lab.compare({name: ARMS[arm]}, [seed], PRESET, folder=RUNS, quiet=True)
+        found = lab.compare_arms({name: ARMS[arm]}, [seed], PRESET, folder=RUNS, quiet=True)
     except RunFolderError:
         return False
     if seed not in found.seeds(name):

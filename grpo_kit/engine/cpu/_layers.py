@@ -23,7 +23,7 @@ from grpo_kit.engine.cpu._matmul import Projection, available, is_plain, is_plai
 # ---- products in bfloat16, over float32 weights that are trained --------------------------------------------------
 # The weights are rounded again before each rollout, into a copy half their size that goes when it ends. Embeddings,
 # norms, attention, adapters, biases and the sampler stay float32. What samples is then another policy by that rounding,
-# with log-probabilities of its own; the loss weighs each token by them (Config.sampler_weight_cap).
+# with log-probabilities of its own; the loss weighs each token by them (Config.importance_sampling_cap).
 
 _ROWS = 16  # of the products for which oneDNN lays out the weights; others are as right
 

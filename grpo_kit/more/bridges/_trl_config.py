@@ -26,10 +26,10 @@ NOT_CARRIED = {
     "credit": ("episode", "TRL trains single turns"),
     "discount": (1.0, "TRL trains single turns"),
     "rollout_bits": (32, "its generate and vLLM have bits of their own"),
-    "resample": (0, "groups without a signal are not drawn anew"),
+    "dynamic_sampling": (0, "groups without a signal are not drawn anew"),
     "positive_weight": (1.0, "advantages above 0 keep their size"),
     "negative_weight": (1.0, "advantages below 0 keep their size"),
-    "sampler_weight_cap": (
+    "importance_sampling_cap": (
         None,
         "with use_vllm=True, vllm_importance_sampling_mode='token_truncate' weighs so",
     ),

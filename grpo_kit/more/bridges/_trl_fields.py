@@ -24,7 +24,7 @@ SAME = {
     "repetition_penalty": "repetition_penalty",
     "epsilon": "epsilon",
     "entropy_coef": "entropy_bonus",
-    "mask_truncated_completions": "mask_cut_off",
+    "mask_truncated_completions": "mask_truncated_completions",
     "weight_decay": "weight_decay",
 }
 """Fields of GRPOConfig that hold the same as a field of Config, both ways."""

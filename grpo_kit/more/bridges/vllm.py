@@ -160,7 +160,8 @@ class VllmSample:
         if not self._exact(model, config):
             print(
                 f"vLLM samples in {str(self.engine.dtype).removeprefix('torch.')}: about 0.01 nats a token apart from "
-                "the trainer by rounding. rollout/logprob_gap says how far; Config(sampler_weight_cap=2) weighs by it.",
+                "the trainer by rounding. rollout/logprob_gap says how far; Config(importance_sampling_cap=2) weighs "
+                "by it.",
                 flush=True,
             )
 

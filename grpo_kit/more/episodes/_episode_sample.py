@@ -130,8 +130,8 @@ class EpisodeSample:
     advantage, plus that of the return among turns of the group with the same prompt (GiGPO, arXiv:2505.10978).
     config.discount: of later rewards, a turn, in (0, 1]; for "return" and "state".
     Everything else is the task's (environment, view, max_turns, success, seconds) or the config's.
-    With config.resample, a group has a signal where any of its turns has an advantage. With scale="batch", the spread
-    is that of all episodes of one rollout.
+    With config.dynamic_sampling, a group has a signal where any of its turns has an advantage. With scale="batch", the
+    spread is that of all episodes of one rollout.
 
     A step's episodes are a function of (weights, config.seed, step): each turn's sampler is seeded from torch's
     generator, which the loop seeds, and an environment's randomness derives from its row (see Environment).

@@ -16,6 +16,7 @@ from typing import Any
 from grpo_kit._support.argument_checks import check_temperature, check_whole
 from grpo_kit.loop.config import FIELDS, Config, check_fields
 from grpo_kit.loop.protocols import Sampler
+from grpo_kit.record.files import RENAMED
 from grpo_kit.rewards._parts import all_parts
 from grpo_kit.tasks import Task
 from grpo_kit.tasks._measure import has_accuracy
@@ -96,7 +97,7 @@ def arm_of(config: Config | str, changes: Mapping[str, Any]) -> Arm:
     check_fields(numbers, besides=_BESIDES)
     if "seed" in numbers:
         raise ValueError(
-            f"seed={numbers['seed']!r}: every arm is trained with the seeds that compare is given"
+            f"seed={numbers['seed']!r}: every arm is trained with the seeds that compare_arms is given"
         )
     task = numbers.pop("task") if isinstance(numbers.get("task"), Task) else None
     config = preset(config, **numbers)
@@ -115,8 +116,9 @@ def fingerprint(arm: Arm) -> dict[str, Any]:
         del own["autocast"]  # as this machine has it
     if config.rollout_bits == 32:
         del own["rollout_bits"]  # as arms were before there was a choice
+    former = {name: before for before, name in RENAMED.items()}  # as arms of before have them
     parts = {
-        "config": {name: getattr(config, name) for name in own},
+        "config": {former.get(name, name): getattr(config, name) for name in own},
         "task": {**_prompt(task), "train": digest(task.train), "reward_weights": task.reward_weights}
         | {"rewards": [[reward, *all_parts(reward)] for reward in task.rewards]},
         "run": {name: getattr(arm, name) for name in _BESIDES},

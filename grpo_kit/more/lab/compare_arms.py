@@ -40,7 +40,7 @@ _BY_NAME = "functions and classes are known by name: name the arm otherwise when
 
 @dataclass(frozen=True)
 class Lab:
-    """The result of compare().
+    """The result of compare_arms().
 
     arms: those with a finished run. against: the first arm of the call, with which the others are compared; it is
     not among the arms as long as none of its runs is finished.
@@ -156,7 +156,7 @@ class Lab:
         return self.summary().to_html(float_format="{:.3g}".format, na_rep="")
 
 
-def compare(
+def compare_arms(
     arms: Mapping[str, Mapping[str, Any]],
     seeds: Sequence[int],
     config: Config | str = "auto",
@@ -181,7 +181,7 @@ def compare(
     other settings, or if another process has all remaining runs and none is finished.
 
     >>> arms = {"as it is": {}, "cold": {"temperature": 0.5}}
-    >>> compare(arms, [0, 1, 2], kit.preset("cpu", steps=12), folder="runs/cold")  # doctest: +SKIP
+    >>> compare_arms(arms, [0, 1, 2], kit.preset("cpu", steps=12), folder="runs/cold")  # doctest: +SKIP
     """
     folder = run_path(folder)
     seeds = [_seed(seed) for seed in seeds]
@@ -251,8 +251,8 @@ def load(folder: str | Path, arms: Sequence[str] | None = None) -> Lab:
     found = {arm: paths for arm in asked if (paths := _finished(folder, arm))}
     if not found:
         raise RunFolderError(
-            f"folder={str(folder)!r} holds no finished run of these arms; run compare() first, or wait for the process "
-            "that is at it"
+            f"folder={str(folder)!r} holds no finished run of these arms; run compare_arms() first, or wait for the "
+            "process that is at it"
         )
     rows, right, curves = [], {}, []
     for arm, paths in found.items():

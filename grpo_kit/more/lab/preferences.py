@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Samples:
-    """Scored completions of a task's prompts, and the training sets made of them. Made by sample().
+    """Scored completions of a task's prompts, and the training sets made of them. Made by scored_samples().
 
     table: one row a completion, a prompt's adjacent, in the order they were sampled: prompt, completion, ids (tokens
     as sampled, the end included), cut_off (at the length limit), prompt_tokens, exact (would TRL train on these
@@ -191,7 +191,7 @@ class Samples:
         return self.summary().to_html(float_format="{:.4g}".format, na_rep="")
 
 
-def sample(
+def scored_samples(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     task: Task,
@@ -218,7 +218,7 @@ def sample(
     Raises ValueError for empty rows, a temperature that is not above 0, and what complete() refuses; RewardError for a
     reward that fails; RunFolderError (a ValueError) for a folder with samples of other settings.
 
-    >>> samples = sample(model, tokenizer, largest(), folder="runs/samples")  # doctest: +SKIP
+    >>> samples = scored_samples(model, tokenizer, largest(), folder="runs/samples")  # doctest: +SKIP
     >>> samples.pairs(margin=0.1).column_names  # doctest: +SKIP
     ['prompt', 'chosen', 'rejected', 'score_chosen', 'score_rejected']
     """
