@@ -9,7 +9,7 @@ from dataclasses import replace
 import few_words
 import pytest
 import torch
-from grpo_kit.loop.hooks import Hook
+from grpo_kit.loop.protocols import Hook
 from loop_runs import letters, make, record, same, task, weights
 from tokenizers import Tokenizer
 
