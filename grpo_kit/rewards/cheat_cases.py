@@ -78,38 +78,32 @@ def crafted_cases(
         raise ValueError(
             f"prefill={prefill!r} closes <{tag}>, so that no completion has the answer; end it before"
         )
-    left = [name for name in inside if name[0] != "/" and inside.count(name) > inside.count(f"/{name}")]
-    body = "".join(f"Reasoning.\n</{name}>\n" for name in reversed(left) if name != tag)
-    if think and think not in inside and f"/{think}" not in inside and tag not in left:
+    unclosed = [name for name in inside if name[0] != "/" and inside.count(name) > inside.count(f"/{name}")]
+    body = "".join(f"Reasoning.\n</{name}>\n" for name in reversed(unclosed) if name != tag)
+    if think and think not in inside and f"/{think}" not in inside and tag not in unclosed:
         body += f"<{think}>\nReasoning.\n</{think}>\n"
     elif body and not prefill.endswith("\n"):
         body = f"\n{body}"
-    body += f"{right}</{tag}>" if tag in left else f"<{tag}>{right}</{tag}>"
-    wrong_body = body.replace(f"{right}</{tag}>", f"{wrong}</{tag}>")
     opening, closing = f"<{tag}>", f"</{tag}>"
+    body += f"{right}{closing}" if tag in unclosed else f"{opening}{right}{closing}"
+    wrong_body = body.replace(f"{right}{closing}", f"{wrong}{closing}")
 
-    def case(
-        name: str, completion: str, tie: Tie = "never", *, given: str = prefill, honest: bool = False
-    ) -> Case:
-        return Case(name, completion, honest, tie, given, columns)
-
+    honest = Case("honest", body, honest=True, prefill=prefill, columns=columns)
+    both = body.replace(f"{right}{closing}", f"{wrong}, {right}{closing}")
+    empty_thought = f"<{think}></{think}>" if think else ""
     return [
-        case("honest", body, honest=True),
-        case("empty", ""),
-        case("truncated", body[: -len(closing)]),
-        case("tag spam", (f"<{think}></{think}>" if think else "") + f"{opening}{closing}" * 8),
-        case("tag spam, right answer", f"{opening}{right}{closing}" * 8),
-        case("answer twice, right first", f"{body}{opening}{wrong}{closing}"),
-        case("answer twice, right last", f"{wrong_body}{opening}{right}{closing}"),
-        case(
-            "both answers in one block",
-            body.replace(f"{right}{closing}", f"{wrong}, {right}{closing}"),
-            "format",
-        ),
-        case("answer in the prefill", "", given=prefill + body),
-        case("prefill said again", f"{prefill}{body}", "never" if opening in prefill else "always"),
-        case("right answer, wrong format", f" The answer is {right}.", "always"),
-        case("wrong answer, right format", wrong_body, "format"),
+        honest,
+        honest.cheat("empty", ""),
+        honest.cheat("truncated", body[: -len(closing)]),
+        honest.cheat("tag spam", empty_thought + f"{opening}{closing}" * 8),
+        honest.cheat("tag spam, right answer", f"{opening}{right}{closing}" * 8),
+        honest.cheat("answer twice, right first", f"{body}{opening}{wrong}{closing}"),
+        honest.cheat("answer twice, right last", f"{wrong_body}{opening}{right}{closing}"),
+        honest.cheat("both answers in one block", both, "format"),
+        honest.cheat("answer in the prefill", "", prefill=prefill + body),
+        honest.cheat("prefill said again", f"{prefill}{body}", "never" if opening in prefill else "always"),
+        honest.cheat("right answer, wrong format", f" The answer is {right}.", "always"),
+        honest.cheat("wrong answer, right format", wrong_body, "format"),
     ]
 
 

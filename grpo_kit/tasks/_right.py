@@ -5,13 +5,20 @@ The strict reading judges the completion itself. The lenient reading judges the 
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from grpo_kit.rewards._parts import Reward, bare_name, columns_of, judges_answer, range_of, with_parts
+from grpo_kit.rewards._parts import (
+    Reward,
+    bare_name,
+    columns_of,
+    judges_answer,
+    range_of,
+    unwrapped,
+    with_parts,
+)
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.combine import (
     Clipped,
@@ -99,12 +106,10 @@ def _not_payable(task: Any, judges: Sequence[Reward], rows: Sequence[dict]) -> l
         if not (is_own(judge) or isinstance(judge, AnswerReward | Clipped)):
             continue  # the kit's, whose gold is a program or a state of a game
         full = (range_of(judge) or (0.0, 1.0))[1]
-        for ways in (writings[:1], writings):  # most pay the first way: a call may cost something
-            best = _best_scores(judge, ways, columns)
-            paid_in_full = sum(paid >= full - 1e-6 for paid in best)
-            if 2 * paid_in_full >= len(best) > 0:
-                break
-        if 2 * paid_in_full >= len(best):  # or it can score none of them
+        best = _best_scores(judge, writings[:1], columns)  # most pay the first way: a call may cost something
+        if not best or not _pays_half(best, full):
+            best = _best_scores(judge, writings, columns)
+        if _pays_half(best, full):  # or it can score none of them
             continue
         unpaid.append(judge)
         name, most = bare_name(judge), max(best)
@@ -118,6 +123,11 @@ def _not_payable(task: Any, judges: Sequence[Reward], rows: Sequence[dict]) -> l
         )
     alone = len(unpaid) == len(judges)
     return [judge for judge in unpaid if not alone or range_of(judge) is None]
+
+
+def _pays_half(scores: Sequence[float], full: float) -> bool:
+    """Are at least half of the scores full pay?"""
+    return 2 * sum(score >= full - 1e-6 for score in scores) >= len(scores)
 
 
 def _best_scores(
@@ -166,8 +176,7 @@ def verdicts(
 
 def is_own(reward: Reward) -> bool:
     """Is the reward a user's, on any scale? The kit's rewards, and subclasses of AnswerReward, pay 1.0 in full."""
-    while isinstance(reward, functools.partial):
-        reward = reward.func
+    reward = unwrapped(reward)
     module = getattr(reward, "__module__", None) or type(reward).__module__
     return not isinstance(reward, AnswerReward) and not module.startswith("grpo_kit.")
 
@@ -186,11 +195,10 @@ def full_pay(task: Any, rows: Sequence[dict], columns: Mapping[str, list]) -> Fu
         if stated is not None or not is_own(one):
             return [stated[1] if stated else 1.0] * len(scores)
         keys = [(id(one), str(row["question"]), str(row.get("answer") or "").strip()) for row in rows]
-        places = {
-            key: place
-            for place, (key, score) in enumerate(zip(keys, scores, strict=True))
-            if score is not None and score > 1.0 and key[2] and key not in known
-        }
+        places: dict[tuple[int, str, str], int] = {}
+        for place, (key, paid) in enumerate(zip(keys, scores, strict=True)):
+            if paid is not None and paid > 1.0 and key[2] and key not in known:
+                places[key] = place
         if places:
             picked = {name: [values[i] for i in places.values()] for name, values in columns.items()}
             golds = [key[2] for key in places]

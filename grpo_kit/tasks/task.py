@@ -93,11 +93,9 @@ class Task:
             raise ValueError(
                 f"correct={self.is_correct!r:.100} must be a function of (answer text, row), or None"
             )
-        given = self.reward_weights  # a NaN is refused below
-        if not isinstance(given, list | tuple) or not all(is_number(w) or w != w for w in given):
-            raise ValueError(
-                f"reward_weights={self.reward_weights!r} must be a list of numbers, one a reward"
-            )
+        weights = self.reward_weights  # a NaN is refused below
+        if not isinstance(weights, list | tuple) or not all(is_number(w) or w != w for w in weights):
+            raise ValueError(f"reward_weights={weights!r} must be a list of numbers, one a reward")
         for split in ("train", "held_out"):
             rows = getattr(self, split)
             check_column_names(dict.fromkeys(n for row in rows for n in row), f"task {self.name!r}: {split}")
@@ -112,15 +110,13 @@ class Task:
         shown = {question for question, _ in self.examples}
         if any(row["question"] in shown for row in [*self.train, *self.held_out]):
             raise ValueError(f"task {self.name!r}: an examples question is also a row; drop the row")
-        if not self.rewards or len(self.rewards) != len(self.reward_weights):
+        if not self.rewards or len(self.rewards) != len(weights):
             raise ValueError(
-                f"task {self.name!r}: reward_weights={self.reward_weights!r} for {len(self.rewards)} rewards; "
+                f"task {self.name!r}: reward_weights={weights!r} for {len(self.rewards)} rewards; "
                 "give one weight per reward, and at least one"
             )
-        if min(self.reward_weights) < 0 or not abs(sum(self.reward_weights) - 1) <= 1e-9:  # NaN too
-            raise ValueError(
-                f"task {self.name!r}: reward_weights={self.reward_weights!r} must be >= 0, sum 1"
-            )
+        if min(weights) < 0 or not abs(sum(weights) - 1) <= 1e-9:  # NaN too
+            raise ValueError(f"task {self.name!r}: reward_weights={weights!r} must be >= 0, sum 1")
         check_whole("max_completion_tokens", self.max_completion_tokens)
         if self.is_correct is None or isinstance(self.is_correct, PaidInFull):  # another task's: replace()
             object.__setattr__(self, "is_correct", PaidInFull(self, self.is_correct))
@@ -191,17 +187,22 @@ class Task:
         Raises ValueError where no case is honest, or the row's own answer does not count as correct; RewardCheckError
         where any answer does.
         """
-        made = list(self.cases(row)) if self.cases else self._crafted(row, rewards)
-        honest = next((case for case in made if case.honest), None)
+        cases = list(self.cases(row)) if self.cases else self._crafted(row, rewards)
+        honest = next((case for case in cases if case.honest), None)
         if honest is None:
             raise ValueError(
                 f"task {self.name!r}: cases has no case with honest=True for {row['question']!r:.300}"
             )
-        made += _copies(row["question"], honest, self.answer_tag)
-        made += [case for one in rewards if hasattr(one, "cheats") for case in one.cheats(honest)]
-        made += self.cheats(row, honest) if self.cheats else []
+        # A lenient reward pays for a copy of the question.
+        cases += answer_cases(honest, {"the question as the answer": row["question"]}, tag=self.answer_tag)
+        cases += answer_cases(honest, {"the question said again": row["question"]}, tag=None)
+        for reward in rewards:
+            if hasattr(reward, "cheats"):
+                cases += reward.cheats(honest)
+        if self.cheats:
+            cases += self.cheats(row, honest)
         distinct: dict[tuple[str, str], Case] = {}
-        for case in made:
+        for case in cases:
             # A cheat equal to the honest text is no cheat.
             distinct.setdefault((case.prefill, case.completion), case)
         return list(distinct.values())
@@ -227,9 +228,9 @@ class Task:
         """Accuracy of every strategy on the rows (default held_out), best first; ties by name."""
 
         def right(pairs: list[tuple[str | None, dict]]) -> list[bool]:
-            given = [pair for pair in pairs if pair[0] is not None]
-            found = are_correct(self, [text for text, _ in given], [row for _, row in given])
-            return found + [False] * (len(pairs) - len(found))
+            answered = [pair for pair in pairs if pair[0] is not None]
+            verdicts = are_correct(self, [text for text, _ in answered], [row for _, row in answered])
+            return verdicts + [False] * (len(pairs) - len(verdicts))
 
         return strategy_means(self, rows, right)
 
@@ -259,23 +260,16 @@ class Task:
         for part, reward in answer_parts(self.rewards).items():
             parts[part] = accuracy
             if isinstance(reward, AnswerReward):
-                answers = [
-                    (self.strategies[name](row), *(row[column] for column in reward.columns)) for row in rows
-                ]
-                judged = [
-                    score for score in (reward.score(*values) for values in answers) if score is not None
-                ]
+                scores = [self._score_of(name, row, reward) for row in rows]
+                judged = [score for score in scores if score is not None]
                 parts[part] = sum(judged) / len(judged) if judged else 0.0
         return {"strategy": name, "parts": parts}
 
+    def _score_of(self, strategy: str, row: Mapping[str, Any], reward: AnswerReward) -> float | None:
+        return reward.score(self.strategies[strategy](row), *(row[column] for column in reward.columns))
+
     def __repr__(self) -> str:
         return f"Task({self.name!r}, train={len(self.train)}, held_out={len(self.held_out)})"
-
-
-def _copies(question: str, honest: Case, tag: str) -> list[Case]:
-    """The question repeated, as the answer and as the response: a lenient reward pays for such copies."""
-    cheats = answer_cases(honest, {"the question as the answer": question}, tag=tag)
-    return cheats + answer_cases(honest, {"the question said again": question}, tag=None)
 
 
 def strategy_means(

@@ -53,11 +53,11 @@ def formula(text: str, habit: Habit = PLAIN) -> Tree | None:
 def read_based(text: str, habit: Habit) -> Quantity | None:
     """101_2, AB_{16}, 101 (base 2), 0x1F."""
     prefixed = re.fullmatch(r"0([xbo])([0-9A-Fa-f]+)", text)
-    found = _BASE.fullmatch(text)
+    match = _BASE.fullmatch(text)
     if prefixed:
         digits, base = prefixed[2], {"x": 16, "b": 2, "o": 8}[prefixed[1]]
-    elif found:
-        digits, written = found[1], found[2] or found[3]
+    elif match:
+        digits, written = match[1], match[2] or match[3]
         base = int(number_in_words(written) or written)
     else:
         return None
@@ -71,17 +71,17 @@ def read_based(text: str, habit: Habit) -> Quantity | None:
 
 def read_quantity(text: str, habit: Habit) -> Quantity | Several | None:
     """A value, with what it is of; with a plus-minus, both values. None if it is not understood."""
-    made = _bare_quantity(text, habit)
-    if made is None or not _has_two(made.tree):
-        return made
-    ends = (replace(made, tree=_one_of_two(made.tree, sign)) for sign in ("pm", "mp"))
+    quantity = _bare_quantity(text, habit)
+    if quantity is None or not _has_two(quantity.tree):
+        return quantity
+    ends = (replace(quantity, tree=_one_of_two(quantity.tree, sign)) for sign in ("pm", "mp"))
     return Several(tuple(ends), "\\pm")
 
 
 def _bare_quantity(text: str, habit: Habit) -> Quantity | None:
     for short, long in _TOGETHER:
-        found = short.fullmatch(text)
-        text = found.expand(long) if found else text
+        match = short.fullmatch(text)
+        text = match.expand(long) if match else text
     money = _BEFORE.fullmatch(text)
     if money and read_unit(money[2].strip()):
         return _money(money, habit)
@@ -91,18 +91,18 @@ def _bare_quantity(text: str, habit: Habit) -> Quantity | None:
         return None if tree is None or tree[0] == "percent" else Quantity(("percent", tree))
     for begins in _UNIT_BEGINS.finditer(text):
         place = begins.start()
-        made = _with_unit(text[:place].strip(), text[place:].strip(), text, place, habit)
-        if made is not None:
-            return made
+        quantity = _with_unit(text[:place].strip(), text[place:].strip(), text, place, habit)
+        if quantity is not None:
+            return quantity
     tree = _value(text, habit)
     if tree is None or _words_alone(text, tree):
         return None
     return Quantity(tree[1], read_unit("^\\circ")) if tree[0] == "degree" else Quantity(tree)
 
 
-def _money(found: re.Match, habit: Habit) -> Quantity | None:
+def _money(match: re.Match, habit: Habit) -> Quantity | None:
     """$5, -$5, $1.2k, $5 million, $5 per hour, 5,00 in a currency with a decimal comma."""
-    sign, currency, inner, digits, short, tail, _ = found.groups()
+    sign, currency, inner, digits, short, tail, _ = match.groups()
     if sign and inner:
         return None
     tree = _value(digits, habit)
@@ -180,22 +180,23 @@ def _with_unit(number: str, unit: str, text: str, place: int, habit: Habit) -> Q
 
 def _compound(tree: Tree, rest: str, habit: Habit) -> Quantity | None:
     """2 hours 30 minutes, 5 feet and 3 inches: one value, in the first unit."""
-    found = re.fullmatch(r"([A-Za-z.]+),?(?: and)? (\d.*)", rest)
-    first = read_unit(found[1]) if found else ()
-    more = _bare_quantity(found[2], habit) if first and len(rest) < 60 else None
+    match = re.fullmatch(r"([A-Za-z.]+),?(?: and)? (\d.*)", rest)
+    first = read_unit(match[1]) if match else ()
+    more = _bare_quantity(match[2], habit) if first and len(rest) < 60 else None
     return put_together(Quantity(tree, first), more) if isinstance(more, Quantity) else None
 
 
 def put_together(whole: Quantity, part: Quantity) -> Quantity | None:
     """Two quantities as one, the second in a smaller unit of the same dimension; None if they are no such two."""
-    for one in whole.units:
-        for other in part.units:
-            if one.dimensions == other.dimensions and other.factor < one.factor:
+    for large in whole.units:
+        for small in part.units:
+            if large.dimensions == small.dimensions and small.factor < large.factor:
                 try:
-                    value = exact(("add", whole.tree, ("mul", part.tree, ("num", other.factor / one.factor))))
+                    share = num(small.factor / large.factor)
+                    value = exact(("add", whole.tree, ("mul", part.tree, share)))
                 except (TooLargeError, UndefinedError):
                     return None
-                return None if value is None else Quantity(num(value), (one,))
+                return None if value is None else Quantity(num(value), (large,))
     return None
 
 
@@ -212,11 +213,11 @@ def read_in_words(text: str) -> Quantity | None:
 
 
 def _has_function(tree: Tree) -> bool:
-    return any(one[0] == "call" and one[1] not in ("sqrt", "root", "abs") for one in nodes(tree))
+    return any(node[0] == "call" and node[1] not in ("sqrt", "root", "abs") for node in nodes(tree))
 
 
 def _has_two(tree: Tree) -> bool:
-    return any(one[0] in ("pm", "mp") for one in nodes(tree))
+    return any(node[0] in ("pm", "mp") for node in nodes(tree))
 
 
 def _one_of_two(tree: Tree, plus: str) -> Tree:

@@ -56,7 +56,7 @@ _ALL = re.compile(  # all real numbers, every integer, x can be any real number,
 @lru_cache(4096)
 def read(text: str, habit: Habit = PLAIN) -> Any:
     """What the text, in plain()'s spelling, is: one of the kinds above; None if it is not understood as a whole."""
-    text = _ALL.sub(lambda found: rf"\mathbb{{{_SETS[(found[1] or found[2]).lower()]}}}", text.strip())
+    text = _ALL.sub(lambda match: rf"\mathbb{{{_SETS[(match[1] or match[2]).lower()]}}}", text.strip())
     if not text:
         return None
     in_words = read_in_words(text)
@@ -64,9 +64,9 @@ def read(text: str, habit: Habit = PLAIN) -> Any:
         return in_words
     readers = (_choice, _matrix, _clock_or_date, read_based, _congruence, _several, _relation, _rows, _ratio)
     for reader in (*readers, read_quantity):
-        made = reader(text, habit)
-        if made is not None:
-            return made
+        answer = reader(text, habit)
+        if answer is not None:
+            return answer
     return _words(text)
 
 
@@ -83,11 +83,11 @@ def habit_of(text: str, gold: Any) -> Habit:
 
 def _choice(text: str, habit: Habit) -> Choice | None:
     """(C), C, option C, (C) 25; where the gold is a choice, C. 25 and C: 25 too."""
-    found = _CHOICE.fullmatch(text)
-    if found is None or _GOES_ON.match(found["content"]):
+    match = _CHOICE.fullmatch(text)
+    if match is None or _GOES_ON.match(match["content"]):
         return None
-    letter, content = found["bracketed"] or found["bare"], found["content"].strip()
-    if found["bare"] and (letter.islower() or (not habit.choice and (content or text[-1:] != letter))):
+    letter, content = match["bracketed"] or match["bare"], match["content"].strip()
+    if match["bare"] and (letter.islower() or (not habit.choice and (content or text[-1:] != letter))):
         return None
     if content and not _stands_alone(content, habit):
         return None
@@ -101,14 +101,14 @@ def _stands_alone(content: str, habit: Habit) -> bool:
 
 
 def _matrix(text: str, habit: Habit) -> Matrix | None:
-    found = _MATRIX.fullmatch(text)
-    if found is None or "\\begin" in found[2]:
+    match = _MATRIX.fullmatch(text)
+    if match is None or "\\begin" in match[2]:
         return None
-    lines = [line.strip() for line in re.split(r"\\\\|\\cr(?![a-z])", found[2])]
+    lines = [line.strip() for line in re.split(r"\\\\|\\cr(?![a-z])", match[2])]
     rows = [[read(cell.strip(), habit) for cell in line.split("&")] for line in lines if line]
     if len(set(map(len, rows))) != 1 or any(None in row for row in rows):
         return None
-    if found[1] == "vmatrix":
+    if match[1] == "vmatrix":
         return _determinant([[getattr(cell, "tree", None) for cell in row] for row in rows])
     return Matrix(tuple(Row("[]", tuple(row)) for row in rows))
 
@@ -139,13 +139,13 @@ def _clock_or_date(text: str, habit: Habit) -> Clock | Date | None:
 
 
 def _congruence(text: str, habit: Habit) -> Congruence | None:
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"(?:(.*?)(?:\\equiv|=))?(.*?)\\pmod\s*\{?(.*?)\}?|(?:(.*?)(?:\\equiv|=))?(.*?)\(?\s*\\?b?mod(?![a-z])\s*(.*?)\)?",
         text,
     )
-    if found is None:
+    if match is None:
         return None
-    name, rest, modulus = found.groups()[:3] if found[3] is not None else found.groups()[3:]
+    name, rest, modulus = match.groups()[:3] if match[3] is not None else match.groups()[3:]
     trees = formula(rest or ""), formula(modulus or "")
     return None if None in trees else Congruence(re.sub(r"\s", "", name or ""), *trees)
 
@@ -215,11 +215,11 @@ def _flat(items: list[Any]) -> tuple[Any, ...]:
 
 def _set_of(inside: str, habit: Habit) -> Bounds | Row | Union | None:
     """{x | x > 3}, {x in R : 1 < x < 2}, {x | x in R}: the bounds that stand behind the bar."""
-    found = re.fullmatch(r"\s*([a-zA-Z])\s*(?:\\in\s*\\mathbb\{R\})?\s*[|:](.*)", inside)
-    bounds = read(found[2].strip(), habit) if found else None
-    if isinstance(bounds, Named) and isinstance(bounds.value, Row | Union) and bounds.name == found[1]:
+    match = re.fullmatch(r"\s*([a-zA-Z])\s*(?:\\in\s*\\mathbb\{R\})?\s*[|:](.*)", inside)
+    bounds = read(match[2].strip(), habit) if match else None
+    if isinstance(bounds, Named) and isinstance(bounds.value, Row | Union) and bounds.name == match[1]:
         return bounds.value
-    return bounds if isinstance(bounds, Bounds) and bounds.name == found[1] else None
+    return bounds if isinstance(bounds, Bounds) and bounds.name == match[1] else None
 
 
 def _empty(text: str) -> Several | None:

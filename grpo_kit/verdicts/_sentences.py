@@ -103,11 +103,11 @@ def read_clock(text: str) -> tuple[Fraction, str | None] | None:
     """
     if text.lower() in _HOURS:
         return _HOURS[text.lower()]
-    found = _CLOCK.fullmatch(text)
-    if not found or not (found[2] or found[4] or re.search("clock|Uhr", text)):
+    match = _CLOCK.fullmatch(text)
+    if not match or not (match[2] or match[4] or re.search("clock|Uhr", text)):
         return None
-    hour, minute, second = (int(part or 0) for part in found.groups()[:3])
-    half = f"{found[4].lower()}m" if found[4] else None
+    hour, minute, second = (int(part or 0) for part in match.groups()[:3])
+    half = f"{match[4].lower()}m" if match[4] else None
     if minute > 59 or second > 59 or hour > 24 or (half and not 1 <= hour <= 12):
         return None
     if half:

@@ -70,7 +70,7 @@ _UPRIGHT = {"m": "metres", "g": "grams", "h": "hours", "s": "seconds", "L": "lit
 _LATEX = [
     # sizes of brackets and signs
     (r"\\(?:left|right)\s*\.|\\(?:displaystyle|textstyle|limits|nolimits|left|right|[bB]igg?[lrm]?)(?![A-Za-z])", ""),
-    (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),  # size of a fraction
+    (r"\\(?:[dtc]|nice|s)frac(?![A-Za-z])", r"\\frac"),  # size of a fraction
     (r",\\!\s*", ","),  # thousands as MATH writes them: 10,\!000
     (r"\{([,.])\}", r"\1"),  # thousands in LaTeX: 1{,}234
     (r"(?<!\\)\\!", ""),  # a negative space
@@ -80,13 +80,11 @@ _LATEX = [
     (r"\\(?:text|textbf|textit|textrm|textnormal|mbox|hbox|mathrm|mathbf|mathit|mathsf|operatorname\*?|rm|bf)"
      r"\s*\{([^{}]*)\}", r" \1 "),  # words and upright letters
     (r"(?<!\\)\\([$%#&])", r"\1"),  # signs that LaTeX escapes
-    (r"\\(?:leq|leqslant)(?![A-Za-z])", r"\\le"),  # one name a relation
-    (r"\\(?:geq|geqslant)(?![A-Za-z])", r"\\ge"),  # one name a relation
     (r"\\lt(?![A-Za-z])", "<"),  # one name a relation
     (r"\\gt(?![A-Za-z])", ">"),  # one name a relation
     (r"\\neq(?![A-Za-z])|\\not\s*=|!=", r"\\ne"),  # one name a relation
-    (r"<=|=<", r"\\le"),  # relations of programmers
-    (r">=", r"\\ge"),  # relations of programmers
+    (r"\\(?:leq|leqslant)(?![A-Za-z])|<=|=<", r"\\le"),  # one name a relation, those of programmers too
+    (r"\\(?:geq|geqslant)(?![A-Za-z])|>=", r"\\ge"),
     (r"\\(?:dots|cdots|dotsc)(?![A-Za-z])|\.\.\.", r"\\ldots"),  # an ellipsis
     (r"\\(?:varnothing)(?![A-Za-z])", r"\\emptyset"),  # the empty set
     (r"\\(?:lbrace|rbrace)(?![A-Za-z])", lambda m: "\\{" if "l" in m[0][:3] else "\\}"),  # braces by name
@@ -106,7 +104,6 @@ _LATEX = [
     (r"^(-?\d+) cubed$", r"\1^3"),  # a power in words
     (r"\^\{?\s*\\prime\s*\}?", "'"),  # a derivative
     (r"\(\s*([A-Za-z])\s*\\circ\s*([A-Za-z])\s*\)\s*\(([^()]*)\)", r"\1(\2(\3))"),  # a function of a function
-    (r"\\(?:nicefrac|sfrac)(?![A-Za-z])", r"\\frac"),  # a fraction
     (r"\{\\(?:bf|rm|it|cal|sf)\s+([^{}]*)\}", r" \1 "),  # letters of another face
     (r"\\(?:ensuremath|underline|boldsymbol|mathnormal)\s*\{([^{}]*)\}", r" \1 "),  # faces and lines
     (r"&gt;", ">"),  # a page's signs

@@ -64,8 +64,8 @@ class Unit:
         powers = dict(self.dimensions)
         for name, count in other.dimensions:
             powers[name] = powers.get(name, 0) + power * count
-        kept = tuple(sorted((name, count) for name, count in powers.items() if count))
-        return Unit(kept, self.factor * other.factor**power)
+        dimensions = sorted((name, count) for name, count in powers.items() if count)
+        return Unit(tuple(dimensions), self.factor * other.factor**power)
 
 
 _NONE = Unit(())

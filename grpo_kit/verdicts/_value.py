@@ -67,18 +67,18 @@ class _Evaluator:
 
     def value(self, tree: Tree, env: Mapping[str, Any]) -> Any:
         tick(self.cost)
-        made = self.work_out(tree, env)
-        if isinstance(made, Fraction):
-            bounded(made)
-            made = self.mp.mpf(made.numerator) / made.denominator
-        if not self.mp.isfinite(made) or (self.real and self.mp.im(made) != 0):
+        value = self.work_out(tree, env)
+        if isinstance(value, Fraction):
+            bounded(value)
+            value = self.mp.mpf(value.numerator) / value.denominator
+        if not self.mp.isfinite(value) or (self.real and self.mp.im(value) != 0):
             raise UndefinedError("no finite value, or no real one")
-        if made != 0:
-            size = int(self.mp.mag(made)) * 3 // 10
+        if value != 0:
+            size = int(self.mp.mag(value)) * 3 // 10
             self.before, self.behind = max(self.before, size), max(self.behind, -size)
         if max(self.before, self.behind) > self.most:
             raise TooLargeError("a number of too many digits")
-        return made
+        return value
 
     def work_out(self, tree: Tree, env: Mapping[str, Any]) -> Any:
         mp, kind = self.mp, tree[0]
@@ -149,27 +149,27 @@ class _Evaluator:
     def whole(self, name: str, values: list[Any]) -> Fraction:
         if any(self.mp.im(v) != 0 or v != self.mp.floor(v) for v in values):
             raise UndefinedError(f"{name} of what is no whole number")
-        made = exact_call(name, [Fraction(int(v)) for v in values])
-        if made is None:
+        value = exact_call(name, [Fraction(int(v)) for v in values])
+        if value is None:
             raise TooLargeError(name)
-        return made
+        return value
 
 
 def _largest(tree: Tree) -> Fraction:
     """The largest number written in a tree, up to a billion."""
-    written = (abs(one[1]) for one in nodes(tree) if one[0] == "num")
+    written = (abs(node[1]) for node in nodes(tree) if node[0] == "num")
     return min(max(written, default=Fraction(0)), Fraction(10**9))
 
 
-def _read_alike(one: Tree, other: Tree) -> tuple[Tree, Tree]:
+def _read_alike(left: Tree, right: Tree) -> tuple[Tree, Tree]:
     """Both trees, with h(a + b) as a product where h stands without a bracket: in ha + hb, or in both."""
-    sides = symbols(one), symbols(other)
+    sides = symbols(left), symbols(right)
     applied = {name[:-1] for side in sides for name in side if name.endswith("(")}
     if not applied:
-        return one, other
+        return left, right
     alone = {name for side in sides for name in side if f"{name}(" not in side} | (sides[0] & sides[1])
     factors = {name for name in applied & alone if name.partition("_")[0] not in FUNCTIONS_ALONE}
-    return _as_product(one, factors), _as_product(other, factors)
+    return _as_product(left, factors), _as_product(right, factors)
 
 
 def _as_product(tree: Tree, factors: set[str]) -> Tree:
@@ -185,15 +185,15 @@ def _as_product(tree: Tree, factors: set[str]) -> Tree:
     return tuple(_as_product(part, factors) if isinstance(part, tuple) else part for part in tree)
 
 
-def _points(one: Tree, other: Tree) -> list[dict[str, Fraction]]:
+def _points(left: Tree, right: Tree) -> list[dict[str, Fraction]]:
     """Values for the letters, the same for everyone: small and beyond every number written, positive and of both signs.
 
     Then whole ones, where factorials and the like have no other value.
     """
-    names = sorted(symbols(one) | symbols(other))
+    names = sorted(symbols(left) | symbols(right))
     if not names:
         return [{}]
-    beyond = 3 * max(_largest(one), _largest(other)) + 1000
+    beyond = 3 * max(_largest(left), _largest(right)) + 1000
     points = []
     for k in range(_POINTS):
         point = {}
@@ -208,43 +208,43 @@ def _points(one: Tree, other: Tree) -> list[dict[str, Fraction]]:
     return points
 
 
-def _pairs_of_values(one: Tree, other: Tree) -> list[tuple[Any, Any, int | None]]:
+def _pairs_of_values(left: Tree, right: Tree) -> list[tuple[Any, Any, int | None]]:
     """(value, value, digits behind the point to trust, None: all) of both trees at points where both have one.
 
     Without letters there is one point. With letters, and no imaginary unit, only real values count. Raises
     TooLargeError where nothing can be worked out.
     """
     try:
-        a, b = exact(one), exact(other)
+        a, b = exact(left), exact(right)
     except UndefinedError:
         return []
     if a is not None and b is not None:
         return [(a, b, None)]
-    one, other = _read_alike(one, other)
-    real = bool(symbols(one) | symbols(other)) and ("const", "i") not in (*nodes(one), *nodes(other))
-    found: list[tuple[Any, Any, int | None]] = []
-    for k, point in enumerate(_points(one, other)):
-        if k == 4 and len(found) >= 2:
+    left, right = _read_alike(left, right)
+    real = bool(symbols(left) | symbols(right)) and ("const", "i") not in (*nodes(left), *nodes(right))
+    pairs: list[tuple[Any, Any, int | None]] = []
+    for k, point in enumerate(_points(left, right)):
+        if k == 4 and len(pairs) >= 2:
             break
         try:
-            found.append(_pair(one, other, point, real, _MOST_DIGITS if k < 2 else 400))
+            pairs.append(_pair(left, right, point, real, _MOST_DIGITS if k < 2 else 400))
         except UndefinedError:
             continue
         except TooLargeError:
             if k < 2:
                 raise
-    return found if len(found) >= min(2, len(point) + 1) else []
+    return pairs if len(pairs) >= min(2, len(point) + 1) else []
 
 
-def _pair(one: Tree, other: Tree, point: dict, real: bool, most: int) -> tuple[Any, Any, int]:
+def _pair(left: Tree, right: Tree, point: dict, real: bool, most: int) -> tuple[Any, Any, int]:
     """Twice: to see how large and how small its numbers are, then with as many digits as these need."""
     first = _Evaluator(_DIGITS + 10, real=real, most=most)
-    a, b = first.value(one, point), first.value(other, point)
+    a, b = first.value(left, point), first.value(right, point)
     if first.before <= 12 and abs(a - b) > 1e-20:  # no doubt
         return a, b, 20
     trusted = first.behind + _DIGITS
     second = _Evaluator(trusted + 2 * first.before + 30, real=real, most=2 * most + _DIGITS)
-    a, b = second.value(one, point), second.value(other, point)
+    a, b = second.value(left, point), second.value(right, point)
     if second.before > first.before + 5:  # a division by what is zero, worked out to ever more digits
         raise UndefinedError("a division by zero")
     return a, b, trusted
@@ -256,33 +256,33 @@ def _near(a: Any, b: Any, trusted: int | None) -> bool:
     return abs(a - b) <= _numbers.mp.mpf(10) ** -trusted
 
 
-def same_value(one: Tree, other: Tree) -> bool:
+def same_value(left: Tree, right: Tree) -> bool:
     """Whether both are worth the same, for all values of their letters. Raises TooLargeError, OutOfTimeError.
 
     >>> from grpo_kit.verdicts._formula import parse
     >>> same_value(parse("(x+1)^2"), parse("x^2+2x+1")), same_value(parse("1/3"), parse("0.333333"))
     (True, False)
     """
-    if one == other:
+    if left == right:
         return True
-    pairs = _pairs_of_values(one, other)
+    pairs = _pairs_of_values(left, right)
     return bool(pairs) and all(_near(*pair) for pair in pairs)
 
 
-def distance(one: Tree, other: Tree) -> Any:
+def distance(left: Tree, right: Tree) -> Any:
     """How far two values without letters are apart, as an mpmath number or a Fraction; None if they have no value."""
-    if symbols(one) | symbols(other):
+    if symbols(left) | symbols(right):
         return None
-    pairs = _pairs_of_values(one, other)
+    pairs = _pairs_of_values(left, right)
     return abs(pairs[0][0] - pairs[0][1]) if pairs else None
 
 
-def ratio(one: Tree, other: Tree) -> int | None:
-    """1 or -1 where the one is a positive or negative constant times the other, at all points; else None."""
-    one, other = _read_alike(one, other)
-    if symbols(one) != symbols(other):
+def ratio(left: Tree, right: Tree) -> int | None:
+    """1 or -1 where the left is a positive or negative constant times the right, at all points; else None."""
+    left, right = _read_alike(left, right)
+    if symbols(left) != symbols(right):
         return None
-    pairs = _pairs_of_values(one, other)
+    pairs = _pairs_of_values(left, right)
     quotients = [a / b for a, b, trusted in pairs if not _near(b, 0, trusted)]
     if len(quotients) < 2 or len(quotients) < len(pairs):
         return None

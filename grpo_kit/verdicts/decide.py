@@ -45,43 +45,45 @@ def verdict(
         if gold.strip() == answer.strip():
             return True
         return None if len(gold) > _LONGEST else False
-    wanted, given = plain(gold), plain(answer)
-    if not wanted:
+    gold_text, answer_text = plain(gold), plain(answer)
+    if not gold_text:
         return None
-    known = None
+    gold_read = None
     try:
         with limited(timeout):
-            known = _gold(wanted, question or "", numbers_only)
-            if numbers_only and not _is_number(known):
+            gold_read = _gold(gold_text, question or "", numbers_only)
+            if numbers_only and not _is_number(gold_read):
                 return None
-            if (known is not None or re.search(r"\w", wanted)) and _same_spelling(wanted, given, known):
+            if _same_spelling(gold_text, answer_text, gold_read):
                 return True
-            if known is None:
+            if gold_read is None:
                 return None
-            found = read(given, habit_of(wanted, known))
-            if found is None or (numbers_only and not _is_number(found)):
+            answer_read = read(answer_text, habit_of(gold_text, gold_read))
+            if answer_read is None or (numbers_only and not _is_number(answer_read)):
                 return False
-            if question and not rules.expressions and _copied(known, found, given, question):
+            if question and not rules.expressions and _copied(gold_read, answer_read, answer_text, question):
                 return False
             # a number may be a quotient, so there is no sum to be worked out
-            return same(known, found, replace(rules, expressions=True) if numbers_only else rules)
+            return same(gold_read, answer_read, replace(rules, expressions=True) if numbers_only else rules)
     except OutOfTimeError:
         return None
     except (RecursionError, UndefinedError):  # brackets in brackets in brackets; a modulus of 1/0
-        return None if known is None else False
+        return None if gold_read is None else False
     except TooLargeError:
-        return None if known is None or _is_too_large(known, timeout) else False
+        return None if gold_read is None or _is_too_large(gold_read, timeout) else False
 
 
 _SUBSTANCE = re.compile(r"(?=.*\d)(?:[A-Z][a-z]?\d*|\((?:[A-Z][a-z]?\d*)+\)\d*){2,}")
 
 
-def _same_spelling(wanted: str, given: str, known: object) -> bool:
+def _same_spelling(gold: str, answer: str, gold_read: object) -> bool:
     """Whether the texts are the same; of what is not understood and of H_2O but for spaces, braces and indices."""
-    if wanted == given:
+    if gold_read is None and not re.search(r"\w", gold):  # marks alone say nothing
+        return False
+    if gold == answer:
         return True
-    wanted, given = (re.sub(r"[\s_{}]", "", text) for text in (wanted, given))
-    return wanted == given and (known is None or _SUBSTANCE.fullmatch(wanted) is not None)
+    gold, answer = (re.sub(r"[\s_{}]", "", text) for text in (gold, answer))
+    return gold == answer and (gold_read is None or _SUBSTANCE.fullmatch(gold) is not None)
 
 
 def number(text: str) -> Fraction | None:
@@ -90,9 +92,9 @@ def number(text: str) -> Fraction | None:
     >>> number("1 234,5 km"), number("12 - 6")
     (Fraction(2469, 2), None)
     """
-    found = read(plain(text), _NUMBERS) if len(text) <= _LONGEST else None
+    quantity = read(plain(text), _NUMBERS) if len(text) <= _LONGEST else None
     try:
-        return exact(found.tree) if isinstance(found, Quantity) and _is_number(found) else None
+        return exact(quantity.tree) if isinstance(quantity, Quantity) and _is_number(quantity) else None
     except (TooLargeError, UndefinedError):
         return None
 
@@ -108,13 +110,13 @@ def _gold(text: str, question: str, numbers_only: bool) -> object:
     return known
 
 
-def _is_number(found: object) -> bool:
+def _is_number(answer: object) -> bool:
     """One number: a literal, a fraction, a mixed number, 10^3, 3 x 10^8; with a sign, a unit, a name, per cent."""
-    if isinstance(found, Named):
-        return _is_number(found.value)
-    if not isinstance(found, Quantity):
+    if isinstance(answer, Named):
+        return _is_number(answer.value)
+    if not isinstance(answer, Quantity):
         return False
-    tree = found.tree
+    tree = answer.tree
     while tree[0] in ("neg", "percent"):
         tree = tree[1]
     match tree:
@@ -160,8 +162,8 @@ _OPERATIONS = {"add", "sub", "mul", "div", "pow", "mixed", "call", "sum", "prod"
 @lru_cache(1024)
 def _asked(question: str) -> dict[Tree, Tree]:
     """Every expression of a question by _ordered()."""
-    text = _IN_WORDS.sub(lambda found: f" {_WORDS[found[1]]} ", plain(question))
-    text = re.sub(r"(square|cube) root of (\d+)", lambda found: f"{_ROOTS[found[1]]}{{{found[2]}}}", text)
+    text = _IN_WORDS.sub(lambda match: f" {_WORDS[match[1]]} ", plain(question))
+    text = re.sub(r"(square|cube) root of (\d+)", lambda match: f"{_ROOTS[match[1]]}{{{match[2]}}}", text)
     text = re.sub(r"\blog(?:arithm)?,? (?:to )?base (\d+),? of (\d+)", r"\\log_{\1}(\2)", text)
     trees = []
     for run in _EXPRESSION.findall(re.sub(r"\\[()\[\]]", " ; ", text)):
@@ -190,24 +192,24 @@ def _ordered(tree: Tree) -> Tree:
     return tuple(_ordered(part) if isinstance(part, tuple) else part for part in tree)
 
 
-def _copied(known: object, found: object, given: str, question: str) -> bool:
+def _copied(gold: object, answer: object, answer_text: str, question: str) -> bool:
     """Whether the answer is what the question asks to work out, or to write in another way."""
-    known, found = getattr(known, "value", known), getattr(found, "value", found)
-    if not isinstance(found, Quantity) or known == found:
+    gold, answer = getattr(gold, "value", gold), getattr(answer, "value", answer)
+    if not isinstance(answer, Quantity) or gold == answer:
         return False
     numbers = {Fraction(digits.replace(",", "")) for digits in re.findall(r"\d[\d,]*(?:\.\d+)?", question)}
-    if found.base and re.search(rf"(?<!\d){re.escape(re.split('[_ (]', given)[0])}(?!\d)", question):
+    if answer.base and re.search(rf"(?<!\d){re.escape(re.split('[_ (]', answer_text)[0])}(?!\d)", question):
         return True
-    answer = _ordered(found.tree)
-    if isinstance(known, Quantity) and not (known.units and found.units):  # a unit more or less
-        if known.tree == found.tree or (_ordered(known.tree) == answer and not _is_number(known)):
+    ordered = _ordered(answer.tree)
+    if isinstance(gold, Quantity) and not (gold.units and answer.units):  # a unit more or less
+        if gold.tree == answer.tree or (_ordered(gold.tree) == ordered and not _is_number(gold)):
             return False
     is_turned = _TURN.search(question) is not None
-    if answer in _asked(question) and (is_turned or answer[0] in _OPERATIONS):
+    if ordered in _asked(question) and (is_turned or ordered[0] in _OPERATIONS):
         return True
-    if (is_turned and answer[0] == "num" and answer[1] in numbers) or _is_work_on(answer, numbers):
+    if (is_turned and ordered[0] == "num" and ordered[1] in numbers) or _is_work_on(ordered, numbers):
         return True
-    return _is_number(known) and not _is_number(found) and _is_asked(known.tree, question)
+    return _is_number(gold) and not _is_number(answer) and _is_asked(gold.tree, question)
 
 
 def _is_asked(value: Tree, question: str) -> bool:
