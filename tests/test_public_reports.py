@@ -42,7 +42,7 @@ from grpo_kit.more.episodes.episode_task import EpisodeTask
 from grpo_kit.more.episodes.observation import View
 from grpo_kit.more.export._gguf_writer import write_gguf
 from grpo_kit.more.export._template import ExportError
-from grpo_kit.more.export._weights import whole_model
+from grpo_kit.more.export._write import whole_model
 from grpo_kit.prompts import PromptError
 from grpo_kit.record._jsonl_run import lines_of
 from grpo_kit.record.files import RunFolderError

@@ -29,7 +29,8 @@ from grpo_kit.more.episodes.observation import Renderer
 from grpo_kit.more.export import ExportError, export
 from grpo_kit.more.export import _write as write
 from grpo_kit.more.export._gguf_writer import write_gguf
-from grpo_kit.more.export._weights import share_moved, whole_model
+from grpo_kit.more.export._write import share_moved, whole_model
+from grpo_kit.more.export.export import _questions
 from grpo_kit.more.export.model_card import license_of
 
 BASE = str(few_words.folder())
@@ -332,7 +333,7 @@ def test_a_task_of_several_turns(tmp_path, read_here):
     made = export(model, tokenizer, tmp_path / "out", task=task, rows=3)
     assert made.proof.prompts_same == made.proof.questions == 3 and made.proof.comparison is None
     served = AutoTokenizer.from_pretrained(made.folder)
-    (message,) = exporting._questions(task, task.train[:1])
+    (message,) = _questions(task, task.train[:1])
     text = served.apply_chat_template(
         [{"role": "user", "content": message}], tokenize=False, add_generation_prompt=True
     )

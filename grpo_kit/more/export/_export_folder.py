@@ -46,11 +46,16 @@ def part_folder(target: Path, needed: int) -> Path:
 
 def finish(part: Path, target: Path) -> None:
     """Rename the complete export once all of it is on the disk. Raises OSError and then leaves part in place."""
-    for path in [*(p for p in part.rglob("*") if p.is_file()), part]:
+    for path in [*files_of(part), part]:
         sync(path)
     if target.is_dir() and not target.is_symlink():
         target.rmdir()
     part.rename(target)
+
+
+def files_of(folder: Path) -> list[Path]:
+    """All files below the folder, sorted."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def is_unfinished(folder: Path) -> bool:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from grpo_kit.more.export._template import ExportError, Prompting, render
-from grpo_kit.prompts import PromptError
+from grpo_kit.more.export._template import ExportError, Prompting, as_export_errors, render
 
 _ASKED, _ANSWERED, _AGAIN, _OWN = "KITPROBE", "KITANSWER", "KITNEXT", "KITSYSTEM"
 # Texts that Go would read as its own, or the Modelfile as the template's end. (Go drops unprintable characters.)
@@ -71,10 +70,8 @@ def _pieces(
         {"role": "assistant", "content": prompting.prefill + _ANSWERED},
         {"role": "user", "content": _AGAIN},
     ]
-    try:
+    with as_export_errors():
         text = render(served, both)
-    except PromptError as error:
-        raise ExportError(str(error)) from error
     head, _, rest = text.partition(_ASKED)
     opened, _, rest = rest.partition(_ANSWERED)
     between, _, behind = rest.partition(_AGAIN)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,15 @@ _CLOSED = "{% set kit_open = add_generation_prompt %}{% set add_generation_promp
 
 class ExportError(ValueError):
     """A model was not exported; the message gives the reason, the place of the written files, and what would do."""
+
+
+@contextmanager
+def as_export_errors() -> Iterator[None]:
+    """Raises a ValueError of the block as an ExportError with the same message."""
+    try:
+        yield
+    except ValueError as error:
+        raise ExportError(str(error)) from None
 
 
 @dataclass(frozen=True)

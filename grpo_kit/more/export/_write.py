@@ -1,23 +1,32 @@
-"""Writes the files of an export into its folder: weights, tokenizer with its chat template, sampling, Modelfile."""
+"""Writes the files of an export into its folder: weights, tokenizer with its chat template, sampling, Modelfile.
+
+Adapters are merged in float32 into the weights they were trained on. A freshly loaded base may differ from those by
+now, and a 4-bit base never equals them. Merging in bfloat16 would round most of a short run's change away.
+"""
 
 from __future__ import annotations
 
+import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
-from transformers import GenerationConfig
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from grpo_kit.models._model_facts import token_rows
-from grpo_kit.models._saved_adapters import BASE, has_named_base, save_adapter
+from grpo_kit.models._adapters import on_both_ends
+from grpo_kit.models._model_facts import base_model
+from grpo_kit.models._saved_adapters import BASE, has_named_base, save_adapter, weights_of_base
+from grpo_kit.models._token_rows import token_rows
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.more.export._gguf_writer import write_gguf
 from grpo_kit.more.export._ollama import modelfile
 from grpo_kit.more.export._template import ExportError, Prompting
-from grpo_kit.more.export._weights import STORED, share_moved, stored_as, whole_model
-from grpo_kit.more.export.model_card import license_of
 
+_STORED = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _BYTES = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32}
 _BESIDE = 50 * 10**6  # bytes of tokenizer and config
+_LARGEST_F16 = 65504.0
 
 
 def bytes_needed(model: Any, format: str, stored: str) -> int:
@@ -29,9 +38,12 @@ def bytes_needed(model: Any, format: str, stored: str) -> int:
 
 def write_files(
     part: Path, model: Any, served: Any, prompting: Prompting, format: str, stored: str, target: Path,
-    sampling: dict[str, Any], base: str,
+    sampling: dict[str, Any], license: str | None,
 ) -> tuple[str | None, list[str]]:  # fmt: skip
-    """Write into `part`, to be renamed to `target`. Returns the name of the GGUF file, if any, and notes to print."""
+    """Write into `part`, to be renamed to `target`. Returns the name of the GGUF file, if any, and notes to print.
+
+    license: of the base, for a GGUF.
+    """
     ends, notes = end_ids(model, served), []
     temperature, tokens = sampling["temperature"], sampling["max_completion_tokens"]
     settings = GenerationConfig(
@@ -48,7 +60,7 @@ def write_files(
         notes.append(f"the adapter is for {named!r}, from where its base is loaded again{beside}")
     else:
         whole = whole_model(model)
-        if stored == "bf16" and (moved := share_moved(model, whole, STORED["bf16"])) is not None:
+        if stored == "bf16" and (moved := share_moved(model, whole, torch.bfloat16)) is not None:
             notes.append(
                 f"bfloat16: {moved:.1%} of the weights that the adapter changes are other numbers than before"
             )
@@ -63,7 +75,7 @@ def write_files(
                 stored,
                 name=target.name,
                 temperature=temperature,
-                license=license_of(base),
+                license=license,
             )
             try:
                 text = modelfile(served, prompting, file, temperature=temperature, tokens=tokens, ends=ends)
@@ -71,9 +83,126 @@ def write_files(
             except ExportError as error:
                 notes.append(f"no Modelfile for Ollama: {error}")
             return file, notes
-        whole = stored_as(whole, stored)
+        whole = _stored_as(whole, stored)
         whole.generation_config = settings
         whole.save_pretrained(part)
     served.save_pretrained(part)
     settings.save_pretrained(part)
     return None, notes
+
+
+def check_weights(model: Any) -> None:
+    """Raises ExportError for numbers that are not finite, and for weights spread over several processes."""
+    for name, parameter in model.named_parameters():
+        if type(parameter.data).__name__ == "DTensor" or not parameter.numel():
+            raise ExportError(
+                f"model has {name} spread over several processes; gather it with trainer.save_model(folder), load that "
+                "with kit.load_policy, and export what it gives"
+            )
+        if parameter.is_floating_point() and not torch.isfinite(parameter).all():
+            raise ExportError(
+                f"model has numbers in {name} that are not finite: the training diverged; export an earlier checkpoint"
+            )
+
+
+def whole_model(model: Any) -> PreTrainedModel:
+    """A copy on the CPU without adapters, in float32 if there were any; the model itself is unchanged.
+
+    Merges the active adapters if there are several. Raises ExportError for adapters that cannot be merged.
+    """
+    if not hasattr(model, "peft_config"):
+        return _plain(model, {name: p.detach() for name, p in model.state_dict().items()})
+    from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+
+    base, names = base_model(model), list(model.active_adapters)
+    configs = {name: copy.deepcopy(model.peft_config[name]) for name in names}
+    _check_mergeable(model, base, configs)
+    bare, adapted = _plain(base, weights_of_base(model), dtype=torch.float32), None
+    for name, config in configs.items():
+        config.inference_mode = True
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if adapted is None:
+                adapted = get_peft_model(bare, config, adapter_name=name)
+            else:
+                adapted.add_adapter(name, config)
+            state = get_peft_model_state_dict(model, adapter_name=name)
+        state = {key: tensor.detach().float().cpu() for key, tensor in state.items()}
+        if missing := set_peft_model_state_dict(adapted, state, adapter_name=name).unexpected_keys:
+            raise ExportError(f"model has adapter weights that fit nowhere: {missing[:3]}")
+    try:
+        return adapted.merge_and_unload(safe_merge=True, adapter_names=names)
+    except (ValueError, RuntimeError) as error:  # an adapter with a bias, on layers without
+        raise ExportError(
+            f"model has adapters that cannot be merged ({error}); use format='adapter'"
+        ) from error
+
+
+def _check_mergeable(model: Any, base: PreTrainedModel, configs: dict[str, Any]) -> None:
+    kinds = {config.peft_type.value for config in configs.values()}
+    several = len(configs) > 1 and any(getattr(config, "use_dora", False) for config in configs.values())
+    indices = any(getattr(config, "trainable_token_indices", None) for config in configs.values())
+    why = (
+        "no adapter is active" if not configs
+        else f"kind {', '.join(kinds)}" if not hasattr(model, "merge_and_unload")
+        else "several DoRA adapters, whose sum depends on their order" if several
+        else "single tokens of the embedding (trainable_token_indices)" if indices
+        else on_both_ends(model)
+    )  # fmt: skip
+    if why:
+        raise ExportError(
+            f"model has the adapters {list(configs)}: {why}; that is not merged here. Use format='adapter'"
+        )
+
+
+def share_moved(model: Any, merged: PreTrainedModel, dtype: torch.dtype) -> float | None:
+    """The share of adapted weights whose number in dtype differs from the base's; None without adapters."""
+    if not hasattr(model, "peft_config"):
+        return None
+    base, moved, numbers = weights_of_base(model), 0, 0
+    after = merged.state_dict()
+    for name in _adapted(base_model(model)):
+        one, other = base[name].float().cpu().to(dtype), after[name].to(dtype)
+        moved += int((one != other).sum())
+        numbers += one.numel()
+    return moved / numbers if numbers else None
+
+
+def _stored_as(model: PreTrainedModel, quant: str) -> PreTrainedModel:
+    """The model in the dtype for storage. Raises ExportError if float16 cannot hold a weight."""
+    if quant == "f16":
+        largest = max(float(p.detach().abs().max()) for p in model.parameters())
+        if not largest <= _LARGEST_F16:
+            raise ExportError(
+                f"quant='f16' holds numbers up to {_LARGEST_F16:g} and the largest weight is {largest:g}; use 'f32'"
+            )
+    return model.to(_STORED[quant])
+
+
+def _plain(model: PreTrainedModel, state: dict[str, torch.Tensor], dtype: torch.dtype | None = None) -> Any:
+    """A model of the same configuration on the CPU with this state."""
+    config = copy.deepcopy(model.config)
+    config.__dict__.pop("quantization_config", None)
+    dtype = dtype or next(p.dtype for p in model.parameters())
+    with torch.random.fork_rng(devices=[]):
+        made = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    missing = made.load_state_dict(
+        {n: tensor.cpu() for n, tensor in state.items()}, strict=False
+    ).missing_keys
+    head = "lm_head.weight" if config.tie_word_embeddings else None
+    if missing := [name for name in missing if name != head]:
+        raise ExportError(f"model keeps {', '.join(missing[:3])} under another name, which is not known here")
+    made.generation_config = copy.deepcopy(model.generation_config)
+    made.tie_weights()
+    return made.eval()
+
+
+def _adapted(base: PreTrainedModel) -> dict[str, torch.nn.Module]:
+    """The layers under adapters, by the name of the weight; experts have several, each under its own."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = {name: m for name, m in base.named_modules() if isinstance(m, BaseTunerLayer)}
+    return {
+        f"{name.replace('.base_layer', '')}.{getattr(layer, 'parameter_name', 'weight')}": layer.get_base_layer()
+        for name, layer in layers.items()
+    }

@@ -27,8 +27,7 @@ from grpo_kit.models._model_facts import base_model
 from grpo_kit.models._saved_adapters import is_adapter
 from grpo_kit.models.loading import load_policy
 from grpo_kit.more.export._export_folder import is_unfinished, read_report
-from grpo_kit.more.export._template import ExportError, Prompting, render
-from grpo_kit.more.export._weights import is_adapted
+from grpo_kit.more.export._template import ExportError, Prompting, as_export_errors, render
 from grpo_kit.record.files import has_metrics
 from grpo_kit.record.run_path import path_of
 from grpo_kit.watch._completions import side_by_side
@@ -182,16 +181,14 @@ def chat(
             f"task {task.name!r} has several turns; let evaluate(model, tokenizer, task) play them"
         )
     if task is not None:
-        try:
+        with as_export_errors():
             check_task(task)
-        except ValueError as error:
-            raise ExportError(str(error)) from None
-    sides, brought = {}, {}
+    sides = {}
     name, sides["tuned"], brought = _side(model, tokenizer, task)
     if base is not None and base is not False:
         if base is True:
             side = sides["tuned"]
-            if not is_adapted(side.model):
+            if not hasattr(side.model, "peft_config"):
                 raise ExportError("base=True switches an adapter off, and this model has none; name the base")
             sides[ADAPTER_OFF] = Side(side.model, side.tokenizer, side.prompting, side.prefill, bare=True)
         else:
@@ -210,12 +207,10 @@ def chat(
         limit = task.max_completion_tokens if task is not None else 256
     if temperature is None:
         temperature = float(brought.get("temperature") or 0.0)
-    try:
+    with as_export_errors():
         temperature = check_temperature(temperature, greedy=True)
         check_whole("max_completion_tokens", limit)
         check_whole("seed", seed, 0)
-    except ValueError as error:
-        raise ExportError(str(error)) from None
     asked = next(iter(sides.values()))
     say_difference(asked.model, task, what="chat", temperature=temperature, tokens=limit)
     return Chat(sides, temperature=temperature, tokens=limit, seed=seed)
@@ -226,13 +221,11 @@ def _side(model: Any, tokenizer: Any, task: Task | None) -> tuple[str, Side, dic
     prompting = None if task is None else Prompting.of(task)
     prefill = prompting.prefill if prompting else ""
     if not isinstance(model, str | os.PathLike):
-        try:
+        with as_export_errors():
             check_model(model)
             if tokenizer is None:
                 raise ExportError("tokenizer=None: a model in memory needs its tokenizer")
             check_tokenizer(tokenizer)
-        except ValueError as error:
-            raise ExportError(str(error)) from None
         return "", Side(model, tokenizer, prompting, prefill), {}
     folder = path_of(model, "model")
     report, source = _report_of(folder), model

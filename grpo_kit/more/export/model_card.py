@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_kit.models._gguf_reader import EMBEDDED
 from grpo_kit.models._saved_adapters import BASE
-from grpo_kit.more.export._export_folder import read_report
+from grpo_kit.more.export._export_folder import files_of, read_report
 from grpo_kit.more.export._template import ExportError
 from grpo_kit.record.files import RunFolderError, read_metrics
 from grpo_kit.record.run_path import path_of
@@ -146,8 +146,7 @@ def push_to_hub(folder: str | os.PathLike, repo: str, *, private: bool = True, d
         raise ExportError(f"{path} was not proved; export it with proof=True before others rely on it")
     if repo.count("/") != 1 or not all(repo.split("/")):
         raise ExportError(f"repo={repo!r} must be owner/name")
-    files = sorted(one for one in path.rglob("*") if one.is_file())
-    lines = [f"{one.stat().st_size:>13,} {one.relative_to(path)}" for one in files]
+    lines = [f"{file.stat().st_size:>13,} {file.relative_to(path)}" for file in files_of(path)]
     said = "\n".join([f"{repo}{', private' if private else ', PUBLIC'}:", *lines])
     if dry_run:
         return f"would go to {said}"
