@@ -24,6 +24,7 @@ from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.generate import generate
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import weights_of
+from grpo_kit.loop.protocols import optional
 from grpo_kit.loop.seeds import rows_of_step
 from grpo_kit.loop.step_batch import Batch, padded
 
@@ -130,7 +131,7 @@ class OlderWeights:
 
     def measures(self, batch: Batch, task: Any) -> dict[str, float]:
         """rollout/age and rollout/buffered of the last step, and what the inner sample measures."""
-        found = self.inner.measures(batch, task) if hasattr(self.inner, "measures") else {}
+        found = optional(self.inner, "measures", {}, batch, task)
         found["rollout/age"] = float(self._age)
         return found | ({"rollout/buffered": float(len(self._waiting))} if self.buffer else {})
 

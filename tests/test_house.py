@@ -386,7 +386,8 @@ trainer.train()
 files = {file for file, _ in functions}
 print(len(functions), len(files), deepest, modules)
 """
-MOST_OF_A_STEP = {"functions": 348, "files": 62, "deep": 15, "modules": 111}
+# Two or three functions more or less are asked by another system, or where peft is loaded.
+MOST_OF_A_STEP = {"functions": 352, "files": 61, "deep": 15, "modules": 109}
 
 
 def test_the_default_step_stays_short(tmp_path, capsys):

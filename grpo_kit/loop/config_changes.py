@@ -43,10 +43,8 @@ def check_values(trainer: Any, values: Mapping[str, Any]) -> None:
             "small beta above 0"
         )
     check_weights(trainer.task, values.get("reward_weights"))
-    changed = trainer.config
-    if not values.items() <= vars(changed).items():  # values that are not assigned yet
-        changed = copy.copy(changed)
-        vars(changed).update(values)
+    changed = copy.copy(trainer.config)
+    vars(changed).update(values)
     check_steps(changed)
     if values.get("steps", trainer.step) < trainer.step:
         raise ValueError(f"steps={values['steps']!r}: {trainer.step} are done already; give more, or stop")
@@ -138,7 +136,7 @@ class Changes:
             if as_json(getattr(config, name)) != value:
                 setattr(config, name, from_json(name, value, getattr(config, name)))
         now = config.values() | self._made
-        found = {name: [self.known[name], now[name]] for name in now if now[name] != self.known[name]}
+        found = differences(self.known, now)
         if not found:
             return {}, now
         check_values(trainer, {name: getattr(config, name) for name in found if name in asked})

@@ -46,7 +46,7 @@ from grpo_kit.loop.interrupts import InterruptGuard, Stopped
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss, start_weights, weights_of
 from grpo_kit.loop.processes import Processes
-from grpo_kit.loop.protocols import Hook, Sampler, Task, Update
+from grpo_kit.loop.protocols import Hook, Sampler, Task, Update, optional
 from grpo_kit.loop.run_checks import (
     check_given,
     check_loaded,
@@ -147,8 +147,7 @@ class Loop:
         self.kept_checkpoints: set[str] = set()
         self._changes, self._opened, self._begun = Changes(self.config), False, False
         self._run_id: str | None = None  # drawn when the run is opened
-        # Of the sampler, after the last step that is done.
-        self._sample_state = self.sample.state() if hasattr(self.sample, "state") else None
+        self._sample_state = optional(self.sample, "state", None)  # after the last step that is done
         self._own: list[tuple[torch.nn.Parameter, torch.Tensor]] = []  # what is trained, as the step began
         self._save_failed = False  # the last checkpoint that was due
         self._have_begun: list[Hook] = []  # hooks whose end is due
@@ -222,7 +221,7 @@ class Loop:
         seed_everything(self.config.seed, self.step, "update", self.processes.rank)
         metrics = self.learn(batch, numbers)  # from its first update on the stop button waits
         self.step, self._own = self.step + 1, []
-        self._sample_state = self.sample.state() if hasattr(self.sample, "state") else None
+        self._sample_state = optional(self.sample, "state", None)
         row, whole = self._write(batch, numbers, metrics | reported | changes, time.monotonic() - began)
         self._half_done, self._changes.known = False, known
         self.processes.from_main(self._call_hooks, "after_step", row, whole)
@@ -318,9 +317,7 @@ class Loop:
         whole = Batch.join(self.processes.gather(replace(batch, old_logprobs=None, ref_logprobs=None)))
         self.seconds += seconds
         self.tokens += more.pop("num_tokens", tokens_of(whole))
-        row = measures(whole, numbers)
-        if hasattr(self.sample, "measures"):
-            row |= self.sample.measures(whole, self.task)
+        row = measures(whole, numbers) | optional(self.sample, "measures", {}, whole, self.task)
         row |= more | {"num_tokens": self.tokens, "step_seconds": seconds, "seconds": self.seconds}
         self.completions = completions_table(whole, self.tokenizer, self.task, numbers)
         if self.log is not None:
@@ -346,8 +343,8 @@ class Loop:
             else:
                 if name == "begin":
                     self._have_begun.append(hook)
-        for error in sorted(raised, key=lambda one: isinstance(one, KeyboardInterrupt)):
-            raise error  # the first error; a stop where there is none
+        if raised:  # the first error; a stop where there is none
+            raise min(raised, key=lambda error: isinstance(error, KeyboardInterrupt))
 
     # ---- changes, stops, records --------------------------------------------------------------------------------
 

@@ -116,3 +116,8 @@ class Hook:
 
     def end(self, trainer: Any, error: BaseException | None) -> None:
         """train() ends. error: what ended it early, None where all steps are done."""
+
+
+def optional(part: Any, method: str, otherwise: Any, *given: Any) -> Any:
+    """What the part's method gives; `otherwise` where it has none, as a function that samples has none."""
+    return getattr(part, method)(*given) if hasattr(part, method) else otherwise

@@ -15,7 +15,7 @@ import torch
 from grpo_kit._support.kernel import in_notebook
 from grpo_kit.engine.optim.choose import SETTINGS
 from grpo_kit.loop.config import Config, as_json
-from grpo_kit.loop.protocols import Sampler, Task
+from grpo_kit.loop.protocols import Sampler, Task, optional
 from grpo_kit.models._model_facts import base_model, hardware, model_name, weights_digest
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.record._digests import file_digest
@@ -86,7 +86,7 @@ def made_with(trainer: Any) -> dict[str, Any]:
     own = [(name, tuple(p.shape), str(p.dtype)) for name, p in trainer.trained.items()]
     adapter = next(iter(getattr(model, "peft_config", {}).values()), None)
     groups = trainer.optimizer.param_groups
-    keeps_state = hasattr(trainer.sample, "state") and trainer.sample.state() is not None
+    keeps_state = optional(trainer.sample, "state", None) is not None
     return {
         **{f"adapter.{name}": _plain(getattr(adapter, name, None)) for name in _ADAPTER},
         "trained": f"{type(base_model(model)).__name__}, {len(own)} tensors, {content_digest(own)}",

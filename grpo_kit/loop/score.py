@@ -11,7 +11,7 @@ import torch
 
 from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.processes import Processes
-from grpo_kit.loop.protocols import Sampler, Task
+from grpo_kit.loop.protocols import Sampler, Task, optional
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.rewards._parts import columns_of, reward_names
 from grpo_kit.rewards._reward_logs import RewardLogs
@@ -186,9 +186,7 @@ def first_rollout(
     rollout/extra_completions: those of the further rollouts, the cost. num_tokens: of all rollouts of the step.
     """
     first = Batch.join(processes.gather(replace(kept[0], old_logprobs=None)))
-    found = measures(first, numbers)
-    if hasattr(sample, "measures"):
-        found |= sample.measures(first, task)
+    found = measures(first, numbers) | optional(sample, "measures", {}, first, task)
     made = processes.sums({"all": sum(map(len, kept)), "num_tokens": sum(map(tokens_of, kept))})
     return found | {"rollout/extra_completions": made["all"] - len(first), "num_tokens": made["num_tokens"]}
 

@@ -11,7 +11,7 @@ from grpo_kit._support.argument_checks import check_choice, check_known, nearest
 from grpo_kit.engine.fast import fast
 from grpo_kit.loop.config import FIELDS, Config
 from grpo_kit.loop.grpo import Loop
-from grpo_kit.loop.protocols import Hook, Task
+from grpo_kit.loop.protocols import Hook, Task, optional
 from grpo_kit.loop.run_checks import check_given
 from grpo_kit.models._model_facts import close_rows
 from grpo_kit.record.files import next_run_folder
@@ -68,14 +68,21 @@ class GRPOTrainer(Loop):
             raise ValueError(
                 "keep='best' needs held_out, a grpo_kit.HeldOut(task), to judge by: give it, or keep='last'"
             )
-        measuring = [] if held_out is None else [_measuring(held_out, keep)]
+        measuring: list[Hook] = []
+        if held_out is not None:  # evaluation is loaded where a run has held-out rows
+            from grpo_kit.evaluation.held_out import HeldOut
+            from grpo_kit.trainer.held_out_hook import HeldOutHook
+
+            if not isinstance(held_out, HeldOut):
+                raise ValueError(
+                    f"held_out={held_out!r:.100} must be a kit.HeldOut(task, rows=64, every=8), or None"
+                )
+            measuring = [HeldOutHook(held_out, keep)]
         close_rows(model, tokenizer)
         seams = getattr(task, "seams", fast)(model, config)
         if seams.why_not and live is not None and not (sample and update):
             print(f"A slower, plain way is taken, since {seams.why_not}.", flush=True)
-        if hasattr(sample, "around"):
-            sample = sample.around(seams.sample)
-        sample = sample or seams.sample
+        sample = optional(sample, "around", sample, seams.sample) or seams.sample
         watching = WatchRun(live, on_flag)
         scales = [] if live is None else [OffScale(), StillStep(), ReboundConfig(config, task)]
         watchdog = [] if live is None or any(isinstance(each, Watchdog) for each in hooks) else [Watchdog()]
@@ -99,13 +106,3 @@ class GRPOTrainer(Loop):
         raise AttributeError(
             f"GRPOTrainer has no {name!r}{nearest(name, dir(type(self)))}", name=name, obj=self
         )
-
-
-def _measuring(held_out: Any, keep: str) -> Hook:
-    """The hook of held_out. Raises ValueError for what is no HeldOut. Evaluation is loaded where a run has one."""
-    from grpo_kit.evaluation.held_out import HeldOut
-    from grpo_kit.trainer.held_out_hook import HeldOutHook
-
-    if not isinstance(held_out, HeldOut):
-        raise ValueError(f"held_out={held_out!r:.100} must be a kit.HeldOut(task, rows=64, every=8), or None")
-    return HeldOutHook(held_out, keep)

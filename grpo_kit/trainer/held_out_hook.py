@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from grpo_kit._support.argument_checks import check_choice
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.loop import checkpoint
 from grpo_kit.loop.protocols import Hook
@@ -25,7 +24,6 @@ class HeldOutHook(Hook):
     """
 
     def __init__(self, held_out: HeldOut, keep: str = "last") -> None:
-        check_choice("keep", keep, ("last", "best"))
         self.held_out, self.keep = held_out, keep
         self._best: tuple[float, int] | None = None
         self._has_best = False  # does the model have the best step's weights, not the last one's?

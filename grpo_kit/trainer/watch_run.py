@@ -212,10 +212,11 @@ class ReboundConfig(Hook):
     """As training begins, compares the trainer's config, task and rewards with what the notebook's variables hold."""
 
     def __init__(self, config: Config, task: Any) -> None:
-        rewards = with_parts(task.rewards)
-        kinds = [(config, None), (task, task_digest), *((one, reward_digest) for one in rewards)]
-        held = {id(value): (value, kind) for value, kind in kinds}
-        self._held = {name: held[id(value)] for name, value in _variables().items() if id(value) in held}
+        digests = {id(reward): reward_digest for reward in with_parts(task.rewards)}
+        digests |= {id(config): None, id(task): task_digest}
+        self._held = {
+            name: (value, digests[id(value)]) for name, value in _variables().items() if id(value) in digests
+        }
 
     def begin(self, trainer: Any) -> None:
         """Say which differ: those of the trainer are obeyed."""

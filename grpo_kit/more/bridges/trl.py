@@ -48,8 +48,7 @@ from grpo_kit.more.bridges.trackers import Trackio, by_name
 from grpo_kit.record.run_path import path_of
 from grpo_kit.rewards._parts import reward_names
 from grpo_kit.rewards.scoring import PendingScores
-from grpo_kit.trainer.grpo_trainer import GRPOTrainer
-from grpo_kit.trainer.watch_run import Autosave
+from grpo_kit.trainer.grpo_trainer import Autosave, GRPOTrainer
 
 _ELSEWHERE = {
     "callbacks": "write them as hooks of grpo_kit.loop.protocols and give them as hooks=",
