@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = """torch.distributed transformers.models.auto.modeling_auto transformers.models.auto.tokenization_auto
 transformers.models.llama.modeling_llama transformers.generation.utils peft pandas""".split()
 WITHOUT_THE_KIT = [*LIBRARIES, "datasets", "matplotlib.backends.backend_agg"]
-KIT = """hooks.standard engine.fast models.loading evaluation.accuracy watch.monitor tasks.largest""".split()
+KIT = """trainer.grpo_trainer engine.fast models.loading evaluation.accuracy watch.monitor tasks.largest""".split()
 
 
 class Server:

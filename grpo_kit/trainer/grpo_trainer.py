@@ -19,7 +19,7 @@ from grpo_kit._support.kernel import in_notebook
 from grpo_kit.engine.fast import fast
 from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.loop.checkpoint import CheckpointNotSaved
-from grpo_kit.loop.config import FIELDS, Config
+from grpo_kit.loop.config import FIELDS, SETUP, Config
 from grpo_kit.loop.config_changes import differences
 from grpo_kit.loop.grpo import Loop
 from grpo_kit.loop.hooks import Hook
@@ -178,8 +178,8 @@ def _differ(config: Config, other: Config) -> str:
     """The fields in which another config differs, in words."""
     ours, theirs = config.values(), other.values()
     for mine in ("task", "task_options", "max_completion_tokens"):  # filled in by the trainer's task
-        if theirs[mine] in (None, {}):
-            theirs[mine] = ours[mine]
+        if theirs.get(mine) in (None, {}):
+            theirs[mine] = ours.get(mine)
     found = differences(ours, theirs).items()
     return ": " * bool(found) + ", ".join(f"{field}={was!r}, not {value!r}" for field, (was, value) in found)
 
@@ -222,8 +222,9 @@ class GRPOTrainer(Loop):
         *known, _ = inspect.signature(GRPOTrainer).parameters
         for name in unknown:
             if name in FIELDS:
+                call = "kit.preset('auto', " if name in SETUP else "kit.Config("
                 raise ValueError(
-                    f"{name} is a field of the config: config=kit.Config({name}={unknown[name]!r:.100})"
+                    f"{name} is a field of the config: config={call}{name}={unknown[name]!r:.100})"
                 )
         check_known("GRPOTrainer has no such argument", unknown, known)
         check_given(model, task, config, tokenizer, sample, update, hooks)
