@@ -21,6 +21,7 @@ from test_house import ROOMS
 from test_readme import slug
 
 import grpo_kit as kit
+from grpo_kit.loop.config import FIELDS, SETUP
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
@@ -331,8 +332,12 @@ def test_fields_of_config_are_read_by_default_and_unit():
     config = loaded["loop.config.Config"]
     defaults = {p.name: str(p.default) for p in config.parameters if p.name != "self"}
     assert set(defaults) == {field.name for field in dataclasses.fields(kit.Config)}
-    assert defaults["steps"] == "100" and defaults["task_options"] == "{}"
-    for field in (one for one in dataclasses.fields(kit.Config) if one.metadata):
+    assert defaults["steps"] == "100" and defaults["loss_options"] == "{}"
+    setup = loaded["loop.config.Preset"]
+    defaults |= {name: str(setup.members[name].value) for name in SETUP}
+    assert defaults["held_out"] == "256" and defaults["task_options"] == "{}"
+    for field in FIELDS.values():
         assert "(" not in defaults[field.name], field.name
         row = f"| `{field.name}` | `{defaults[field.name]}` | {docstrings.prose(field.metadata['unit'])} |"
-        assert f"{row} {'yes' if field.metadata['changes'] else ''} |" in config.docstring.value
+        shown = setup if field.name in SETUP else config
+        assert f"{row} {'yes' if field.metadata['changes'] else ''} |" in shown.docstring.value

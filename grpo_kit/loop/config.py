@@ -1,4 +1,6 @@
-"""Config: every number of a run, each with its unit and what it is for; StepNumbers: the numbers of one step.
+"""Config: every number of a run, each with its unit and what it is for; Preset: and what the run is made from.
+
+StepNumbers: the numbers of one step.
 
 Longer than 300 lines because the fields of a run are read together.
 """
@@ -43,16 +45,26 @@ class _ByName:
             what = f"Config({unnamed[0]!r:.100}): name each field, such as Config(steps=100)"
             raise ValueError(f"{what}; {cure}")
         values.pop("reasons", None)
-        check_fields(values)
+        cls._check_names(values)
         return super().__new__(cls)
+
+    @classmethod
+    def _check_names(cls, values: Mapping[str, Any]) -> None:
+        """Raises ValueError for a name that is no field, and for one of a Preset where this is none."""
+        check_fields(values)
+        for name, value in values.items():
+            if name not in cls.__dataclass_fields__:
+                cure = f"{value!r:.100}" if name == "preset" else f"'auto', {name}={value!r:.100}"
+                raise ValueError(
+                    f"{name}={value!r:.100}: the loop does not read it, so Config does not hold it; kit.preset({cure}) "
+                    "does"
+                )
 
 
 @dataclass(kw_only=True)
 class Config(_ByName):
-    """Every number of a run. kit.preset gives one that fits a machine; Config() has each field's default.
+    """Every number that the loop reads. Config() has each field's default; kit.preset gives a Preset.
 
-    A model and a task are made from it, load_policy(cfg.model, tuning=cfg.tuning, dtype=cfg.dtype) and cfg.make_task(),
-    or are the user's own. A trainer that is given another task says so here (task=None) and takes its length.
     learning_rate, temperature and beta may each be a number or a schedule, a function of progress. A rate that begins
     or ends at 0 is there before the first step or after the last: no step is trained at rate 0.
     A loss brings its paper's level, epsilon, epsilon_high and scale (config_checks.LOSSES) where none are given. Those
@@ -70,15 +82,6 @@ class Config(_ByName):
     ValueError: group_size=1 must be a whole number of at least 2
     """
 
-    # What is trained, on what
-    preset: str | None = _number(None, "name; None: of none")
-    model: str | None = _number(None, "name or path; None: the one that the trainer is given")
-    tuning: Literal["full", "lora", "qlora"] | None = _number(None, "weights that train; None: as loaded")
-    dtype: str | None = _number(None, "of the weights, frozen ones with LoRA; None: as the model was loaded")
-    task: str | None = _number(None, "name; None: the task that the trainer is given")
-    task_options: dict[str, Any] = _number(dict, "arguments of the task")
-    held_out: int = _number(256, "prompts that are never trained on")
-    eval_batch: int = _number(64, "prompts at a time in an evaluation")
     # How much
     steps: int = _number(100, "steps, each one rollout and its updates", changes=True)
     prompts_per_step: int = _number(8, "prompts")
@@ -136,10 +139,6 @@ class Config(_ByName):
 
     def __post_init__(self) -> None:
         self._running = self._taken = False
-        if self.preset is not None and "preset" not in self.reasons:
-            raise ValueError(
-                f"preset={self.preset!r} is a name alone here: kit.preset({self.preset!r}) fills a Config"
-            )
         self._follow_loss()
         checks.check_together(self)
 
@@ -156,8 +155,7 @@ class Config(_ByName):
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_") or name == "reasons":
             return super().__setattr__(name, value)
-        if name not in FIELDS:
-            check_fields({name: value})
+        self._check_names({name: value})
         value = checks.checked(name, value)
         if value is None and name in checks.LOSSES["dapo"]:
             value = checks.LOSSES[self.loss][name]
@@ -192,7 +190,7 @@ class Config(_ByName):
 
     def values(self) -> dict[str, Any]:
         """Every field as JSON can hold it: a schedule as its text."""
-        return {name: as_json(getattr(self, name)) for name in FIELDS}
+        return {name: as_json(getattr(self, name)) for name in FIELDS if hasattr(self, name)}
 
     def table(self) -> pd.DataFrame:
         """One row a field that the preset sets or that is not at its default: value, unit, reason, as it is printed.
@@ -201,12 +199,12 @@ class Config(_ByName):
         """
         import pandas as pd
 
-        rows, defaults, presets = [], Config(), self.reasons
+        rows, defaults, presets = [], type(self)(), self.reasons
         its_task = all(
             name not in presets or getattr(self, name) == presets[name][0]
             for name in ("task", "task_options")
         )
-        for name, each in FIELDS.items():
+        for name in self.values():
             value, default = getattr(self, name), getattr(defaults, name)
             was, reason = presets.get(name, (default, "set by you"))
             if value == was == default and reason in ("set by you", f"{self.loss}'s own"):
@@ -217,7 +215,7 @@ class Config(_ByName):
                 reason = f"{who} (was {_shown(name, was)})"
             elif name == "max_completion_tokens" and value is None and not its_task:
                 reason = "see the task"  # the preset's reason is about the preset's task
-            unit = each.metadata["unit"].partition(";")[0]
+            unit = FIELDS[name].metadata["unit"].partition(";")[0]
             rows.append((name, _shown(name, value), unit, reason))
         return pd.DataFrame(rows, columns=["name", "value", "unit", "reason"]).set_index("name")
 
@@ -236,28 +234,12 @@ class Config(_ByName):
     def _repr_html_(self) -> str:
         return self.table().astype(str).to_html().replace("<td>", '<td style="text-align:left">')
 
-    def make_task(self) -> Task:
-        """The named task with `held_out` held-out rows, or fewer if it has no more, and this max_completion_tokens.
-
-        Raises ValueError where task=None, and for arguments that the task does not take.
-        """
-        return self.cut(by_name.make(self.task, self.task_options, self.held_out))
-
-    def cut(self, task: Task) -> Task:
-        """A task with this many held-out rows, or fewer if it has no more, and with this length, if there is one."""
-        length = self.max_completion_tokens or task.max_completion_tokens
-        return replace(task, held_out=task.held_out[: self.held_out], max_completion_tokens=length)
-
     def with_task(self, task: Any) -> Config:
-        """This config, which now says what the run's task is: by its name or, of another task, not at all; its length.
+        """This config, which now says the run's task, as far as it has fields for it: its length, of a Preset its name.
 
         A copy where another trainer goes by it with another task.
         """
-        given = "the one that the trainer was given"
-        told = {} if task.name == self.task else {"task_options": ({}, given), "task": (None, given)}
-        length = (self.max_completion_tokens, "the task's")
-        if self.max_completion_tokens is None or self.reasons.get("max_completion_tokens") == length:
-            told["max_completion_tokens"] = (task.max_completion_tokens, "the task's")
+        told = self._told_by(task)
         values, reasons = {name: value for name, (value, _) in told.items()}, self.reasons | told
         if self._taken and any(getattr(self, name) != value for name, value in values.items()):
             return replace(self, **values, reasons=reasons)
@@ -265,6 +247,13 @@ class Config(_ByName):
             setattr(self, name, value)
         self.reasons = reasons
         return self
+
+    def _told_by(self, task: Any) -> dict[str, tuple[Any, str]]:
+        """The fields that a task fills in: {name: (value, why)}."""
+        length = (self.max_completion_tokens, "the task's")
+        if self.max_completion_tokens is None or self.reasons.get("max_completion_tokens") == length:
+            return {"max_completion_tokens": (task.max_completion_tokens, "the task's")}
+        return {}
 
     @property
     def completions_per_step(self) -> int:
@@ -311,7 +300,62 @@ def _shown(name: str, value: object) -> object:
     return value
 
 
-FIELDS = {each.name: each for each in fields(Config) if each.metadata}
+@dataclass(kw_only=True)
+class Preset(Config):
+    """A Config, and what the run is made from. Made by kit.preset, so that a notebook holds one object.
+
+    A model and a task are made from it, load_policy(cfg.model, tuning=cfg.tuning, dtype=cfg.dtype) and cfg.make_task(),
+    or are the user's own. A trainer that is given another task says so here (task=None) and takes its length.
+    """
+
+    preset: str | None = _number(None, "name; None: of none")
+    model: str | None = _number(None, "name or path; None: the one that the trainer is given")
+    tuning: Literal["full", "lora", "qlora"] | None = _number(None, "weights that train; None: as loaded")
+    dtype: str | None = _number(None, "of the weights, frozen ones with LoRA; None: as the model was loaded")
+    task: str | None = _number(None, "name; None: the task that the trainer is given")
+    task_options: dict[str, Any] = _number(dict, "arguments of the task")
+    held_out: int = _number(256, "prompts that are never trained on")
+    eval_batch: int = _number(64, "prompts at a time in an evaluation")
+
+    def __post_init__(self) -> None:
+        if self.preset is not None and "preset" not in self.reasons:
+            raise ValueError(
+                f"preset={self.preset!r} is a name alone here: kit.preset({self.preset!r}) fills a Config"
+            )
+        super().__post_init__()
+
+    @classmethod
+    def of(cls, config: Config) -> Preset:
+        """The config itself, or a plain one with the defaults of a preset's fields."""
+        if isinstance(config, cls):
+            return config
+        return cls(**{name: getattr(config, name) for name in config.__dataclass_fields__})
+
+    def make_task(self) -> Task:
+        """The named task with `held_out` held-out rows, or fewer if it has no more, and this max_completion_tokens.
+
+        Raises ValueError where task=None, and for arguments that the task does not take.
+        """
+        return self.cut(by_name.make(self.task, self.task_options, self.held_out))
+
+    def cut(self, task: Task) -> Task:
+        """A task with this many held-out rows, or fewer if it has no more, and with this length, if there is one."""
+        length = self.max_completion_tokens or task.max_completion_tokens
+        return replace(task, held_out=task.held_out[: self.held_out], max_completion_tokens=length)
+
+    def _told_by(self, task: Any) -> dict[str, tuple[Any, str]]:
+        given = "the one that the trainer was given"
+        told = {} if task.name == self.task else {"task_options": ({}, given), "task": (None, given)}
+        return told | super()._told_by(task)
+
+
+SETUP = {
+    each.name: each
+    for each in fields(Preset)
+    if each.metadata and each.name not in Config.__dataclass_fields__
+}
+"""Fields of a Preset that the loop does not read."""
+FIELDS = SETUP | {each.name: each for each in fields(Config) if each.metadata}
 CANNOT_CHANGE = "cannot be changed while a run goes on"
 
 

@@ -7,16 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_kit.engine.optim.choose import SETTINGS
-from grpo_kit.loop.config import CANNOT_CHANGE, FIELDS, Config, as_json, check_fields, from_json
+from grpo_kit.loop.config import CANNOT_CHANGE, FIELDS, SETUP, Config, as_json, check_fields, from_json
 from grpo_kit.loop.config_checks import LOSSES, UNCLIPPED, check_steps
 from grpo_kit.loop.protocols import Task
 from grpo_kit.loop.run_checks import trained_before
 from grpo_kit.loop.run_settings import made_with
 from grpo_kit.record.files import RunFolderError
 
-# What the loop does not read: where the model and the task came from. A run that goes on may say them otherwise.
-_AROUND = ("preset", "task", "task_options", "held_out", "eval_batch")
-_LOADED = ("model", "tuning", "dtype")  # None says nothing of them
+# Of a preset's fields, those that a run compares; None says nothing of them. The others may be said otherwise.
+_LOADED = ("model", "tuning", "dtype")
 # Of made_with: what a run that goes on obeys, besides the code of its rewards. The rest would make it another run.
 OBEYED = (
     *(f"optimizer.{name}" for name in SETTINGS), "rows", "system", "prefill", "examples", "tokenizer", "template",
@@ -68,7 +67,7 @@ def take_up(
     known, same, refused = {}, {}, {}
     for name, value in config.values().items():
         was = begun.get(name, saved.get(name, value))
-        if name in _AROUND or name in _LOADED and None in (value, was):
+        if name in SETUP and (name not in _LOADED or None in (value, was)):
             continue
         known[name] = saved.get(name, value)
         if value == was:

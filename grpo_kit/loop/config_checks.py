@@ -154,7 +154,7 @@ def check_together(config: Any) -> None:
     """Raises ValueError for fields each of which may be, and which together mean nothing or move no weight."""
     c = config
     check_loss_options(c.loss, c.loss_options)
-    if c.task_options:
+    if getattr(c, "task_options", None):  # of a Preset
         if c.task is None:
             raise ValueError(f"task_options={c.task_options!r} are for a named task, and task=None; name one")
         by_name.check_options(c.task, c.task_options)

@@ -15,7 +15,7 @@ import torch
 from grpo_kit._support.argument_checks import check_model, check_tokenizer, template_tokens
 from grpo_kit._support.argument_checks import check_task as check_is_task
 from grpo_kit.engine.optim.choose import OPTIMIZERS
-from grpo_kit.loop.config import Config
+from grpo_kit.loop.config import Config, Preset
 from grpo_kit.loop.config_checks import check_together
 from grpo_kit.loop.generate import render
 from grpo_kit.loop.padded_update import autocast
@@ -118,6 +118,8 @@ def check_tags(task: Task, tokens: Iterable[str], role: str) -> None:
 
 def check_loaded(config: Config, model: torch.nn.Module) -> None:
     """Raises ValueError for a model that was loaded otherwise than the config says: another tuning or dtype."""
+    if not isinstance(config, Preset):
+        return
     load = "load it with load_policy(cfg.model, tuning=cfg.tuning, dtype=cfg.dtype), or change the config"
     if config.tuning is not None and (config.tuning == "full") == has_adapters(model):
         has = "has adapters" if has_adapters(model) else "has no adapters"

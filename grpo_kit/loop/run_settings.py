@@ -14,7 +14,7 @@ import torch
 
 from grpo_kit._support.kernel import in_notebook
 from grpo_kit.engine.optim.choose import SETTINGS
-from grpo_kit.loop.config import Config, as_json
+from grpo_kit.loop.config import Config, Preset, as_json
 from grpo_kit.loop.protocols import Sampler, Task, optional
 from grpo_kit.models._model_facts import base_model, hardware, model_name, weights_digest
 from grpo_kit.models.token_lists import end_ids
@@ -43,7 +43,7 @@ def settings_of(
     inside = [pair for r in rewards for pair in zip(getattr(r, "names", ()), all_parts(r), strict=False)]
     known = [*zip(names, rewards, strict=True), *inside]
     return {
-        "config": config.values(),
+        "config": Preset.of(config).values(),
         "reward_parts": list(dict.fromkeys([*names, *(name for name, _ in inside)])) or list(task.paid_parts),
         "reward_weights": weights,
         "reward_ranges": {name: stated for name, reward in known if (stated := range_of(reward))},
@@ -55,7 +55,7 @@ def settings_of(
         "model": model_name(model),
         "task": {
             "system": task.system, "prefill": task.prefill, "file": task.file, "sha256": _sha256_of(task.file),
-            "digest": task_digest(config.cut(task)) if is_dataclass(task) else None,
+            "digest": task_digest(Preset.of(config).cut(task)) if is_dataclass(task) else None,
         },
         "data": {"task": task.name, "rows": len(task.train)},
         "parameters": sum(p.numel() for p in model.parameters()),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_kit._support.argument_checks import check_choice, check_known, nearest
 from grpo_kit.engine.fast import fast
-from grpo_kit.loop.config import FIELDS, Config
+from grpo_kit.loop.config import FIELDS, SETUP, Config
 from grpo_kit.loop.grpo import Loop
 from grpo_kit.loop.protocols import Hook, Task, optional
 from grpo_kit.loop.run_checks import check_given
@@ -56,8 +56,9 @@ class GRPOTrainer(Loop):
         *known, _ = inspect.signature(GRPOTrainer).parameters
         for name in unknown:
             if name in FIELDS:
+                call = "kit.preset('auto', " if name in SETUP else "kit.Config("
                 raise ValueError(
-                    f"{name} is a field of the config: config=kit.Config({name}={unknown[name]!r:.100})"
+                    f"{name} is a field of the config: config={call}{name}={unknown[name]!r:.100})"
                 )
         check_known("GRPOTrainer has no such argument", unknown, known)
         check_given(model, task, config, tokenizer, sample, update, hooks)

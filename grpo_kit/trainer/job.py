@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_kit._support.literal_calls import value_from_text
-from grpo_kit.loop.config import FIELDS, Config, from_json
+from grpo_kit.loop.config import FIELDS, Preset, from_json
 from grpo_kit.models._saved_adapters import is_adapter
 from grpo_kit.models.loading import load_policy
 from grpo_kit.record._digests import checkpoints, file_digest, last_whole
@@ -27,7 +27,7 @@ class Job:
     """A run's task, numbers and options."""
 
     task: Any
-    config: Config
+    config: Preset
     options: dict[str, Any]
 
     @classmethod

@@ -14,7 +14,7 @@ import torch
 
 from grpo_kit._support.argument_checks import check_choice, nearest
 from grpo_kit._support.cuda import has_bf16
-from grpo_kit.loop.config import FIELDS, Config, check_fields
+from grpo_kit.loop.config import FIELDS, Config, Preset, check_fields
 
 NAMES = ("smoke", "cpu", "t4", "gpu24")
 # Of a card's memory: a card of 16 GB reports 14.6 to 16, one of 24 GB 22 to 24.
@@ -116,7 +116,7 @@ TABLE: list[tuple[str, str, Any, str]] = [
 # fmt: on
 
 
-def preset(name: str | Config = "auto", **changes: Any) -> Config:
+def preset(name: str | Config = "auto", **changes: Any) -> Preset:
     """The Config of the preset smoke, cpu, t4 or gpu24; "auto" takes KIT_PROFILE, else what this machine can run.
 
     name: or a Config, of which this makes a copy with changes: what was set by hand stays, what its preset set follows
@@ -138,6 +138,7 @@ def preset(name: str | Config = "auto", **changes: Any) -> Config:
         check_choice("preset", name, ("auto", *NAMES))
     given, picked = {}, "asked for"
     if isinstance(name, Config):
+        name = Preset.of(name)
         given, (name, picked) = _set_by_hand(name), name.reasons.get("preset", (name.preset, ""))
     elif name == "auto":
         name, picked = (
@@ -158,7 +159,7 @@ def preset(name: str | Config = "auto", **changes: Any) -> Config:
     if "task" in changes and changes["task"] != (values | given).get("task"):
         values["task_options"] = {}
         given.pop("task_options", None)
-    return Config(**{**values, **given, **changes}, reasons=reasons)
+    return Preset(**{**values, **given, **changes}, reasons=reasons)
 
 
 def _numbers(name: str, picked: str, tuning: str) -> dict[str, tuple[Any, str]]:
@@ -172,9 +173,9 @@ def _numbers(name: str, picked: str, tuning: str) -> dict[str, tuple[Any, str]]:
     return found | {"autocast": ("none", "no card that has bfloat16")}
 
 
-def _set_by_hand(config: Config) -> dict[str, Any]:
+def _set_by_hand(config: Preset) -> dict[str, Any]:
     """The fields of a config that neither its preset nor a default has set."""
-    defaults = Config()
+    defaults = Preset()
     usual = {name: config.reasons.get(name, (getattr(defaults, name),))[0] for name in FIELDS}
     found = {name: getattr(config, name) for name in FIELDS if getattr(config, name) != usual[name]}
     return found | ({} if config.tuning is None else {"tuning": config.tuning})

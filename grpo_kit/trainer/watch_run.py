@@ -239,8 +239,8 @@ def _differ(config: Config, other: Config) -> str:
     """The fields in which another config differs, in words."""
     ours, theirs = config.values(), other.values()
     for mine in ("task", "task_options", "max_completion_tokens"):  # filled in by the trainer's task
-        if theirs[mine] in (None, {}):
-            theirs[mine] = ours[mine]
+        if theirs.get(mine) in (None, {}):
+            theirs[mine] = ours.get(mine)
     found = differences(ours, theirs).items()
     return ": " * bool(found) + ", ".join(f"{field}={was!r}, not {value!r}" for field, (was, value) in found)
 

@@ -8,7 +8,7 @@ from transformers import get_scheduler
 from trl import GRPOConfig
 
 from grpo_kit.loop.config import Config, as_json, from_json
-from grpo_kit.more.bridges._trl_config import MADE_BEFORE, config_of, fields_of, rates
+from grpo_kit.more.bridges._trl_config import config_of, fields_of, rates
 from grpo_kit.more.bridges._trl_fields import IGNORED, MAPPED, REFUSED, check_fields, is_set
 from grpo_kit.schedules import cosine, linear
 
@@ -226,7 +226,7 @@ def test_every_field_of_config_is_read_on_the_way_back():
         "max_completion_tokens",
         "reward_weights",
     }  # to_trl reads these two, with the task's beside them
-    assert left <= {*with_the_task, *MADE_BEFORE, "reasons"}
+    assert left <= {*with_the_task, "reasons"}
 
 
 def test_there_and_back_gives_the_same_config():

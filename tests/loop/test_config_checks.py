@@ -10,9 +10,10 @@ import pytest
 
 from grpo_kit import objectives
 from grpo_kit._support.argument_checks import ELSEWHERE
-from grpo_kit.loop.config import FIELDS, Config
+from grpo_kit.loop.config import FIELDS, SETUP, Config, Preset
 from grpo_kit.loop.config_checks import LOSSES
 from grpo_kit.more.lab._arm import arm_of
+from grpo_kit.record.files import run_settings
 from grpo_kit.schedules import constant, cosine, linear, stepwise
 from grpo_kit.trainer.presets import preset
 
@@ -56,8 +57,38 @@ from grpo_kit.trainer.presets import preset
 ])  # fmt: skip
 def test_is_refused_with_what_would_do(values, words):
     with pytest.raises(ValueError) as error:
-        Config(**values)
+        (Preset if SETUP.keys() & values.keys() else Config)(**values)
     assert words in str(error.value) and next(name for name in values) in str(error.value)
+
+
+@pytest.mark.parametrize("name", SETUP)
+def test_what_the_loop_does_not_read_is_a_presets(name):
+    """A Config has neither the field nor an assignment of it; a preset holds both."""
+    with pytest.raises(ValueError, match=f"{name}='x'.*kit.preset\\(.*'x'"):
+        Config(**{name: "x"})
+    config = Config(steps=3)
+    with pytest.raises(ValueError, match=f"{name}='x'.*kit.preset"):
+        setattr(config, name, "x")
+    assert name not in config.values() and name in preset("smoke").values()
+    assert isinstance(preset("smoke"), Config) and len(config.values()) <= 40
+
+
+def test_a_plain_config_is_in_run_json_as_a_presets_would_be(tmp_path):
+    """So commands, reports and older readers find the same names."""
+    from loop_runs import make
+
+    trainer = make(tmp_path / "run", steps=1)
+    trainer.train()
+    assert type(trainer.config) is Config
+    noted = run_settings(trainer.folder)["config"]
+    assert noted.keys() == FIELDS.keys() and noted["held_out"] == 256 and noted["model"] is None
+    assert {name: noted[name] for name in trainer.config.values()} == trainer.config.values()
+
+
+def test_a_preset_made_of_a_plain_config_has_its_numbers():
+    config = preset(Config(steps=7, learning_rate=linear(1e-5, 0)), tuning="lora")
+    assert (config.steps, config.tuning, config.preset) == (7, "lora", None)
+    assert repr(config.learning_rate) == repr(linear(1e-5, 0))
 
 
 def test_without_names_it_says_what_fills_a_config():
@@ -73,7 +104,7 @@ def test_what_means_something_is_taken():
     assert Config(learning_rate=stepwise([0, 1e-5, 0], at=[0.1, 0.3])).at(20).learning_rate > 0
     assert Config(discount=0.9, credit="return").discount == 0.9
     assert Config(epsilon=1, temperature=0.01).epsilon == 1
-    assert str(inspect.signature(Config)).startswith("(*, preset")  # editors complete its fields
+    assert str(inspect.signature(Config)).startswith("(*, steps")  # editors complete its fields
 
 
 def between(low, high, bad, good):

@@ -11,7 +11,7 @@ import torch
 
 from grpo_kit import GRPOTrainer, plan_memory, tasks
 from grpo_kit.engine.optim.choose import make_optimizer
-from grpo_kit.loop.config import FIELDS, Config
+from grpo_kit.loop.config import FIELDS, Config, Preset
 from grpo_kit.loop.config_checks import LOSSES
 from grpo_kit.models import load_policy
 from grpo_kit.rewards import ExactAnswer, SoftFormat
@@ -86,7 +86,7 @@ def test_a_config_is_changed_as_its_preset_would_have_been():
     assert preset(mine, task="countdown").task_options == {} and mine.task == "largest"
     assert preset(preset("cpu", task_options={"n_train": 9}), steps=1).task_options == {"n_train": 9}
     bare = Config(steps=3)
-    assert preset(bare, group_size=4) == Config(steps=3, group_size=4) and bare.group_size == 8
+    assert preset(bare, group_size=4) == Preset(steps=3, group_size=4) and bare.group_size == 8
 
 
 @pytest.mark.parametrize(

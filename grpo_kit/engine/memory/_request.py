@@ -14,7 +14,7 @@ from grpo_kit.engine.memory._decoding import decode_bytes
 from grpo_kit.engine.memory._plan_table import GIB, MemoryPlan
 from grpo_kit.engine.memory._shapes import Counts
 from grpo_kit.engine.optim.choose import OPTIMIZERS
-from grpo_kit.loop.config import Config
+from grpo_kit.loop.config import Preset
 
 USABLE = 0.92  # of a card's name: 24 GB cards report 22.0 (L4, A10G, with ECC) to 23.7 GiB (3090, 4090)
 CONTEXT_GIB = 0.6  # CUDA context, cuBLAS and kernels: an estimate
@@ -49,7 +49,7 @@ class _States:
 class Request:
     """A plan's arguments, in bytes and parameters. rank: of adapters."""
 
-    cfg: Config
+    cfg: Preset
     config: PretrainedConfig
     prompt_tokens: int
     completion_tokens: int
@@ -207,12 +207,12 @@ class Request:
         return f"{cfg.model}, {how}, {size} tokens"
 
 
-def has_reference(cfg: Config) -> bool:
+def has_reference(cfg: Preset) -> bool:
     """Whether a KL term needs the weights as they were at first."""
     return callable(cfg.beta) or cfg.beta > 0
 
 
-def optimizer_of(cfg: Config) -> str:
+def optimizer_of(cfg: Preset) -> str:
     """The optimizer of full tuning; where the config names none, what its weights need."""
     return cfg.optimizer or ("adamw-8bit-split" if cfg.dtype == "bfloat16" else "adamw")
 

@@ -34,8 +34,6 @@ NOT_CARRIED = {
         "with use_vllm=True, vllm_importance_sampling_mode='token_truncate' weighs so",
     ),
 }
-# What the model and the task were made from: to_trl is given both.
-MADE_BEFORE = ("preset", "model", "tuning", "dtype", "task", "task_options", "held_out", "eval_batch")
 _OPTIM = {None: "adamw_torch_fused", "adamw": "adamw_torch_fused", "adamw-8bit": "adamw_8bit"}
 
 

@@ -15,9 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from grpo_kit.models._adapters import on_both_ends
-from grpo_kit.models._model_facts import base_model
+from grpo_kit.models._model_facts import base_model, token_rows
 from grpo_kit.models._saved_adapters import BASE, has_named_base, save_adapter, weights_of_base
-from grpo_kit.models._model_facts import token_rows
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.more.export._gguf_writer import write_gguf
 from grpo_kit.more.export._ollama import modelfile

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_kit._support.argument_checks import check_temperature, check_whole
-from grpo_kit.loop.config import FIELDS, Config, check_fields
+from grpo_kit.loop.config import FIELDS, Config, Preset, check_fields
 from grpo_kit.loop.protocols import Sampler
 from grpo_kit.record.files import RENAMED
 from grpo_kit.rewards._parts import all_parts
@@ -47,7 +47,7 @@ Prepare = Callable[[Any, Any, Task, int], None]
 class Arm:
     """What all runs of an arm have in common. Made by arm_of(), which says what each field is."""
 
-    config: Config
+    config: Preset
     task: Task
     sample: Callable[[Sampler], Sampler] | None = None
     on_flag: OnFlag | None = None

@@ -18,6 +18,7 @@ from grpo_kit.engine.optim import split_adamw
 from grpo_kit.engine.optim.choose import make_optimizer
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Config
+from grpo_kit.loop.config import Preset
 
 MIB = 2**20
 
@@ -89,7 +90,7 @@ def workspaces():
 def test_the_plan_of_a_rollout_is_within_ten_percent_of_the_allocators(prompt_tokens, vocabulary, narrowed):
     """The second rollout, which finds the keys, values and graphs of the first."""
     model = qwen(torch.bfloat16, hidden=256, vocabulary=vocabulary)
-    config = Config(dtype="bfloat16", prompts_per_step=8, group_size=8, **narrowed)
+    config = Preset(dtype="bfloat16", prompts_per_step=8, group_size=8, **narrowed)
     plan = plan_memory(config, config=model.config, prompt_tokens=prompt_tokens, completion_tokens=6)
     planned = plan.parts["rollout"]
     prompts = [[20 + group] * prompt_tokens for group in range(8) for _ in range(8)]
