@@ -21,7 +21,7 @@ parser.add_argument("--folder", type=Path, help="of the run; default: the next f
 parser.add_argument("--resume", action="store_true", help="go on with the run in --folder")
 arguments = parser.parse_args()
 
-# The numbers: any field of kit.Config, such as steps=24 or temperature=kit.linear(1.2, 0.8).
+# The numbers: any that kit.preset takes, such as steps=24 or temperature=kit.linear(1.2, 0.8).
 config = kit.preset(arguments.preset, tuning="full")  # or "lora"
 
 # The task, which is rows, a prompt and rewards: your own by kit.tasks.from_rows(...).

@@ -25,7 +25,7 @@ parser.add_argument(
 )
 arguments = parser.parse_args()
 
-# The numbers: any field of kit.Config. What TRL cannot be told is printed.
+# The numbers: any that kit.preset takes. What TRL cannot be told is printed.
 config = kit.preset(arguments.preset, tuning="full")
 task = config.make_task()  # your own by kit.tasks.from_rows(...)
 

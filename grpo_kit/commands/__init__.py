@@ -14,7 +14,7 @@ RUN = Argument(help="a run folder")
 RUNS_TASK = Option(None, "--task", help="FILE.py or a name; default: what the run says")
 NEW_TASK = Argument(None, help="FILE.py with task = ..., or a name: countdown, ...")
 PRESET = Option(None, help="default: auto, what this machine can run")
-_FIELDS = "a field of kit.Config; as often as needed: steps=24, model=FOLDER, 'temperature=linear(1.2, 0.8)'"
+_FIELDS = "a field of kit.preset; as often as needed: steps=24, model=FOLDER, 'temperature=linear(1.2, 0.8)'"
 SETTINGS = Option(None, "--set", metavar="NAME=VALUE", help=_FIELDS)
 
 

@@ -34,7 +34,7 @@ class Job:
     def asked(cls, task: Any, values: dict[str, Any]) -> Job:
         """Of a new run. task: a name of the kit's tasks, FILE.py, FILE.py:NAME, or a Task; None: the preset's.
 
-        values: fields of Config, without "preset" what this machine can run, and some of OPTIONS.
+        values: fields of Preset, without "preset" what this machine can run, and some of OPTIONS.
         Raises ValueError naming the argument that does not fit.
         """
         options = {name: values.get(name, default) for name, default in OPTIONS.items()}

@@ -120,12 +120,12 @@ def preset(name: str | Config = "auto", **changes: Any) -> Preset:
     """The Config of the preset smoke, cpu, t4 or gpu24; "auto" takes KIT_PROFILE, else what this machine can run.
 
     name: or a Config, of which this makes a copy with changes: what was set by hand stays, what its preset set follows
-    another tuning or task. changes: fields of Config, e.g. steps=64. tuning: "full" (default), "lora" or "qlora"; rate,
+    another tuning or task. changes: fields of Preset, e.g. steps=64. tuning: "full" (default), "lora" or "qlora"; rate,
     dtype and optimizer are those for it. With another task than the preset's, its arguments are left at their defaults.
     Products are in bfloat16 where the card has it. What no preset sets is Config's default: loss "dapo", where every
     token of the batch counts alike, and epsilon_high 0.28, by which rare tokens may rise further, which keeps entropy
     up (both DAPO, arXiv:2503.14476); a constant rate after a warmup of 10 % of the steps, at least 2.
-    Raises ValueError for an unknown name, for a field that Config has not, with the nearest one, and for a value that
+    Raises ValueError for an unknown name, for a field that Preset has not, with the nearest one, and for a value that
     cannot be.
 
     >>> preset("cpu", steps=64).steps

@@ -81,7 +81,7 @@ class Arm:
 def arm_of(config: Config | str, changes: Mapping[str, Any]) -> Arm:
     """An arm: a Config (or a preset's name), changed by name.
 
-    changes: fields of Config, as preset takes them: with tuning="lora" the rate is the adapters', unless one is given.
+    changes: fields of Preset, as preset takes them: with tuning="lora" the rate is the adapters', unless one is given.
     task: a name, or a Task; its first held_out rows are evaluated.
     sample: f(the fast sample) -> the sample to train with, such as one of examples/older_weights.py.
     prepare: f(model, tokenizer, task, seed), called before training, and again before a run continues from a
