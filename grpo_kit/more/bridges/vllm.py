@@ -153,8 +153,7 @@ class VllmSample:
         if self.server is not None:
             self.engine = Server(self.server, self.through, self.server_seconds)
         else:
-            own = next(p for p in base.parameters() if p.is_floating_point()).dtype
-            dtype = own if config.autocast == "none" else getattr(torch, config.autocast)
+            dtype = _dtype_of(base) if config.autocast == "none" else getattr(torch, config.autocast)
             sequences = config.prompts_per_step * config.group_size
             self.engine = InThisProcess(model, tokenizer, dtype, sequences, self.given)
         if not self._exact(model, config):
@@ -171,13 +170,14 @@ class VllmSample:
         )  # by their values: a fused optimizer is not seen in torch's counts of writes
         if now == self._loaded:
             return
-        began, self._loaded = time.monotonic(), None
+        began = time.monotonic()
+        self._loaded = None
         self.engine.load(_summed_weights(model))
         self._loaded, self.sync_seconds = now, time.monotonic() - began
 
     def _exact(self, model: Any, config: Config) -> bool:
-        own = next(p for p in base_model(model).parameters() if p.is_floating_point()).dtype
-        return {own, self.engine.dtype} == {torch.float32} and config.autocast == "none"
+        dtypes = {_dtype_of(base_model(model)), self.engine.dtype}
+        return dtypes == {torch.float32} and config.autocast == "none"
 
     def _compare(
         self,
@@ -216,6 +216,10 @@ class VllmSample:
                 "was trained in"
             )
         self.first_gap = gap if first is None else first
+
+
+def _dtype_of(model: Any) -> torch.dtype:
+    return next(p for p in model.parameters() if p.is_floating_point()).dtype
 
 
 def _summed_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:

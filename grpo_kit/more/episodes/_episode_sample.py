@@ -55,10 +55,7 @@ Writer = Callable[[Any, Any, Config, StepNumbers], AbstractContextManager[Write]
 def plain_turns(model: Any, tokenizer: Any, config: Config, numbers: StepNumbers) -> Iterator[Write]:
     """Turns by transformers' generate, each prompt computed from its first token. It plays any causal model."""
 
-    def write(prompts: list[list[int]], episodes: list[int], turn: int) -> Written:
-        return Written(complete_prompts(model, tokenizer, prompts, config, numbers))
-
-    yield write
+    yield lambda prompts, episodes, turn: _plainly(model, tokenizer, config, numbers, prompts, episodes)
 
 
 class EngineTurns:

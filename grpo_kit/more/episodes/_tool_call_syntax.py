@@ -308,16 +308,14 @@ def _call(node: ast.expr | None) -> Call:
 
 
 def _value(node: ast.expr) -> tuple[str, Any]:
-    sign = 1
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-        sign, node = (-1 if isinstance(node.op, ast.USub) else 1), node.operand
-        if not isinstance(node, ast.Constant) or type(node.value) not in (int, float):
-            raise ValueError("a sign before something that is no number")
     match node:
-        case ast.Constant(value=bool() | None | str()):
+        case ast.Constant():
             return _plain(node.value)
-        case ast.Constant(value=int() | float()):
-            return "number", sign * node.value
+        case ast.UnaryOp(op=sign, operand=ast.Constant(value=number)) if type(number) in (int, float):
+            if isinstance(sign, ast.UAdd):
+                return "number", number
+            if isinstance(sign, ast.USub):
+                return "number", -number
         case ast.Name():
             return "name", node.id
         case ast.List() | ast.Tuple():

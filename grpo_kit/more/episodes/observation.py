@@ -200,7 +200,9 @@ class Renderer:
         ]
         behind = self._behind(message)
         gone_on = made.text + tokenizer.decode(written) + behind
-        served = gone_on if view.thoughts == "kept" else self._served(made.messages)
+        served = gone_on
+        if view.thoughts != "kept":
+            served = self._chat([*self._before, *made.messages])
         if served == gone_on:
             made.ids = [*made.ids, *written, *self._ids(behind, special=False)]
         else:
@@ -223,10 +225,6 @@ class Renderer:
         between, behind = self._turn_over
         self._one_message(message)  # raises for text that would be read as the template's own
         return between + message + behind
-
-    def _served(self, messages: list[dict[str, str]]) -> str:
-        """A server's prompt for the messages."""
-        return self._chat([*self._before, *messages])
 
     @cached_property
     def _around(self) -> tuple[str, str]:

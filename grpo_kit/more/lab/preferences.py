@@ -70,10 +70,8 @@ class Samples:
         check_number("margin", margin, 0)
         if self.settings["samples"] < 2:
             raise ValueError("samples=1 a prompt leaves nothing to compare; sample at least 2, such as 4")
-        rows = self._pairs(margin)
-        if not rows:
-            raise self._empty(f"margin={margin!r}: no prompt has two usable completions so far apart")
-        return _data_set(rows)
+        reason = f"margin={margin!r}: no prompt has two usable completions so far apart"
+        return self._data_set(self._pairs(margin), reason)
 
     def unpaired(self, *, threshold: float = 0.5) -> Dataset:
         """Every distinct completion with its label: is its score at least the threshold?
@@ -93,7 +91,7 @@ class Samples:
             }
             for c in _spread(self._candidates())
         ]
-        return self._data_set(rows, threshold)
+        return self._data_set(rows, _none_left(threshold))
 
     def best_of_n(self, *, threshold: float | None = None) -> Dataset:
         """The best completion of each prompt; with a threshold, only where its score is at least that.
@@ -102,7 +100,8 @@ class Samples:
         """
         least = -math.inf if threshold is None else check_number("threshold", threshold)
         best = [max(group, key=_score) for group in self._candidates()]
-        return self._data_set([_target(c) for c in best if c["score"] >= least], threshold)
+        rows = [_target(c) for c in best if c["score"] >= least]
+        return self._data_set(rows, _none_left(threshold))
 
     def accepted(self, *, threshold: float = 0.5) -> Dataset:
         """Every distinct completion with a score of at least the threshold: rejection sampling.
@@ -111,7 +110,7 @@ class Samples:
         """
         check_number("threshold", threshold)
         rows = [_target(c) for group in self._candidates() for c in group if c["score"] >= threshold]
-        return self._data_set(rows, threshold)
+        return self._data_set(rows, _none_left(threshold))
 
     def summary(self, *, margin: float = 0.1) -> pd.DataFrame:
         """What was sampled and what became of it: value; and where it is a part, `of` how many and the share."""
@@ -146,17 +145,16 @@ class Samples:
             "without a score": int(self.table["score"].isna().sum()),
         }
 
-    def _empty(self, what: str) -> ValueError:
-        reasons = "; ".join(f"{name}: {count}" for name, count in self._left_out().items())
-        return ValueError(
-            f"{what} (of {len(self.table)} completions, {reasons}); sample more a prompt, hotter or longer, or take "
-            "easier rows or a softer reward"
-        )
-
-    def _data_set(self, rows: list[dict[str, Any]], threshold: float | None) -> Dataset:
+    def _data_set(self, rows: list[dict[str, Any]], why_empty: str) -> Dataset:
         if not rows:
-            raise self._empty(f"threshold={threshold!r}: no usable completion is left")
-        return _data_set(rows)
+            left_out = "; ".join(f"{name}: {count}" for name, count in self._left_out().items())
+            raise ValueError(
+                f"{why_empty} (of {len(self.table)} completions, {left_out}); sample more a prompt, hotter or longer, "
+                "or take easier rows or a softer reward"
+            )
+        from datasets import Dataset  # takes a second, and sampling needs none
+
+        return Dataset.from_list(rows)
 
     def _pairs(self, margin: float) -> list[dict[str, Any]]:
         rows = []
@@ -280,7 +278,5 @@ def _target(candidate: dict[str, Any]) -> dict[str, Any]:
     return {name: candidate[name] for name in ("prompt", "completion", "score")}
 
 
-def _data_set(rows: list[dict[str, Any]]) -> Dataset:
-    from datasets import Dataset  # takes a second, and sampling needs none
-
-    return Dataset.from_list(rows)
+def _none_left(threshold: float | None) -> str:
+    return f"threshold={threshold!r}: no usable completion is left"

@@ -180,12 +180,17 @@ def _compared(some: pd.DataFrame) -> dict[str, Any]:
     return {
         "step": int(some["step"].iloc[0]),
         "group": int(some["group"].iloc[0]),
-        "signal before": float(np.ptp(before[~np.isnan(before)]) > 0) if (~np.isnan(before)).any() else 0.0,
-        "signal": float(np.ptp(after[~np.isnan(after)]) > 0) if (~np.isnan(after)).any() else 0.0,
+        "signal before": _has_signal(before),
+        "signal": _has_signal(after),
         "order": float((first != second).any()),
         "reversed": float((first * second < 0).any()),
         "sign": float(signs.mean()),
     }
+
+
+def _has_signal(rewards: np.ndarray) -> float:
+    judged = rewards[~np.isnan(rewards)]
+    return float(judged.size > 0 and np.ptp(judged) > 0)
 
 
 def _direction(table: pd.DataFrame) -> float | None:

@@ -30,14 +30,17 @@ class Arm(NamedTuple):
     master: Callable[[], torch.Tensor]
 
 
+def _arm(weights: torch.Tensor, optimizer: Callable[..., torch.optim.Optimizer], lr: float) -> Arm:
+    parameter = torch.nn.Parameter(weights)
+    return Arm(parameter, optimizer([parameter], lr=lr, weight_decay=0.0), lambda: parameter.detach().float())
+
+
 def _adamw(weights: torch.Tensor, lr: float) -> Arm:
-    p = torch.nn.Parameter(weights.float())
-    return Arm(p, torch.optim.AdamW([p], lr=lr, weight_decay=0.0), lambda: p.detach())
+    return _arm(weights.float(), torch.optim.AdamW, lr)
 
 
 def _rounded(weights: torch.Tensor, lr: float) -> Arm:
-    p = torch.nn.Parameter(weights.clone())
-    return Arm(p, torch.optim.AdamW([p], lr=lr, weight_decay=0.0), lambda: p.detach().float())
+    return _arm(weights.clone(), torch.optim.AdamW, lr)
 
 
 def _stochastic(weights: torch.Tensor, lr: float) -> Arm:
@@ -58,17 +61,15 @@ def _adamw_8bit(weights: torch.Tensor, lr: float) -> Arm:
     check_bitsandbytes("adamw-8bit")
     from bitsandbytes.optim import AdamW8bit
 
-    p = torch.nn.Parameter(weights.float())
-    return Arm(p, AdamW8bit([p], lr=lr, weight_decay=0.0), lambda: p.detach())
+    return _arm(weights.float(), AdamW8bit, lr)
 
 
 def _split(weights: torch.Tensor, lr: float) -> Arm:
     check_bitsandbytes("adamw-8bit-split")
     from grpo_kit.engine.optim import SplitAdamW8bit
 
-    p = torch.nn.Parameter(weights.clone())
-    optimizer = SplitAdamW8bit([p], lr=lr, weight_decay=0.0)
-    return Arm(p, optimizer, lambda: optimizer.master(p))
+    arm = _arm(weights.clone(), SplitAdamW8bit, lr)
+    return arm._replace(master=lambda: arm.optimizer.master(arm.parameter))
 
 
 ARMS: dict[str, Callable[[torch.Tensor, float], Arm]] = {

@@ -125,27 +125,22 @@ def run_python_batch(
     if not programs:
         return []
     limits = {"seconds": float(seconds), "memory_mb": int(memory_mb), "output_kb": int(output_kb)}
-    encoded = [(_bytes(code), _bytes(stdin)) for code, stdin in programs]
+    # A lone surrogate becomes invalid UTF-8, which is then the program's error and not the kit's.
+    encoded = [tuple(text.encode("utf-8", "surrogatepass") for text in program) for program in programs]
     pool = _pool(allow_unsafe)
     try:
-        found = pool.run(encoded, limits, workers or os.cpu_count() or 1)
+        results = pool.run(encoded, limits, workers or os.cpu_count() or 1)
     except LauncherError as problem:
         raise SandboxUnavailableError(f"A program could not be started: {problem}") from problem
-    return [_result(*one) for one in found]
+    return [
+        SandboxResult(out.decode("utf-8", "replace"), err.decode("utf-8", "replace"), **fields)
+        for fields, out, err in results
+    ]
 
 
 def isolation() -> Literal["sandlock", "bubblewrap"] | None:
     """The isolation on this machine; None: there is none, and programs are refused. Tested once."""
     return _working()[0]
-
-
-def _bytes(text: str) -> bytes:
-    # A lone surrogate becomes invalid UTF-8, which is then the program's error and not the kit's.
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _result(fields: dict, out: bytes, err: bytes) -> SandboxResult:
-    return SandboxResult(out.decode("utf-8", "replace"), err.decode("utf-8", "replace"), **fields)
 
 
 def _pool(allow_unsafe: bool) -> Pool:

@@ -88,9 +88,10 @@ def seccomp_filter(pid: int | None) -> bytes:
     """
     column, architecture = _ARCHITECTURES[platform.machine()]
     denied = _ERRNO | errno.EPERM
+    signals = [_argument(0), *_one_of((pid,), denied)] if pid else [(_RETURN, 0, 0, _ALLOW)]
     checks = {
-        "kill": [_argument(0), *_one_of((pid,), denied)] if pid else [(_RETURN, 0, 0, _ALLOW)],
-        "tgkill": [_argument(0), *_one_of((pid,), denied)] if pid else [(_RETURN, 0, 0, _ALLOW)],
+        "kill": signals,
+        "tgkill": signals,
         "prlimit64": [_argument(0), *_one_of((0,), denied)],
         "ioctl": [_argument(1), *_one_of(_IOCTLS, _ERRNO | errno.ENOTTY)],
         "fcntl": [_argument(1), *_one_of(_FCNTLS, denied)],
