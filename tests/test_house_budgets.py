@@ -35,16 +35,16 @@ BUDGETS = {
     "file names that repeat another": 0,
     "files": 260,
     "entries at the top": 17,
-    "fields of a config": 47,
+    "fields of a config": 39,
     "names at the front door": 47,
-    "tokens": 297069,
-    "tokens beside more/ and verdicts/": 186698,
+    "tokens": 297139,
+    "tokens beside more/ and verdicts/": 186905,
 }
 
 ROOM_TOKENS = {
-    "engine": 48971, "watch": 26464, "verdicts": 25121, "more/episodes": 21021, "loop": 20734, "more/code": 18643,
-    "rewards": 17151, "evaluation": 16559, "more/lab": 16324, "tasks": 13173, "more/export": 12792,
-    "more/bridges": 12099, "models": 8223, "trainer": 7641, "record": 6028, "_support": 5335, "doctor": 4779,
+    "engine": 48971, "watch": 26464, "verdicts": 25106, "more/episodes": 21021, "loop": 20961, "more/code": 18643,
+    "rewards": 17138, "evaluation": 16559, "more/lab": 16326, "tasks": 13195, "more/export": 12693,
+    "more/bridges": 12074, "models": 8223, "trainer": 7612, "record": 6028, "_support": 5335, "doctor": 4779,
     "more/tasks": 4334, "objectives": 4233, "prompts": 3157, "commands": 2595, "schedules": 875, "__init__": 439,
     "__main__": 341, "more/__init__": 37,
 }  # fmt: skip
