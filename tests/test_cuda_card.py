@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from grpo_kit._support import cuda
-from grpo_kit.models import _card_memory as card_memory
 
 FAKE = """
 import os, sys, torch
@@ -95,7 +94,7 @@ def test_memory_that_a_driver_would_take_from_the_system_is_not_taken(
     """A desktop holds 3 GiB of 24, another run of ours half of one."""
     given = []
     monkeypatch.setattr(sys, "platform", system)
-    monkeypatch.setattr(card_memory.platform, "release", lambda: release)
+    monkeypatch.setattr(cuda.platform, "release", lambda: release)
     for name, value in {
         "is_available": True,
         "get_per_process_memory_fraction": before,
@@ -104,7 +103,7 @@ def test_memory_that_a_driver_would_take_from_the_system_is_not_taken(
     }.items():
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", given.append)
-    said = card_memory.stay_on_the_card()
+    said = cuda.stay_on_the_card()
     assert given == ([] if limit is None else [limit]) and (said is None) == (limit is None)
     assert limit is None or "88% of the card" in said
 

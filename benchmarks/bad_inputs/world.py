@@ -51,7 +51,7 @@ def world(folder: Path) -> dict:
         task=task, model=None, tokenizer=tokenizer, folder=None, config=None, hooks=(), live=None, **values
     ):  # noqa: ANN001, ANN202, ANN003
         small = {"steps": 1, "prompts_per_step": 2, "group_size": 2, "max_completion_tokens": 4}
-        config = kit.Config(**(small | values)) if config is None else config
+        config = kit.preset("smoke", **(small | values)) if config is None else config
         given = fresh() if model is None else model
         return kit.GRPOTrainer(
             given, task, config, tokenizer=tokenizer, folder=folder or new(), live=live, hooks=hooks

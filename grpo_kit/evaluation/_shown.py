@@ -5,11 +5,13 @@ from __future__ import annotations
 import html
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 
 import pandas as pd
 
 from grpo_kit._support.kernel import visible
+from grpo_kit.evaluation.intervals import Estimate
 
 _CELL = "text-align:left;vertical-align:top;padding:3px 16px 3px 0;line-height:1.4;white-space:normal;"
 
@@ -39,6 +41,17 @@ class ShownTable(pd.DataFrame):
     def _display_(self) -> object:
         """What marimo asks for, whose own tables have the numbers alone."""
         return sys.modules["marimo"].Html(self._repr_html_())
+
+
+def estimates_table(
+    task: str, estimates: Mapping[str, Estimate], constants: Iterable[tuple[str, float] | None], n: int
+) -> pd.DataFrame:
+    """One row a measure: value, low, high (95 %), n; then the known constant strategies, of n rows."""
+    rows = {name: asdict(estimate) for name, estimate in estimates.items()}
+    for constant in filter(None, constants):
+        rows[constant[0]] = {"value": constant[1], "low": None, "high": None, "n": n}
+    table = pd.DataFrame.from_dict(rows, orient="index").rename_axis(task)
+    return table.astype({"value": float, "low": float, "high": float, "n": int})
 
 
 def shown(table: pd.DataFrame, sentence: str, cells: Mapping[str, Mapping[str, str]]) -> ShownTable:

@@ -21,7 +21,7 @@ from grpo_kit._support.argument_checks import (
 )
 from grpo_kit.evaluation._as_trained import SAMPLING, say_difference, trained_sampling
 from grpo_kit.evaluation._constant import Constant, constant_reward, own_constant
-from grpo_kit.evaluation._shown import ShownTable, percent, shown
+from grpo_kit.evaluation._shown import ShownTable, estimates_table, percent, shown
 from grpo_kit.evaluation.generate_and_score import Answers, answer, check_rows
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k, wilson_interval
 from grpo_kit.loop.config import Config
@@ -142,20 +142,17 @@ class Evaluation:
         if self.as_trained is not None:
             name = "as trained" if self.measure == "accuracy" else "reward, as trained"
             sampled[f"{name} (temperature {self.settings['temperature']:g})"] = self.as_trained
-        named = self.rates | sampled | self.rewards
-        rows = {name: asdict(e) for name, e in named.items()}
+        estimates = self.rates | sampled | self.rewards
         words = {
             name: {"value, 95 % interval": e.words(rate=not is_reward(name)), "n": str(e.n)}
-            for name, e in named.items()
+            for name, e in estimates.items()
         }
-        for constant in (self.constant, self.constant_reward):
-            if constant is not None:
-                name, value = constant
-                rows[name] = {"value": value, "low": None, "high": None, "n": self.n}
-                value = percent(value) if constant is self.constant else f"reward {value:.3f}"
-                words[name] = {"value, 95 % interval": value, "n": str(self.n)}
-        table = pd.DataFrame.from_dict(rows, orient="index").rename_axis(self.task)
-        table = table.astype({"value": float, "low": float, "high": float, "n": int})
+        constants = [self.constant, self.constant_reward]
+        for constant in filter(None, constants):
+            name, value = constant
+            value = percent(value) if constant is self.constant else f"reward {value:.3f}"
+            words[name] = {"value, 95 % interval": value, "n": str(self.n)}
+        table = estimates_table(self.task, estimates, constants, self.n)
         return shown(table, self.sentence, words)
 
     def _repr_html_(self) -> str:
@@ -163,14 +160,7 @@ class Evaluation:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write everything to one JSON file, atomically; Evaluation.load reads it."""
-        data = {
-            name: getattr(self, name)
-            for name in ("task", "constant", "settings", "measure", "constant_reward", "own_constant")
-        }
-        data |= {name: self.rates.get(name) and asdict(self.rates[name]) for name in _RATES}
-        data["as_trained"] = self.as_trained and asdict(self.as_trained)
-        data["pass_at"] = {k: asdict(estimate) for k, estimate in self.pass_at.items()}
-        data["rows"] = self.rows.to_dict("records")
+        data = asdict(replace(self, rows=None)) | {"rows": self.rows.to_dict("records")}
         write_where_asked(path, json.dumps(data, ensure_ascii=False, indent=1).encode())
 
     @classmethod

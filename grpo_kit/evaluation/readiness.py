@@ -34,7 +34,7 @@ from grpo_kit._support.argument_checks import (
 from grpo_kit._support.display import progress_line
 from grpo_kit.evaluation._as_trained import say_difference
 from grpo_kit.evaluation._constant import Constant, constant_reward, doing
-from grpo_kit.evaluation._verdict import ALWAYS, EVER, FORMATTED, SIGNAL, VERDICTS, verdict_of
+from grpo_kit.evaluation._shown import estimates_table
 from grpo_kit.evaluation.generate_and_score import Answers, answer, check_before, check_rows
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k
 from grpo_kit.evaluation.lengths import Lengths
@@ -51,6 +51,21 @@ if TYPE_CHECKING:
 
     from grpo_kit.tasks import Task
 
+# The verdicts' thresholds: choices, stated in each verdict and not tuned to any result.
+FORMATTED = 0.5  # lowest share of samples with a readable answer
+EVER = 0.1  # lowest share of prompts that are right at least once in all their samples
+ALWAYS = 0.9  # highest share of right samples
+SIGNAL = 0.2  # lowest share of groups with right and wrong, or with unequal rewards if those are the measure
+
+VERDICTS = {
+    "format first": "most samples give no readable answer: show a worked example or prefill the tag",
+    "never succeeds": "there is nothing to make likelier: do SFT first, or take easier rows or a stronger model",
+    "too easy": "little is left to learn: take harder rows",
+    "shortcut pays": "training may find that one answer before it finds the task: take rows on which it does not pay, "
+    "or a prompt with which the model is right more often; a model trained all the same has to beat that number",
+    "rarely succeeds": "few groups carry a signal: larger groups, a soft reward, or easier rows",
+    "ready": "train",
+}
 _FIRST = 2  # rows that show how many more the time allows
 _FORMAT_ALONE = (
     "training would learn the format and not the task: take easier rows, partial credit or a stronger model"
@@ -121,16 +136,13 @@ class Readiness:
     @property
     def pass_at(self) -> dict[int, Estimate]:
         """k -> pass@k, for 1, 2, 4, ... and all samples; {} if nothing is right or wrong."""
-        return {} if self.right is None else self._pass_at(self.right)
+        if self.right is None:
+            return {}
+        powers = {1 << i for i in range(self.samples.bit_length())}
+        return {k: self._pass_at(self.right, k) for k in sorted({*powers, self.samples})}
 
-    @property
-    def lenient_pass_at(self) -> dict[int, Estimate]:
-        """The same by the lenient reading: answers that the model may know but does not tag; {} for episodes."""
-        return {} if self.lenient is None else self._pass_at(self.lenient)
-
-    def _pass_at(self, right: Sequence[int], ks: Sequence[int] | None = None) -> dict[int, Estimate]:
-        ks = ks or sorted({*(1 << i for i in range(self.samples.bit_length())), self.samples})
-        return {k: bootstrap_mean([pass_at_k(self.samples, c, k) for c in right]) for k in ks}
+    def _pass_at(self, right: Sequence[int], k: int) -> Estimate:
+        return bootstrap_mean([pass_at_k(self.samples, count, k) for count in right])
 
     @property
     def mean_reward(self) -> Estimate:
@@ -159,59 +171,38 @@ class Readiness:
         """The same for the scores of rewards that judge the answer, without format and other parts."""
         return self._signal_of([{}] * self.n if self.credit is None else self.credit, group_size)
 
-    def _signal_of(self, held_by: Sequence[dict[float, int]], group_size: int | None) -> Estimate:
+    def _signal_of(self, counts_of: Sequence[dict[float, int]], group_size: int | None) -> Estimate:
         size = self.group_size if group_size is None else group_size
-        return bootstrap_mean(
-            [
-                signal_share(list(held.values()), size, unjudged=self.samples - sum(held.values()))
-                for held in held_by
-            ]
-        )
+        shares = []
+        for counts in counts_of:
+            unjudged = self.samples - sum(counts.values())
+            shares.append(signal_share(list(counts.values()), size, unjudged=unjudged))
+        return bootstrap_mean(shares)
 
     @property
     def verdict(self) -> str:
-        """One of VERDICTS; see evaluation._verdict."""
-        measured = {"unequal": self.signal_reward()}
-        if self.formatted is not None:
-            measured["formatted"] = self.format_rate
-        if self.measure == "reward":
-            measured["mean"] = self.mean_reward
-        else:
-            measured |= {"once": self.pass_at[1], "ever": self.pass_at[self.samples]}
-            measured |= {"mixed": self.signal_right(), "credit": self.signal_credit()}
-        values = {name: estimate.value for name, estimate in measured.items()}
-        if self._best is not None:
-            values["constant"] = self._best[1]
-        return verdict_of(values, self.top, self._never_paid)
-
-    @property
-    def _best(self) -> Constant | None:
-        """The best constant answer, in the unit of the measure; None where no reward judges answers."""
-        if self.measure == "accuracy":
-            return self.constant
-        return None if self.credit is None else self.constant_reward
-
-    @property
-    def _never_paid(self) -> bool:
-        """Has no sample's answer earned anything? Where no reward judges answers: has no sample?"""
-        if self.credit is not None:
-            return all(paid <= self.floor for counts in self.credit for paid in counts)
-        nothing = all(paid <= 0 for counts in self.rewards for paid in counts)
-        return nothing and self.signal_reward().value < SIGNAL
+        """One of VERDICTS."""
+        return self._verdict_and_why[0]
 
     @property
     def reason(self) -> str:
         """The numbers behind the verdict and what to do, in a sentence each."""
-        verdict, unequal = self.verdict, self.signal_reward().value
-        told = f"{verdict}: {self._why[verdict]}. So: {self._advice(verdict)}."
+        verdict, why = self._verdict_and_why
+        sentences = [f"{verdict}: {why}. So: {self._advice(verdict)}."]
         if self.measure == "accuracy":
+            unequal = self.signal_reward().value
             if verdict not in ("ready", "never succeeds") and unequal >= SIGNAL:
-                told += f" (In {unequal:.0%} of groups rewards would differ all the same: that is learnt meanwhile.)"
-        elif self._best is None and self.constant_reward and self.constant_reward[1] > self.mean_reward.value:
+                sentences.append(
+                    f"(In {unequal:.0%} of groups rewards would differ all the same: that is learnt meanwhile.)"
+                )
+        elif self.credit is None and _earns_more(self.constant_reward, self.mean_reward.value):
             what = doing(self.constant_reward)
-            told += f" ({what[0].upper()}{what[1:]} earns {self.constant_reward[1]:.2f}: compare with that.)"
-        told += f" ({self._intervals()}.)"
-        return told if self.audit is None else f"{told} Audit of the reward: {self.audit}"
+            earned = self.constant_reward[1]
+            sentences.append(f"({what[0].upper()}{what[1:]} earns {earned:.2f}: compare with that.)")
+        sentences.append(f"({self._intervals()}.)")
+        if self.audit is not None:
+            sentences.append(f"Audit of the reward: {self.audit}")
+        return " ".join(sentences)
 
     @property
     def sentence(self) -> str:
@@ -221,15 +212,15 @@ class Readiness:
     def _intervals(self) -> str:
         """The numbers that decide most verdicts with their intervals, and over how many rows."""
         if self.measure == "reward":
-            measured = f"mean reward {self.mean_reward.words(rate=False)}"
+            rate = f"mean reward {self.mean_reward.words(rate=False)}"
             groups = f"groups with unequal rewards {self.signal_reward().words()}"
         else:
-            measured = f"pass@1 {self.pass_at[1].words()}"
+            rate = f"pass@1 {self.pass_at[1].words()}"
             groups = f"groups with right and wrong {self.signal_right().words()}"
-        told = f"95 % intervals: {measured}, {groups}"
+        intervals = f"95 % intervals: {rate}, {groups}"
         if self.asked_for is None:
-            return told
-        return f"Only {self.n} of {self.asked_for} rows were asked; seconds=None asks all. {told}"
+            return intervals
+        return f"Only {self.n} of {self.asked_for} rows were asked; seconds=None asks all. {intervals}"
 
     def _advice(self, verdict: str) -> str:
         if verdict == "never succeeds" and self.pass_at and self.pass_at[self.samples].value >= EVER:
@@ -241,70 +232,101 @@ class Readiness:
         return VERDICTS[verdict]
 
     @property
-    def _why(self) -> dict[str, str]:
-        """The numbers behind each verdict."""
-        unequal, size = self.signal_reward().value, self.group_size
-        shown = "" if self.formatted is None else _share(self.format_rate.value, FORMATTED)
-        unread = f"{shown} of samples have a readable answer, below {FORMATTED:.0%}"
-        if self.measure == "reward":
-            mean = f"the mean reward is {self.mean_reward.value:.2f}"
-            differ = f"in {_share(unequal, SIGNAL)} of groups of {size} rewards would differ"
-            few = f", below {SIGNAL:.0%}" if unequal < SIGNAL else ""
+    def _verdict_and_why(self) -> tuple[str, str]:
+        """The verdict, and the numbers behind it. Unequal rewards inside groups give something to learn."""
+        return self._by_reward() if self.measure == "reward" else self._by_accuracy()
+
+    def _by_reward(self) -> tuple[str, str]:
+        mean, unequal = self.mean_reward.value, self.signal_reward().value
+        earned = f"the mean reward is {mean:.2f}"
+        differ = f"in {_share(unequal, SIGNAL)} of groups of {self.group_size} rewards would differ"
+        few = f", below {SIGNAL:.0%}" if unequal < SIGNAL else ""
+        unreadable = self._unreadable
+        if self._never_paid:
+            if unreadable:
+                return "format first", f"{unreadable}, and {differ}"
+            what = "anything for its answer" if self.credit else "anything"
+            return "never succeeds", f"no sample earns {what}, and {differ}{few}"
+        if self.credit is not None and _earns_more(self.constant_reward, mean):
+            constant = f"{doing(self.constant_reward)} earns {self.constant_reward[1]:.2f}"
+            return "shortcut pays", f"{earned}, and {constant}, so not ready"
+        if unequal >= SIGNAL:
             in_full = f", {self.pass_at[1].value:.0%} of samples earn it in full" if self.pass_at else ""
-            constant = self._best or ("", 0.0)
-            return {
-                "format first": f"{unread}, and {differ}",
-                "never succeeds": f"no sample earns anything{' for its answer' * bool(self.credit)}, and {differ}{few}",
-                "shortcut pays": f"{mean}, and {doing(constant)} earns {constant[1]:.2f}, so not ready",
-                "too easy": f"{mean} of at most {self.top:g}, and {differ}",
-                "rarely succeeds": f"{mean}, and {differ}{few}",
-                "ready": f"{mean}{in_full}, and {differ}",
-            }
+            return "ready", f"{earned}{in_full}, and {differ}"
+        if unreadable:
+            return "format first", f"{unreadable}, and {differ}"
+        if mean > ALWAYS * self.top:
+            return "too easy", f"{earned} of at most {self.top:g}, and {differ}"
+        return "rarely succeeds", f"{earned}, and {differ}{few}"
+
+    def _by_accuracy(self) -> tuple[str, str]:
         once, ever = self.pass_at[1].value, self.pass_at[self.samples].value
-        guessed, mixed = self.lenient_pass_at.get(1), self.signal_right().value
+        mixed, credit, unequal = (
+            signal().value for signal in (self.signal_right, self.signal_credit, self.signal_reward)
+        )
         in_any = f"{_share(ever, EVER)} of prompts are right in any of {self.samples} samples"
-        groups = f"{_share(mixed, SIGNAL)} of groups of {size} would hold right and wrong"
-        partly = f", and in {_share(self.signal_credit().value, SIGNAL)} answers earn unequal partial credit"
-        by_format = f", and only by format or other parts do rewards differ, in {unequal:.0%} of groups"
-        never = f"{in_any}, below {EVER:.0%}{by_format * (unequal >= SIGNAL)}"
-        if ever >= EVER:
-            never = f"{in_any}, and no reward for the answer pays any of them"
-        rarely = groups if mixed < SIGNAL else f"in {_share(unequal, SIGNAL)} of groups rewards would differ"
-        name, share = self.constant or ("", 0.0)
-        guess = f"{name!r} is right for {share:.0%} of these prompts without reading the question"
-        return {
-            "format first": f"{shown} of an episode's actions are valid, below {FORMATTED:.0%}"
-            if guessed is None
-            else f"{unread} (read leniently, {guessed.value:.0%} are right)",
-            "never succeeds": never,
-            "shortcut pays": f"pass@1 is {once:.0%}, and {guess}, so not ready",
-            "too easy": f"{_share(once, ALWAYS)} of samples are right, above {ALWAYS:.0%}",
-            "rarely succeeds": f"{rarely}, below {SIGNAL:.0%}",
-            "ready": f"{once:.0%} of samples are right, {in_any}, and {groups}{partly * (mixed < SIGNAL)}",
-        }
+        groups = f"{_share(mixed, SIGNAL)} of groups of {self.group_size} would hold right and wrong"
+        if unreadable := self._unreadable:
+            return "format first", unreadable
+        if ever >= EVER and self._never_paid:
+            return "never succeeds", f"{in_any}, and no reward for the answer pays any of them"
+        if self._never_paid or (ever < EVER and credit < SIGNAL):
+            by_format = f", and only by format or other parts do rewards differ, in {unequal:.0%} of groups"
+            return "never succeeds", f"{in_any}, below {EVER:.0%}{by_format if unequal >= SIGNAL else ''}"
+        if once > ALWAYS:
+            return "too easy", f"{_share(once, ALWAYS)} of samples are right, above {ALWAYS:.0%}"
+        if _earns_more(self.constant, once):
+            name, share = self.constant
+            guess = f"{name!r} is right for {share:.0%} of these prompts without reading the question"
+            return "shortcut pays", f"pass@1 is {once:.0%}, and {guess}, so not ready"
+        if unequal < SIGNAL <= mixed:
+            groups = f"in {_share(unequal, SIGNAL)} of groups rewards would differ"
+        if unequal < SIGNAL or max(mixed, credit) < SIGNAL:
+            return "rarely succeeds", f"{groups}, below {SIGNAL:.0%}"
+        if mixed < SIGNAL:
+            groups += f", and in {_share(credit, SIGNAL)} answers earn unequal partial credit"
+        return "ready", f"{once:.0%} of samples are right, {in_any}, and {groups}"
+
+    @property
+    def _unreadable(self) -> str | None:
+        """The share of readable answers, or of an episode's valid actions, if it is below FORMATTED."""
+        rate = self.format_rate
+        if rate is None or rate.value >= FORMATTED:
+            return None
+        share = _share(rate.value, FORMATTED)
+        if self.measure == "reward":
+            return f"{share} of samples have a readable answer, below {FORMATTED:.0%}"
+        if self.lenient is None:
+            return f"{share} of an episode's actions are valid, below {FORMATTED:.0%}"
+        leniently = f"(read leniently, {self._pass_at(self.lenient, 1).value:.0%} are right)"
+        return f"{share} of samples have a readable answer, below {FORMATTED:.0%} {leniently}"
+
+    @property
+    def _never_paid(self) -> bool:
+        """Has no sample's answer earned anything? Where no reward judges answers: has no sample?"""
+        if self.credit is not None:
+            return all(score <= self.floor for counts in self.credit for score in counts)
+        nothing = all(reward <= 0 for counts in self.rewards for reward in counts)
+        return nothing and self.signal_reward().value < SIGNAL
 
     def __repr__(self) -> str:
         return f"Readiness({self.task!r}, {self.n} prompts x {self.samples} samples: {self.verdict})\n{self.reason}"
 
     def table(self) -> pd.DataFrame:
         """One row a measure: value, low, high (95 %), n; the best constant strategy last."""
-        size = self.group_size
-        named = {"mean reward": self.mean_reward} if self.measure == "reward" else {}
+        measures = {"mean reward": self.mean_reward} if self.measure == "reward" else {}
         if self.formatted is not None:
             episodes = self.right is not None and self.lenient is None
-            named["valid actions" if episodes else "readable answer"] = self.format_rate
-        named |= {f"pass@{k}": estimate for k, estimate in self.pass_at.items()}
+            measures["valid actions" if episodes else "readable answer"] = self.format_rate
+        measures |= {f"pass@{k}": estimate for k, estimate in self.pass_at.items()}
         if self.lenient is not None:
-            named["right, read leniently"] = self.lenient_pass_at[1]
+            measures["right, read leniently"] = self._pass_at(self.lenient, 1)
+        groups = f"groups of {self.group_size} with"
         if self.right is not None:
-            named[f"groups of {size} with right and wrong"] = self.signal_right()
-        named[f"groups of {size} with unequal rewards"] = self.signal_reward()
-        rows = {name: asdict(estimate) for name, estimate in named.items()}
-        best = self.constant_reward if self.measure == "reward" else self.constant
-        if best is not None:
-            rows[best[0]] = {"value": best[1], "low": None, "high": None, "n": self.n}
-        table = pd.DataFrame.from_dict(rows, orient="index").rename_axis(self.task)
-        return table.astype({"value": float, "low": float, "high": float, "n": int})
+            measures[f"{groups} right and wrong"] = self.signal_right()
+        measures[f"{groups} unequal rewards"] = self.signal_reward()
+        constant = self.constant_reward if self.measure == "reward" else self.constant
+        return estimates_table(self.task, measures, [constant], self.n)
 
     def aha(self) -> pd.DataFrame:
         """Words of self-reflection in the samples; see grpo_kit.evaluation.reflection_words."""
@@ -434,7 +456,9 @@ def _counted(made: Answers, group_size: int, asked_for: int) -> Readiness:
     task, readings = made.task, made.readings
     accuracy = "strict" in readings
     highest = [one for one in made.rewards if one is not None]
-    top = sum(w * (range_of(r) or (0.0, 1.0))[1] for r, w in _weighted(task))
+    # A weight without a reward is of what an environment pays.
+    weighted = zip_longest(task.rewards, task.reward_weights)
+    top = sum(weight * (range_of(reward) or (0.0, 1.0))[1] for reward, weight in weighted)
     judges = getattr(task.is_correct, "judges", None)
     return Readiness(
         task=task.name,
@@ -477,11 +501,6 @@ def _counts(made: Answers, scores: Scores) -> list[dict[float, int]]:
     return [dict(sorted(Counter(part).items())) for part in judged]
 
 
-def _weighted(task: Task) -> list[tuple[Any, float]]:
-    """The rewards and their weights; None for what comes from no reward."""
-    return list(zip_longest(task.rewards, task.reward_weights))
-
-
 def _audited(task: Task, rows: Sequence[dict]) -> str | None:
     if task.answers_are != "text":
         return None
@@ -489,6 +508,10 @@ def _audited(task: Task, rows: Sequence[dict]) -> str | None:
         return audit(task, rows[:8], n=8).summary
     except ValueError:  # no answers in the rows, or a reward that needs more columns
         return None
+
+
+def _earns_more(constant: Constant | None, value: float) -> bool:
+    return constant is not None and constant[1] > value
 
 
 def _share(value: float, threshold: float) -> str:

@@ -12,6 +12,7 @@ from test_cuda import qwen
 from test_packed_update import assert_same, ragged, step
 from transformers import GenerationConfig
 
+from grpo_kit._support import cuda
 from grpo_kit._support.cuda import has_bf16
 from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine import _update_memory as update_memory
@@ -21,7 +22,6 @@ from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Config
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.protocols import Hook
-from grpo_kit.models import _card_memory as card_memory
 from grpo_kit.models._adapters import add_adapters
 
 CARD = torch.device("cuda")
@@ -175,7 +175,7 @@ def test_the_cards_random_numbers_go_on_as_if_nobody_had_trained(tmp_path):
 def test_where_drivers_go_on_in_system_memory_torch_stays_on_the_card(system, counter, monkeypatch):
     """On Windows and WSL nothing raises out of memory, so torch is given a limit below what is free."""
     release = "6.6.0-microsoft-standard" if system == "WSL" else "6.6.0"
-    monkeypatch.setattr(card_memory.platform, "release", lambda: release)
+    monkeypatch.setattr(cuda.platform, "release", lambda: release)
     gc.collect()
     torch.cuda.empty_cache()
     total = counter.get("total")
@@ -187,7 +187,7 @@ def test_where_drivers_go_on_in_system_memory_torch_stays_on_the_card(system, co
 
 
 def assert_limited(system):
-    card_memory.stay_on_the_card()
+    cuda.stay_on_the_card()
     nearly_all = int(0.99 * torch.cuda.mem_get_info()[0])
     with pytest.raises(torch.OutOfMemoryError) if system == "WSL" else nullcontext():
         torch.empty(nearly_all, dtype=torch.uint8, device="cuda")
