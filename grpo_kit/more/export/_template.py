@@ -68,7 +68,7 @@ def with_serving_template(
     question = PROBE
     trained = prompting.prompt(tokenizer, question)
     made = copy.copy(tokenizer)  # its own template, the same vocabulary
-    plain = _template_of(tokenizer)
+    plain = tokenizer.get_chat_template().removesuffix("\n")  # Jinja drops it at a template's end
     # The template's own opening of an answer is continued, or left out if it opens <think> and training did not.
     for opening, opens in ("", "add_generation_prompt"), (_CLOSED, "kit_open"):
         made.chat_template = opening + _head(prompting) + plain
@@ -173,11 +173,6 @@ def _head(prompting: Prompting) -> str:
 def _literal(value: Any) -> str:
     """The value as a Jinja literal, which is JSON."""
     return json.dumps(value, ensure_ascii=False)
-
-
-def _template_of(tokenizer: PreTrainedTokenizerBase) -> str:
-    template = tokenizer.get_chat_template()
-    return template.removesuffix("\n")  # Jinja drops it at a template's end
 
 
 def render(tokenizer: PreTrainedTokenizerBase, asked: str | list[dict[str, str]]) -> str:

@@ -14,10 +14,6 @@ _UNKNOWN = "not on record"
 
 def outcomes(result: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, Any]:
     """Numbers and names, no lists; see Lab.runs."""
-    return {**_of_result(result), **_of_curve(metrics)}
-
-
-def _of_result(result: Mapping[str, Any]) -> dict[str, Any]:
     row = {
         key: value for key, value in result.items() if not isinstance(value, (dict, list)) and key != "right"
     }
@@ -27,7 +23,7 @@ def _of_result(result: Mapping[str, Any]) -> dict[str, Any]:
         row[f"pass@{result['eval_samples']}_{t}"] = sum(count > 0 for count in counts) / len(counts)
     row["best_constant"] = result["constant"][1] if result["constant"] else None
     row["seconds"] = result["prepare_seconds"] + result["train_seconds"]
-    return row
+    return row | _of_curve(metrics)
 
 
 def _of_curve(metrics: pd.DataFrame) -> dict[str, float]:
@@ -67,24 +63,25 @@ def unlike(runs: pd.DataFrame, arm: str, against: str) -> list[str]:
     runs: as Lab.runs; the seeds in both arms count, or all if they share none. Old runs did not record train rows and
     token limits: these are "not on record".
     """
-    own, other = (_mean(runs, arm, against), _mean(runs, against, arm))
-    said = []
+    own, other = _mean(runs, arm, against), _mean(runs, against, arm)
+    differences = []
     if _UNKNOWN in (own["train_rows"], other["train_rows"]):
-        said.append(f"train rows {_UNKNOWN}")
+        differences.append(f"train rows {_UNKNOWN}")
     elif own["train_rows"] != other["train_rows"]:
-        said.append("other train rows")
+        differences.append("other train rows")
     for name, words in (
         ("steps", "steps"),
         ("max_completion_tokens", "tokens at most"),
         ("n", "held-out rows"),
     ):
         if own[name] != other[name]:
-            said.append(f"{_number(own[name])} {words} for {_number(other[name])}")
+            differences.append(f"{_number(own[name])} {words} for {_number(other[name])}")
     for name in ("completions", "tokens"):
         ratio = own[name] / other[name] if other[name] else 1.0
         if abs(ratio - 1) > _MORE:
-            said.append(f"{ratio:.1f} x the {name}" if ratio >= 1 else f"{ratio:.2f} x the {name}")
-    return said
+            digits = 1 if ratio >= 1 else 2
+            differences.append(f"{ratio:.{digits}f} x the {name}")
+    return differences
 
 
 def _mean(runs: pd.DataFrame, arm: str, other: str) -> dict[str, object]:

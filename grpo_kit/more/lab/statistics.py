@@ -70,8 +70,9 @@ def paired_scalars(
     mean = float(change.mean())
     if len(change) < 2:
         return mean, -math.inf, math.inf, None
-    half = _t_half(change)
-    return mean, mean - half, mean + half, _p(mean - null, _standard_error(change), len(change))
+    error = _standard_error(change)
+    half = float(stdtrit(len(change) - 1, 0.975)) * error
+    return mean, mean - half, mean + half, _p(mean - null, error, len(change))
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -116,10 +117,6 @@ def _errors(values: np.ndarray) -> tuple[float, float]:
 
 def _standard_error(values: np.ndarray) -> float:
     return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
-
-
-def _t_half(values: np.ndarray) -> float:
-    return float(stdtrit(len(values) - 1, 0.975)) * _standard_error(values)
 
 
 def _p(mean: float, error: float, seeds: int) -> float:

@@ -132,15 +132,16 @@ def run_python_batch(
         results = pool.run(encoded, limits, workers or os.cpu_count() or 1)
     except LauncherError as problem:
         raise SandboxUnavailableError(f"A program could not be started: {problem}") from problem
-    return [
-        SandboxResult(out.decode("utf-8", "replace"), err.decode("utf-8", "replace"), **fields)
-        for fields, out, err in results
-    ]
+    return [_result(*result) for result in results]
 
 
 def isolation() -> Literal["sandlock", "bubblewrap"] | None:
     """The isolation on this machine; None: there is none, and programs are refused. Tested once."""
     return _working()[0]
+
+
+def _result(fields: dict, out: bytes, err: bytes) -> SandboxResult:
+    return SandboxResult(out.decode("utf-8", "replace"), err.decode("utf-8", "replace"), **fields)
 
 
 def _pool(allow_unsafe: bool) -> Pool:
