@@ -20,6 +20,7 @@ import torch
 
 import grpo_kit as kit
 from grpo_kit.__main__ import main
+from grpo_kit.loop.config import Preset
 from grpo_kit.models.loading import load_policy
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(10)]
@@ -51,7 +52,7 @@ def world(folder: Path) -> dict:
         task=task, model=None, tokenizer=tokenizer, folder=None, config=None, hooks=(), live=None, **values
     ):  # noqa: ANN001, ANN202, ANN003
         small = {"steps": 1, "prompts_per_step": 2, "group_size": 2, "max_completion_tokens": 4}
-        config = kit.preset("smoke", **(small | values)) if config is None else config
+        config = Preset(**(small | values)) if config is None else config
         given = fresh() if model is None else model
         return kit.GRPOTrainer(
             given, task, config, tokenizer=tokenizer, folder=folder or new(), live=live, hooks=hooks
@@ -136,7 +137,7 @@ def world(folder: Path) -> dict:
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     return {
-        "kit": kit, "Config": kit.Config, "preset": kit.preset, "tasks": kit.tasks, "R": kit.rewards,
+        "kit": kit, "Config": kit.Config, "Preset": Preset, "preset": kit.preset, "tasks": kit.tasks, "R": kit.rewards,
         "model": model, "tok": tokenizer, "task": task, "rows": ROWS, "GSM8K": GSM8K, "Path": Path, "os": os,
         "new": new, "file": file, "fresh": fresh, "trainer": trainer, "train": train, "own": own, "cli": cli,
         "inside": inside, "at_home": at_home, "longer": longer_tokenizer, "without_template": without_template,

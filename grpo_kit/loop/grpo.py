@@ -325,16 +325,12 @@ class Loop:
         return row, batch if self.processes.count == 1 else whole
 
     def _call_hooks(self, name: str, *given: Any) -> None:
-        """The main process calls its hooks; what one of them raises is raised once the others had their turn.
-
-        An error in begin is raised at once. Those end that have begun.
-        """
+        """Calls the hooks; what one of them raises is raised once the others had their turn, in begin at once."""
         raised: list[BaseException] = []
         for hook in [*(self._have_begun if name == "end" else self.hooks)]:
             method = getattr(hook, name)
-            does_nothing = getattr(method, "__func__", None) is getattr(Hook, name)
             try:
-                if not does_nothing:
+                if getattr(method, "__func__", None) is not getattr(Hook, name):  # which does nothing
                     method(self, *given)
             except (KeyboardInterrupt, Exception) as error:
                 if name == "begin" and isinstance(error, Exception):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from grpo_kit._support.argument_checks import check_whole
-from grpo_kit.rewards._ngrams import WORD, ngrams
+from grpo_kit.rewards.form import WORD, ngrams
 
 _PIECE = re.compile(rf"{WORD.pattern}|[^\w\s]")  # words and signs: 3+4 is not 3*4
 _ORDERS = 4

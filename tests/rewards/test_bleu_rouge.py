@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_kit.more.tasks.bleu_rouge import Bleu, Rouge, common_subsequence, normalize
-from grpo_kit.rewards._ngrams import words
 from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, crafted_cases
 from grpo_kit.rewards.check import check_rewards
+from grpo_kit.rewards.form import words
 
 RECORDED = json.loads((Path(__file__).parents[1] / "fixtures" / "rouge_score.json").read_text())["rows"]
 GOLD = "the powerhouse of the cell"

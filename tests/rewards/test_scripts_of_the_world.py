@@ -4,7 +4,7 @@ import pytest
 
 from grpo_kit.more.tasks.bleu_rouge import normalize, unpointed
 from grpo_kit.rewards import Bleu, ExactAnswer, Rouge
-from grpo_kit.rewards._ngrams import words
+from grpo_kit.rewards.form import words
 
 
 def rouge(answer, gold):

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_kit.rewards._ngrams import ngrams, words
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
+from grpo_kit.rewards.form import ngrams, words
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU

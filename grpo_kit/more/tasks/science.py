@@ -30,7 +30,7 @@ from typing import Literal
 from grpo_kit._support.argument_checks import check_choice
 from grpo_kit.more.tasks.bleu_rouge import Bleu, Rouge
 from grpo_kit.rewards import SoftFormat
-from grpo_kit.rewards._ngrams import words
+from grpo_kit.rewards.form import words
 from grpo_kit.tasks.task import Strategy, Task, most_frequent_answer, with_answer_tag
 
 _FILE = Path(__file__).parent / "data" / "science.json"
