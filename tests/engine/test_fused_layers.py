@@ -222,7 +222,7 @@ def test_silently_wrong_ones_give_way_before_the_engine_does(monkeypatch, tmp_pa
     right = FusedLayers.logits
     monkeypatch.setattr(FusedLayers, "logits", lambda *a, **k: 0.8 * right(*a, **k))
     model = tiny_model()
-    found = {one.part: one.outcome for one in check_card.check_card(model)}
+    found = {one.part: one.outcome for one in check_card(model)}
     assert found["decoding in few kernels"] == "differs" and found["engine"] == "equal"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
