@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 import torch
 
-from grpo_kit._support.argument_checks import check_choice, check_whole
 from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.generate import generate
 from grpo_kit.loop.padded_update import PaddedUpdate
@@ -69,8 +68,12 @@ class OlderWeights:
     importance_weights: bool = True
 
     def __post_init__(self) -> None:
-        check_whole("sync_every", self.sync_every, hint=", the steps between two syncs")
-        check_choice("buffer", self.buffer, (None, "fifo", "newest"))
+        if type(self.sync_every) is not int or self.sync_every < 1:
+            raise ValueError(
+                f"sync_every={self.sync_every!r} must be a whole number of at least 1, the steps between two syncs"
+            )
+        if self.buffer not in (None, "fifo", "newest"):
+            raise ValueError(f"buffer={self.buffer!r} is not known; use None, 'fifo' or 'newest'")
         if not isinstance(self.lead, int) or (self.lead < 1 if self.buffer else self.lead != 0):
             raise ValueError(
                 f"lead={self.lead!r} with buffer={self.buffer!r}: give a buffer and at least 1 batch, or neither"

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from grpo_kit._support.argument_checks import check_above_zero, check_whole
 from grpo_kit.more.episodes import Environment, EpisodeTask, View
 
 # textarena's games seed Python's own generator and draw from it, so only one of them moves at a time.
@@ -42,7 +41,8 @@ def from_textarena(name: str, *, highest: float = 1.0, **options: Any) -> Callab
     >>> guess_the_number()  # doctest: +SKIP
     EpisodeTask('number', train=64, held_out=16)
     """
-    check_above_zero("highest", highest, hint=": what the best game pays")
+    if not highest > 0:
+        raise ValueError(f"highest={highest!r} must be a number above 0: what the best game pays")
     _Game(name, highest, options).reset({"seed": 0})  # raises errors now
     return lambda: _Game(name, highest, options)
 
@@ -76,7 +76,11 @@ class _Game:
 
     def reset(self, row: Mapping[str, Any]) -> str:
         """The game's prompt, and its board if it has one."""
-        seed = check_whole(f"a row for {self.name!r}: seed", row.get("seed"), 0, hint=": which game it is")
+        seed = row.get("seed")
+        if type(seed) is not int or seed < 0:
+            raise ValueError(
+                f"a row for {self.name!r}: seed={seed!r} must be a whole number of at least 0: which game it is"
+            )
         self.numbers, self.invalid = random.Random(seed).getstate(), False
         with self._own_numbers():
             try:

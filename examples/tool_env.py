@@ -18,8 +18,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from grpo_kit._support.literal_calls import call_from_text
-from grpo_kit.more.episodes import Environment, EpisodeTask, View
+from grpo_kit.more.episodes import Environment, EpisodeTask, View, call_from_text
 
 _TAGGED = re.compile(r"<(tool_call|function_call|tools?)>\s*(.*?)\s*</\1>", re.DOTALL)
 _BEGUN = re.compile(r"<(tool_call|function_call)>")

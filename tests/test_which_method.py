@@ -131,11 +131,9 @@ def test_metrics_and_methods_that_the_checks_name_exist():
     dpo = inspect.getsource(inspect.getmodule(trl.DPOTrainer))
     for metric in ("rewards/margins", "logps/chosen"):
         assert metric in checks["DPO"] and f'"{metric}"' in dpo
-    loop = {
-        file: (ROOT / "grpo_kit" / "loop" / file).read_text() for file in ("measures.py", "policy_loss.py")
-    }
+    loop = {file: (ROOT / "grpo_kit" / "loop" / file).read_text() for file in ("score.py", "policy_loss.py")}
     positives = checks["GRPO with weights on positives"]
-    assert "frac_reward_zero_std" in positives and '"frac_reward_zero_std"' in loop["measures.py"]
+    assert "frac_reward_zero_std" in positives and '"frac_reward_zero_std"' in loop["score.py"]
     assert "rollout/logprob_gap" in checks["GSPO"] and '"rollout/logprob_gap"' in loop["policy_loss.py"]
     assert "samples.summary()" in checks["SFT on its own right samples, then GRPO"] and Samples.summary
     assert "task.best_constant()" in checks["GRPO"] and kit.tasks.Task.best_constant
