@@ -22,10 +22,10 @@ import torch
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, save
 from grpo_kit import Config, load_policy
+from grpo_kit.engine import packed_update
 from grpo_kit.engine._decode import Decoder
 from grpo_kit.engine._first_use import FEW_KERNELS
 from grpo_kit.engine._kv_cache import KVCache
-from grpo_kit.engine._packing import PackedBatch
 from grpo_kit.engine.card import check_card
 from grpo_kit.engine.cpu._tree_attention import Block
 from grpo_kit.engine.packed_update import PackedUpdate
@@ -91,8 +91,8 @@ def _hotter(from_config: Callable) -> classmethod:
 def _siblings_seen(plan: Callable) -> Callable:
     """Every token sees all before it, other completions of its prompt too."""
 
-    def wrong(self: PackedBatch) -> Any:
-        made = plan(self)
+    def wrong(tree: Any) -> Any:
+        made = plan(tree)
         made.blocks = [Block("causal", 0, made.tokens, 0, made.tokens)]
         return made
 
@@ -116,7 +116,7 @@ FAULTS: dict[tuple[str, str], Callable[[], Any]] = {
     ("engine", "wrong temperature"): lambda: changed(Sampler, "from_config", _hotter),
     ("engine", "exception"): lambda: changed(Decoder, "_step", lambda _: raising),
     ("engine", "NaN"): lambda: changed(Decoder, "_step", lambda step: lambda self: step(self) * torch.nan),
-    ("packed update", "wrong mask"): lambda: changed(PackedBatch, "plan", _siblings_seen),
+    ("packed update", "wrong mask"): lambda: changed(packed_update, "TreePlan", _siblings_seen),
     ("packed update", "wrong temperature"): _head(lambda logprobs: logprobs, 1.25),
     ("packed update", "exception"): _head(raising),
     ("packed update", "NaN"): _head(lambda logprobs: logprobs * torch.nan),

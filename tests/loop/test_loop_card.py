@@ -7,11 +7,10 @@ import torch
 from loop_runs import make, record
 
 from grpo_kit._support import cuda
-from grpo_kit.engine import RolloutEngine
+from grpo_kit.engine import RolloutEngine, packed_update
 from grpo_kit.engine import fast as fast_module
 from grpo_kit.engine._first_use import FILE
-from grpo_kit.engine._packing import PackedBatch
-from grpo_kit.engine.card.check_card import check_card, checked
+from grpo_kit.engine.card.check import check_card, checked
 from grpo_kit.engine.fast import fast
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Config
@@ -57,17 +56,14 @@ def wrong_temperature(patch):
 
 def wrong_mask(patch):
     """Every token sees all that stand before it in the row, those of other completions too."""
-    inner = PackedBatch.plan
-
-    def plan(self):
-        return inner(type(self)(**{**vars(self), "tree": flat(self.tree)}))
+    inner = packed_update.TreePlan
 
     def flat(tree):
         from grpo_kit.engine.tree import build_tree
 
         return build_tree([(tuple(tree.input_ids[:-1].tolist()), [int(tree.input_ids[-1])])])
 
-    patch.setattr(PackedBatch, "plan", plan)
+    patch.setattr(packed_update, "TreePlan", lambda tree: inner(flat(tree)))
 
 
 @pytest.mark.parametrize("wrong, part", [(wrong_temperature, "engine"), (wrong_mask, "packed update")])
@@ -89,7 +85,7 @@ def test_what_was_found_is_kept_for_this_card_versions_and_model_type(untried, m
     model, _ = load_policy("tiny-random", quiet=True)
     calls = []
     inner = check_card
-    monkeypatch.setattr("grpo_kit.engine.card.check_card.check_card", lambda *a: calls.append(1) or inner(*a))
+    monkeypatch.setattr("grpo_kit.engine.card.check.check_card", lambda *a: calls.append(1) or inner(*a))
     first, again = checked(model, Config()), checked(model, Config())
     assert first == again and len(calls) == 1 and len(json.loads(untried.read_text())) == 1
     checked(model, Config(autocast="bfloat16"))
