@@ -22,7 +22,7 @@ import grpo_kit as kit
 from benchmarks.main_job import interval
 from benchmarks.result import RESULTS, ROOT, command_line, origin, read_result, write_result
 from grpo_kit._support.cuda import peak_gib
-from grpo_kit.engine.card.check import checked
+from grpo_kit.engine.card.checks import checked
 from grpo_kit.loop.generate import generate
 from grpo_kit.loop.padded_update import PaddedUpdate
 

@@ -160,7 +160,7 @@ def _loaded(dtype: str = "float32") -> tuple[Any, Any]:
 
 def _equal(dtype: str, wanted: list[str]) -> str:
     """What kit.engine.card.check_card finds of the `wanted` parts; raises Differs where one is wrong, or missing."""
-    from grpo_kit.engine.card.check import check_card
+    from grpo_kit.engine.card.checks import check_card
 
     found = [one for one in check_card(_loaded(dtype)[0]) if one.part in wanted]
     parts, said = [one.part for one in found], "; ".join(map(str, found))

@@ -20,7 +20,7 @@ from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine._first_use import FEW_KERNELS, WRONG
 from grpo_kit.engine._packing import why_not_packed
 from grpo_kit.engine._supported_models import decode_by_modules, decoded_by_modules, is_tested
-from grpo_kit.engine.card.check import checked
+from grpo_kit.engine.card.checks import checked
 from grpo_kit.engine.memory._free import free_bytes, glibc
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop.config import Config, StepNumbers

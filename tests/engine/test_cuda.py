@@ -17,7 +17,7 @@ from grpo_kit._support.cuda import has_bf16
 from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine import _first_use as first_use
 from grpo_kit.engine._packing import pack_rows
-from grpo_kit.engine.card.check import check_card
+from grpo_kit.engine.card.checks import check_card
 from grpo_kit.engine.fast import fast
 from grpo_kit.engine.memory._activations import chunk_bytes
 from grpo_kit.engine.memory._free import free_bytes, releasable_bytes

@@ -10,7 +10,7 @@ from grpo_kit._support import cuda
 from grpo_kit.engine import RolloutEngine, packed_update
 from grpo_kit.engine import fast as fast_module
 from grpo_kit.engine._first_use import FILE
-from grpo_kit.engine.card.check import check_card, checked
+from grpo_kit.engine.card.checks import check_card, checked
 from grpo_kit.engine.fast import fast
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Config
@@ -85,7 +85,7 @@ def test_what_was_found_is_kept_for_this_card_versions_and_model_type(untried, m
     model, _ = load_policy("tiny-random", quiet=True)
     calls = []
     inner = check_card
-    monkeypatch.setattr("grpo_kit.engine.card.check.check_card", lambda *a: calls.append(1) or inner(*a))
+    monkeypatch.setattr("grpo_kit.engine.card.checks.check_card", lambda *a: calls.append(1) or inner(*a))
     first, again = checked(model, Config()), checked(model, Config())
     assert first == again and len(calls) == 1 and len(json.loads(untried.read_text())) == 1
     checked(model, Config(autocast="bfloat16"))

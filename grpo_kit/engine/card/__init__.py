@@ -5,6 +5,6 @@ from typing import TYPE_CHECKING
 from grpo_kit._support.lazy import lazy
 
 if TYPE_CHECKING:
-    from grpo_kit.engine.card.check import check_card
+    from grpo_kit.engine.card.checks import check_card
 
 __all__ = lazy(__name__)
