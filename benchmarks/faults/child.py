@@ -223,7 +223,13 @@ def obey_permissions() -> None:
 
 
 def mended(words: str) -> bool:
-    """Do what the words of a refusal say: delete the line, or move the file away. False where they say neither."""
+    """Do what the words of a refusal say: delete the line, or move the file away. False where they say neither.
+
+    Of several processes, which all say it, the first one does it.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        time.sleep(1)
+        return True
     if found := re.search(r"(\S+), line (\d+) cannot be read", words):
         lines = Path(found[1]).read_bytes().splitlines(keepends=True)
         del lines[int(found[2]) - 1]

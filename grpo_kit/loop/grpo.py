@@ -449,9 +449,10 @@ class Loop:
             self.load(self.processes.from_main(last_whole, self.folder))
         self.open(resume=resume)
         self._changes.begin(self, first=not (self._begun or loads))
-        if loads and self.log is not None:
-            for line in self.log.lost(self.step):
-                print(line, flush=True)
+        if loads:  # what the main process cannot read is an error of all, here and below
+            for line in self.processes.from_main(lambda: self.log.lost(self.step)):
+                if self.processes.is_main:
+                    print(line, flush=True)
         if not self._begun and self.processes.is_main:
             held.enter_context(alone(self.folder))
             found = lacks_room(self.folder, self.model, self.optimizer_name, self.config, self.step)
@@ -462,8 +463,7 @@ class Loop:
             with reading(self.folder / f"checkpoint-{self.step}"):
                 self.sample.load_state(self._sample_state)  # of a step that was dropped nothing stays
         self.config.freeze()
-        if self.log is not None:
-            self.log.go_on_from(self.step)
+        self.processes.from_main(lambda: self.log.go_on_from(self.step))
 
     def _save_where_it_stopped(self, why: str) -> str:
         """Save what is done; the line that says how to go on."""
