@@ -37,12 +37,12 @@ BUDGETS = {
     "entries at the top": 17,
     "fields of a config": 39,
     "names at the front door": 47,
-    "tokens": 296551,
-    "tokens beside more/ and verdicts/": 186603,
+    "tokens": 296561,
+    "tokens beside more/ and verdicts/": 186613,
 }
 
 ROOM_TOKENS = {
-    "engine": 48971, "watch": 26464, "verdicts": 25106, "loop": 20958, "more/episodes": 20924, "more/code": 18599,
+    "engine": 48971, "watch": 26464, "verdicts": 25106, "loop": 20968, "more/episodes": 20924, "more/code": 18599,
     "rewards": 17114, "evaluation": 16298, "more/lab": 16202, "tasks": 13195, "more/export": 12675,
     "more/bridges": 12071, "models": 8108, "trainer": 7612, "record": 6028, "_support": 5436, "doctor": 4779,
     "more/tasks": 4334, "objectives": 4233, "prompts": 3157, "commands": 2595, "schedules": 875, "__init__": 439,
