@@ -8,21 +8,21 @@ import re
 CAMPAIGNS = {
     # The command that measures is research: the kit's own tests hold what it leans on.
     r"benchmarks/(?!test_bad_inputs|test_benchmark_faults|test_benchmark_page)": "the rooms' own",
-    r"benchmarks/test_benchmark_faults.*struck.*\[(?!kill, full|press, LoRA|damage, full)": "one fault of each kind",
+    r"benchmarks/test_benchmark_faults.*struck.*\[(?!kill, full|press, ep|damage, LoRA|file)": "one of each kind",
     # The whole card, twice; the one without Triton stays, and the card's rules without a card.
     r"test_on_a_pretend_card\[(rtx4090|t4)": "without_triton, test_cuda_card.py",
     # Notebooks beside the first course.
     r"test_runs_from_top_to_bottom.*\[(?!0[0124567]_|12_)": "00, 01, 02, 04, 05, 06, 07, 12",
     r"test_every_number_of_the_run_folder_is_there_once\[tensorboard": "trackio, wandb",
     r"test_a_script_is_one_of_trls|test_a_script_samples_by_the_engine": "test_a_script_runs_in_the_loop",
-    r"test_flex_attention_scores_as_each_row_alone\[(?!llama)": "llama",
+    r"test_flex_attention_scores_as_each_row_alone\[(?!olmo3)": "olmo3",
     r"test_the_plan_of_gpu24_is_within_a_tenth.*case[1-9]": "case0",
-    r"test_three_doors.*(script\]|goes_on|red_flag|test_trl_trains)": "command; the three doors",
+    r"test_three_doors.*(script\]|goes_on|red_flag|test_trl_trains)": "the three doors, test_loop_processes.py",
     r"test_wheel.*(notebook|sdist|core_is_all|pip_cannot|every_module)": "the command line, README's example",
     r"export/test_faults.*(full_on_the_way|killed_at_any)": "no room; a killed export's leftovers",
     r"test_plain_peft_opens.*\[resized": "a folder",
     r"test_an_error_of_a_reward_is_its_message_first": "test_loop_scores.py",
-    r"test_two_processes_end_in_the_weights_of_one\[(?!.*full)": "full",
+    r"test_two_processes_end_in_the_weights_of_one\[options[12]": "the first",
     r"test_the_first_steps_are_todays": "test_every_loss_and_gradient_is_trls",
     r"test_whoever_reads_no_reply_scores_no_more": "the other games' cheats",
     r"test_card_of_a_run_and_its_way_to_the_hub": "the model card's own tests",
