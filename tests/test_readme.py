@@ -31,15 +31,15 @@ def found(pattern):
     return sorted({(name(page), m) for page in PAGES for m in re.findall(pattern, page.read_text())})
 
 
-def run_example(folder, monkeypatch, *changes):
-    """The README's Python, executed in `folder`; changes: (old, new) texts, each of which must be there once."""
-    (code,) = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.M | re.S)
+def run_example(folder, monkeypatch, *changes, page=README):
+    """The page's Python, executed in `folder`; changes: (old, new) texts, each of which must be there once."""
+    (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
     for old, new in changes:
-        assert code.count(old) == 1, f"the README's example has {code.count(old)} times {old}"
+        assert code.count(old) == 1, f"the example of {page.name} has {code.count(old)} times {old}"
         code = code.replace(old, new)
     monkeypatch.chdir(folder)
     names = {}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(compile(code, page.name, "exec"), names)
     return names
 
 
@@ -61,6 +61,21 @@ def test_the_example_runs(tmp_path, monkeypatch, capsys):
     assert trainer.config.max_completion_tokens == task.max_completion_tokens
     assert trainer.reward_weights == task.reward_weights
     assert "strict" in capsys.readouterr().out
+
+
+def test_the_program_for_a_csv_runs(tmp_path, monkeypatch, capsys):
+    """Each label is held out by the same share and trained as often; accuracy by label is printed."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    page = ROOT / "docs" / "your_csv.md"
+    names = run_example(tmp_path, monkeypatch, (PRESET, '"smoke"'), ("steps=32", "steps=2"), page=page)
+    task, table = names["task"], names["table"]
+    shares = names["held_out"]["label"].value_counts() / table["label"].value_counts()
+    assert shares.between(0.39, 0.41).all() and len(shares) == 3
+    assert {row["question"] for row in task.train}.isdisjoint(row["question"] for row in task.held_out)
+    assert len({names["train"]["label"].value_counts()[label] for label in shares.index}) == 1
+    printed = capsys.readouterr().out
+    assert all(re.search(rf"^{label} .* \d+$", printed, re.M) for label in shares.index)
+    assert (tmp_path / "runs" / "tickets_export" / "export.json").is_file()
 
 
 @pytest.mark.skipif(not os.environ.get("KIT_SLOW_TESTS"), reason="minutes; KIT_SLOW_TESTS=1 runs it")
@@ -153,7 +168,7 @@ def test_make_targets_exist():
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9), reason="an older torch has fewer kernels"
 )
 def test_memory_is_quoted_as_planned():
-    (quoted,) = re.findall(r'"(fits: [^"]+)"', README.read_text())
+    (quoted,) = re.findall(r'"(fits: [^"]+)"', (ROOT / "docs" / "systems.md").read_text())
     assert quoted in str(kit.plan_memory("gpu24"))
 
 
@@ -177,8 +192,9 @@ def missing_parts(code, source):
     return missing
 
 
-def test_the_step_in_the_readme_is_the_loops():
-    (code,) = re.findall(r"^```py\n(.*?)^```", README.read_text(), re.M | re.S)
+def test_the_step_in_the_docs_is_the_loops():
+    page = (ROOT / "docs" / "loop.md").read_text()
+    (code,) = re.findall(r"^```py\n(.*?)^```", page, re.M | re.S)
     source = (ROOT / "grpo_kit" / "loop" / "grpo.py").read_text()
     assert 14 <= len(code.splitlines()) <= 22
     assert not missing_parts(code, source)

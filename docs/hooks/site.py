@@ -24,6 +24,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["[!A]*.md", "docs/*.md", "docs/*.css", "notebooks/*.ipynb", "benchmarks/*.md"]  # not AGENTS.md
 LINK = re.compile(r"\]\((?!\w+:|#|<)([^)\s#]+)")  # the path of [text](path#anchor)
+NESTED = re.compile(r"^(?:  )+(?=- )", re.M)  # what is before a list's lower levels, two spaces a level
 CALL = re.compile(r"<code>(kit(?:\.\w+)+).*?</code>(?!</a>)")
 LOADS = re.compile(r'<(\w+)\b[^>]*?\s(?:href|src)="([^"]+)"')
 names: dict[str, str] = {}  # kit.evaluate -> where it is defined, which is its anchor
@@ -60,13 +61,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """A link to a folder leads to its list."""
+    """A link to a folder leads to its list; lists keep their levels, for which Markdown here wants four spaces."""
 
     def to_list(link: re.Match[str]) -> str:
         listed = files.get_file_from_path(f"{target(page.file.src_uri, link[1])}/index.md")
         return f"{link[0].rstrip('/')}/index.md" if listed else link[0]
 
-    return LINK.sub(to_list, markdown)
+    parts = LINK.sub(to_list, markdown).split("```")
+    parts[::2] = [NESTED.sub(lambda spaces: 2 * spaces[0], text) for text in parts[::2]]  # not in code
+    return "```".join(parts)
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
