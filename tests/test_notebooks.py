@@ -39,6 +39,10 @@ presets.TABLE[:] = [
 WITH_TRL = ("01_", "03_", "07_", "10_", "11_", "18_")
 
 
+# The path of a first reader. A longer one is the order of the numbers.
+FIRST_COURSE = ("00", "01", "02", "05", "12", "14")
+
+
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
 def path(request):
     return request.param
@@ -66,6 +70,22 @@ def test_anatomy(path):
     failed = [out.ename for cell in _code(notebook) for out in cell.outputs if out.output_type == "error"]
     assert not failed, f"committed with errors: {failed}"
     assert path.stat().st_size < 2_000_000, "outputs stay small"
+
+
+def test_the_head_says_how_long_what_to_look_at_and_what_comes_next(path):
+    """The next notebook of the first course where this one is in it, and the next by number."""
+    head = nbformat.read(path, as_version=4).cells[0].source
+    parts = re.search(
+        r"\*\*Needs:\*\* .+ \*\*On a laptop:\*\* about .+ \*\*Look at:\*\* .+ \*\*Next:\*\* (.+)", head
+    )
+    assert parts, head
+    number = path.stem.split("_")[0]
+    later = NOTEBOOKS[NOTEBOOKS.index(path) + 1 :]
+    expected = [later[0].name] if later else []
+    if number in FIRST_COURSE[:-1]:
+        following = FIRST_COURSE[FIRST_COURSE.index(number) + 1]
+        expected.insert(0, next(other.name for other in NOTEBOOKS if other.name.startswith(f"{following}_")))
+    assert re.findall(r"\((\w+\.ipynb)\)", parts[1]) == list(dict.fromkeys(expected))
 
 
 def test_is_committed_as_jupyterlab_writes_it(path):
