@@ -68,7 +68,7 @@ def test_every_notebook_and_page_is_listed_in_order():
     ]
     documents = [name for name in found if name.startswith("docs/")]
     assert sorted(documents) == sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
-    assert documents[:2] == ["docs/features.md", "docs/results.md"]
+    assert documents[:2] == ["docs/your_csv.md", "docs/features.md"]
     assert {"CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md"} <= set(found)
 
 
