@@ -13,10 +13,8 @@ early enough to be evaluated within them.
 
 from __future__ import annotations
 
-import random
 import time
 from argparse import Namespace
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +25,8 @@ import grpo_kit as kit
 from benchmarks.card.decode import capped_card
 from benchmarks.result import command_line, origin, read_result, write_result
 from grpo_kit.evaluation.accuracy import Evaluation
-from grpo_kit.loop.score import score
 from grpo_kit.loop.step_batch import Batch
+from grpo_kit.more.lab.null import ShuffledRewards
 
 HALVES = (
     "half of GSM8K's 1,319 test questions were trained on, the other half is held out, no question on both sides: no "
@@ -46,39 +44,6 @@ RATES = {"full": 3e-6, "lora": 2e-5}  # measured on this model (presets, noteboo
 DRY = {"steps": 2, "prompts_per_step": 2, "group_size": 4, "max_completion_tokens": 8, "held_out": 8}
 AT_ONCE = 256  # sequences of an evaluation
 A_SHARE = 0.15  # of --seconds, kept for the evaluation afterwards where none was timed before
-
-
-class ShuffledRewards:
-    """A trainer's sample, behind which the rewards of each group are shuffled: what training does without a signal.
-
-    The rewards of a group stay what they are, as do their parts in the record; who earned which is drawn by the seed.
-    """
-
-    def __init__(self, inner: Any = None) -> None:
-        self.inner = inner
-
-    def around(self, sample: Any) -> ShuffledRewards:
-        """One by the sample that a trainer would take itself."""
-        return ShuffledRewards(sample)
-
-    def __call__(
-        self, model: Any, tokenizer: Any, task: Any, rows: Sequence[dict], config: Any, numbers: Any
-    ) -> Batch:
-        """The batch of the inner sample, its rewards given and shuffled."""
-        batch = self.inner(model, tokenizer, task, rows, config, numbers)
-        score(batch, task, config.reward_weights or task.reward_weights, tokenizer)
-        batch.rewards = shuffled_within(batch.rewards, batch.groups, f"null {config.seed} {numbers.step}")
-        return batch
-
-
-def shuffled_within(rewards: Sequence[Any], groups: Sequence[int], seed: str) -> list[Any]:
-    """The rewards, each group's among its completions in an order drawn by the seed."""
-    draw, shuffled = random.Random(seed), list(rewards)
-    for group in dict.fromkeys(groups):
-        places = [place for place, other in enumerate(groups) if other == group]
-        for place, other in zip(places, draw.sample(places, len(places)), strict=True):
-            shuffled[place] = rewards[other]
-    return shuffled
 
 
 def config_of(asked: Namespace) -> kit.Config:

@@ -4,7 +4,6 @@ import hashlib
 import json
 import sys
 from argparse import Namespace
-from collections import Counter
 
 import pytest
 
@@ -101,21 +100,6 @@ def test_gsm8ks_halves_have_no_question_in_common():
     task.train.append(task.held_out[0])
     with pytest.raises(ValueError, match="1 questions are trained on and held out"):
         learn.task_of(Namespace(make_task=lambda: task))
-
-
-def test_the_null_shuffles_within_groups_and_nowhere_else():
-    groups = [0] * 8 + [1] * 8 + [2] * 3 + [7]
-    rewards = [place / 100 for place in range(19)] + [None]
-    seeds = [f"null 0 {step}" for step in range(20)]
-    drawn = [learn.shuffled_within(rewards, groups, seed) for seed in seeds]
-    for shuffled in drawn:
-        for group in set(groups):
-            places = [place for place, other in enumerate(groups) if other == group]
-            assert Counter(shuffled[p] for p in places) == Counter(rewards[p] for p in places)
-    assert drawn == [learn.shuffled_within(rewards, groups, seed) for seed in seeds], "the seed draws it"
-    assert len({tuple(map(str, each)) for each in drawn}) == 20 and rewards[:3] == [0.0, 0.01, 0.02]
-    mixed = learn.shuffled_within([1, 2, 3, 4], [0, 1, 0, 1], "any")
-    assert set(mixed[::2]) == {1, 3} and set(mixed[1::2]) == {2, 4}, "groups that do not lie together"
 
 
 # ---- the program ------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from grpo_kit._support.lazy import lazy
 if TYPE_CHECKING:
     from grpo_kit.more.lab.compare_arms import Lab, compare_arms, load
     from grpo_kit.more.lab.figures import plot_pass_at_k
+    from grpo_kit.more.lab.null import beside_null, null
     from grpo_kit.more.lab.rounding import survival_plot, update_survival
 
 # A name that stood here, and what it is called today: what an AttributeError says.
