@@ -97,7 +97,8 @@ class Readiness:
     samples}; None: no reward judges answers, or it is not known. floor: the highest credit that pays nothing.
     top: the highest possible, or observed, reward. constant_reward: name and mean reward of the best completion given
     to every row, if the reward is the measure. asked_for: the rows that were asked for, if the time was over before.
-    lengths: of all samples. words: of reflection_words.count_words. constant: the best constant strategy, name and accuracy.
+    lengths: of all samples. words: of reflection_words.count_words. constant: name and accuracy of the best constant
+    strategy.
     audit: one sentence on how often the reward is wrong about texts made from the first 8 golds (kit.rewards.audit);
     None for code, episodes, rows without an answer, and if the reward is the measure.
     """

@@ -50,14 +50,16 @@ def measure_of(task: Any, verdicts: Verdicts = (), credit: Scores = ()) -> Measu
     if not isinstance(task.is_correct, PaidInFull):
         return "accuracy"
     judges = _judges(task)
-    if not judges or any(getattr(part, "soft", False) for part in judges):
+    if not judges or any(getattr(judge, "soft", False) for judge in judges):
         return "reward"
     if not any(map(is_own, judges)):
         return "accuracy"
     if not verdicts:
         return None
-    pairs = zip(verdicts, credit, strict=True)
-    return "reward" if any(paid is not None and paid > 0 and not full for full, paid in pairs) else "accuracy"
+    for full, score in zip(verdicts, credit, strict=True):
+        if score is not None and score > 0 and not full:
+            return "reward"
+    return "accuracy"
 
 
 def reads_tag(task: Any) -> bool:

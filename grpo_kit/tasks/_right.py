@@ -57,20 +57,21 @@ class PaidInFull:
 
     def __init__(self, task: Any, before: PaidInFull | None = None) -> None:
         if before is not None and all(getattr(task, n) is getattr(before.task, n) for n in _SCORED):
-            self.__dict__ |= before.__dict__ | {"task": task}  # known, and said
+            self.__dict__ |= before.__dict__ | {"task": task}  # known, and warned of
             return
         self.task = task
         for reward in task.rewards:
             bare_name(reward)  # refuses what is no reward
-        weighted = [reward for reward, w in zip(task.rewards, task.reward_weights, strict=True) if w > 0]
-        judging = [reward for reward in weighted if judges_answer(reward)]
-        judging = judging or [reward for reward in task.rewards if judges_answer(reward)]
+        pairs = zip(task.rewards, task.reward_weights, strict=True)
+        weighted = [reward for reward, weight in pairs if weight > 0]
+        judging = list(filter(judges_answer, weighted)) or list(filter(judges_answer, task.rewards))
         answered = [row for row in task.train if str(row["answer"]).strip()]
+        step = max(1, len(answered) // _OWN_ANSWERS)
         judges = [part for reward in judging for part in _innermost(reward)]
-        unpaid = _not_payable(task, judges, answered[:: len(answered) // _OWN_ANSWERS or 1][:_OWN_ANSWERS])
+        unpaid = _not_payable(task, judges, answered[::step][:_OWN_ANSWERS])
         self.judges = [part for part in judges if part not in unpaid]
         self.left_out = [
-            whole for whole in with_parts(judging) if all(part in unpaid for part in _innermost(whole))
+            reward for reward in with_parts(judging) if all(part in unpaid for part in _innermost(reward))
         ]
         self.rewards = [reward for reward in judging if reward not in self.left_out]
         if not judging and not answered:
@@ -87,7 +88,10 @@ def _innermost(reward: Reward) -> list[Reward]:
     """The parts of sums and gates that judge the answer, and of those their parts; else the reward itself."""
     if not isinstance(reward, WeightedSum | Gated):
         return [reward]
-    return [inner for part in reward.parts if judges_answer(part) for inner in _innermost(part)]
+    innermost = []
+    for part in filter(judges_answer, reward.parts):
+        innermost += _innermost(part)
+    return innermost
 
 
 def _not_payable(task: Any, judges: Sequence[Reward], rows: Sequence[dict]) -> list[Reward]:
@@ -105,14 +109,16 @@ def _not_payable(task: Any, judges: Sequence[Reward], rows: Sequence[dict]) -> l
     for judge in judges:
         if not (is_own(judge) or isinstance(judge, AnswerReward | Clipped)):
             continue  # the kit's, whose gold is a program or a state of a game
-        full = (range_of(judge) or (0.0, 1.0))[1]
-        best = _best_scores(judge, writings[:1], columns)  # most pay the first way: a call may cost something
-        if not best or not _pays_half(best, full):
-            best = _best_scores(judge, writings, columns)
-        if _pays_half(best, full):  # or it can score none of them
+        full = full_score(judge)
+        scores = _best_scores(
+            judge, writings[:1], columns
+        )  # most pay the first way: a call may cost something
+        if not scores or not _pays_half(scores, full):
+            scores = _best_scores(judge, writings, columns)
+        if _pays_half(scores, full):  # or it can score none of them
             continue
         unpaid.append(judge)
-        name, most = bare_name(judge), max(best)
+        name, most = bare_name(judge), max(scores)
         warnings.warn(
             f"task {task.name!r}: reward {name!r} needs a column of the row, so it judges answers. But it pays few of "
             f"the rows' own answers in full ({most:g} at most, {full:g} is full; such as {golds[0]!r:.50}). Accuracy "
@@ -121,8 +127,15 @@ def _not_payable(task: Any, judges: Sequence[Reward], rows: Sequence[dict]) -> l
             UserWarning,
             stacklevel=6,
         )
-    alone = len(unpaid) == len(judges)
-    return [judge for judge in unpaid if not alone or range_of(judge) is None]
+    if len(unpaid) == len(judges):
+        return [judge for judge in unpaid if range_of(judge) is None]
+    return unpaid
+
+
+def full_score(reward: Reward) -> float:
+    """The highest score of the range that a reward states, else 1.0."""
+    stated = range_of(reward)
+    return stated[1] if stated else 1.0
 
 
 def _pays_half(scores: Sequence[float], full: float) -> bool:
@@ -137,15 +150,13 @@ def _best_scores(
 
     least: the score of rows that the reward cannot judge; None: they are left out.
     """
-    best: list[float | None] = [least] * len(writings[0])
+    by_row = [[least] for _ in writings[0]]
     for texts in writings:
         with suppress(RewardError):  # a reward made for completions of a model
-            scores = score(reward, texts, **columns)
-            best = [
-                max((x for x in pair if x is not None), default=None)
-                for pair in zip(best, scores, strict=True)
-            ]
-    return [paid for paid in best if paid is not None]
+            for scores, score_of_text in zip(by_row, score(reward, texts, **columns), strict=True):
+                scores.append(score_of_text)
+    judged = [[value for value in scores if value is not None] for scores in by_row]
+    return [max(scores) for scores in judged if scores]
 
 
 def are_correct(
@@ -168,9 +179,17 @@ def verdicts(
     """Do the answer rewards (at least one) pay each completion in full? None: no reward can judge it."""
     if not completions:
         return []
-    given = {**columns_of(rows), **columns, "prefill": [task.prefill] * len(completions)}
-    how = {"full_pay": full_pay(task, rows, given), "left_out": task.is_correct.left_out}
-    pays = [score_in_full(reward, completions, given, **how) for reward in task.is_correct.rewards]
+    columns = {**columns_of(rows), **columns, "prefill": [task.prefill] * len(completions)}
+    pays = [
+        score_in_full(
+            reward,
+            completions,
+            columns,
+            full_pay=full_pay(task, rows, columns),
+            left_out=task.is_correct.left_out,
+        )
+        for reward in task.is_correct.rewards
+    ]
     return all_in_full([pay.verdicts for pay in pays])
 
 
@@ -188,23 +207,22 @@ def full_pay(task: Any, rows: Sequence[dict], columns: Mapping[str, list]) -> Fu
     cost something. A row's answer that earns less than 1.0 does not lower the bar: if a reward pays for format too, a
     wrong answer in that format earns as much as the bare answer.
     """
-    known: dict[tuple[int, str, str], float] = task.__dict__.setdefault("_full_pay", {})
+    gold_scores: dict[tuple[int, str, str], float] = task.__dict__.setdefault("_full_pay", {})
 
-    def bars(one: Reward, scores: Scores) -> Sequence[float]:
-        stated = range_of(one)
-        if stated is not None or not is_own(one):
-            return [stated[1] if stated else 1.0] * len(scores)
-        keys = [(id(one), str(row["question"]), str(row.get("answer") or "").strip()) for row in rows]
+    def bars(reward: Reward, scores: Scores) -> Sequence[float]:
+        if range_of(reward) is not None or not is_own(reward):
+            return [full_score(reward)] * len(scores)
+        keys = [(id(reward), str(row["question"]), str(row.get("answer") or "").strip()) for row in rows]
         places: dict[tuple[int, str, str], int] = {}
-        for place, (key, paid) in enumerate(zip(keys, scores, strict=True)):
-            if paid is not None and paid > 1.0 and key[2] and key not in known:
+        for place, (key, value) in enumerate(zip(keys, scores, strict=True)):
+            if value is not None and value > 1.0 and key[2] and key not in gold_scores:
                 places[key] = place
         if places:
+            golds = [gold for _, _, gold in places]
             picked = {name: [values[i] for i in places.values()] for name, values in columns.items()}
-            golds = [key[2] for key in places]
-            earned = _best_scores(one, (giving(task, golds), golds), picked, least=1.0)
-            known.update(zip(places, earned, strict=True))
-        return [known.get(key, 1.0) for key in keys]
+            best = _best_scores(reward, (giving(task, golds), golds), picked, least=1.0)
+            gold_scores.update(zip(places, best, strict=True))
+        return [gold_scores.get(key, 1.0) for key in keys]
 
     return bars
 
@@ -224,25 +242,30 @@ def leniently_right(
     judges = task.answer_rewards
     if task.answers_are == "programs" or (judges and not any(map(judges_answer, judges))):
         return list(strict)
-    read = [
-        [] if right else [(id(row), text) for text in _read(task, completion)]
-        for row, completion, right in zip(rows, completions, strict, strict=True)
-    ]
-    first = {key: place for place in reversed(range(len(read))) for key in read[place]}  # each is judged once
-    more = {name: [values[place] for place in first.values()] for name, values in columns.items()}
-    found = are_correct(task, [text for _, text in first], [rows[place] for place in first.values()], more)
-    meant = {key for key, correct in zip(first, found, strict=True) if correct}
-    return [right or not meant.isdisjoint(keys) for right, keys in zip(strict, read, strict=True)]
+    read: list[list[tuple[int, str]]] = []
+    places: dict[tuple[int, str], int] = {}  # (row, text) -> its first place: each is judged once
+    for place, (row, completion, right) in enumerate(zip(rows, completions, strict, strict=True)):
+        texts = [] if right else _read(task, completion)
+        read.append([(id(row), text) for text in texts])
+        for key in read[-1]:
+            places.setdefault(key, place)
+    columns = {name: [values[place] for place in places.values()] for name, values in columns.items()}
+    texts = [text for _, text in places]
+    correct = are_correct(task, texts, [rows[place] for place in places.values()], columns)
+    right_keys = {key for key, right in zip(places, correct, strict=True) if right}
+    return [right or not right_keys.isdisjoint(keys) for right, keys in zip(strict, read, strict=True)]
 
 
 def _read(task: Any, completion: str) -> list[str]:
+    """The texts that a completion seems to answer with."""
     opening, closing = f"<{task.answer_tag}>", f"</{task.answer_tag}>"
     response = task.prefill + completion
     start = response.rfind(opening)
+    block, end = "", start + len(opening)
     # A prefill that goes on after the tag would add its own words to the answer.
-    own = start >= 0 and start + len(opening) >= len(task.prefill)
-    open_block = response[start + len(opening) :].split(closing)[0].strip() if own else ""
-    return [text for text in (open_block.split("\n")[0].strip(), last_number(completion)) if text]
+    if start >= 0 and end >= len(task.prefill):
+        block = response[end:].split(closing)[0].strip()
+    return [text for text in (block.split("\n")[0].strip(), last_number(completion)) if text]
 
 
 def giving(task: Any, texts: Sequence[str]) -> list[str]:
@@ -250,15 +273,18 @@ def giving(task: Any, texts: Sequence[str]) -> list[str]:
     if task.answers_are == "programs":
         write = task.write_answer or (lambda text, prefill: text)
         return [write(text, task.prefill) for text in texts]
-    before, after, think = f"<{task.answer_tag}>", f"</{task.answer_tag}>", think_of(task.rewards)
-    if any(getattr(part, "tag", "") is None for part in with_parts(task.rewards) if judges_answer(part)):
-        before = after = ""  # the whole completion is the answer
-    elif before in task.prefill:
-        before = ""
+    opening, closing = f"<{task.answer_tag}>", f"</{task.answer_tag}>"
+    think = think_of(task.rewards)
+    judges = filter(judges_answer, with_parts(task.rewards))
+    if any(getattr(judge, "tag", "") is None for judge in judges):
+        opening = closing = ""  # the whole completion is the answer
+    elif opening in task.prefill:
+        opening = ""
     elif think and f"</{think}>" not in task.prefill:
-        opened = "" if f"<{think}>" in task.prefill else f"<{think}>\n"
-        before = f"{opened}Reasoning.\n</{think}>\n{before}"
-    return [before + text + after for text in texts]
+        opening = f"Reasoning.\n</{think}>\n{opening}"
+        if f"<{think}>" not in task.prefill:
+            opening = f"<{think}>\n{opening}"
+    return [opening + text + closing for text in texts]
 
 
 def think_of(rewards: Sequence[Reward]) -> str | None:
