@@ -94,15 +94,15 @@ def interval_scheduling(
     def draw() -> dict:
         greedy_is_best = rng.random() < 0.5
         while True:
-            drawn = _draw_events(rng, rng.randint(low, high))
-            best = best_schedule(drawn)
-            overlap = len(best.picked) < len(drawn)
-            if overlap and greedy_is_best == (worth_of(_greedy(drawn, _worth), drawn) == best.worth):
+            events = _draw_events(rng, rng.randint(low, high))
+            best = best_schedule(events)
+            greedy = worth_of(_greedy(events, _worth), events)
+            if len(best.picked) < len(events) and greedy_is_best == (greedy == best.worth):
                 break
         return {
-            "question": _question(drawn),
+            "question": _question(events),
             "answer": _spelled(best.picked),
-            "events": [list(event) for event in drawn],
+            "events": [list(event) for event in events],
             "best": best.worth,
             "ways": best.ways,
         }
@@ -153,10 +153,7 @@ class ScheduleShare(AnswerReward):
         letters = _LETTERS[: len(listed)]
         best = best_schedule(listed)
         right = _spelled(best.picked)
-        pairs = [p for p in itertools.combinations(range(len(listed)), 2) if not _is_schedule(p, listed)]
         heaviest = max(range(len(listed)), key=lambda place: _worth(listed[place]))
-        few = letters[:_MOST_EVENTS]  # each letter doubles the number of subsets
-        subsets = [s for size in range(1, len(few) + 1) for s in itertools.combinations(few, size)]
         texts = {
             "letters repeated": " ".join(letter * 2 for letter in right.split()),
             "every event named twice": " ".join(f"{letter} {letter}" for letter in right.split()),
@@ -169,11 +166,16 @@ class ScheduleShare(AnswerReward):
             "the question's words": f"Pick {right}",
         }
         if len(listed) > 1:
-            texts["every subset spelled"] = ", ".join(" ".join(subset) for subset in subsets)
-        if pairs:
+            subsets = _subsets(letters[:_MOST_EVENTS])  # each letter doubles their number
+            texts["every subset spelled"] = ", ".join(map(" ".join, subsets))
+        pairs = itertools.combinations(range(len(listed)), 2)
+        overlapping = [pair for pair in pairs if not _is_schedule(pair, listed)]
+        if overlapping:
             texts["all events"] = " ".join(letters)
             texts["all events, run together"] = letters
-            texts["heaviest overlapping pair"] = _spelled(max(pairs, key=lambda pair: worth_of(pair, listed)))
+            texts["heaviest overlapping pair"] = _spelled(
+                max(overlapping, key=lambda pair: worth_of(pair, listed))
+            )
         if len(best.picked) > 1:
             texts["out of order"] = " ".join(right.split()[::-1])
             texts["an event dropped"] = " ".join(right.split()[1:])
@@ -190,8 +192,8 @@ class ScheduleShare(AnswerReward):
             best = best_schedule(listed)
         except ValueError as error:
             raise ValueError(f"reward {self.__name__!r}, column 'events': {error}") from error
-        worth = None if answer is None else schedule_worth(answer, listed)
-        return 0.0 if worth is None else worth / best.worth
+        worth = schedule_worth(answer or "", listed) or 0
+        return worth / best.worth
 
 
 def _events_in(column: Any) -> Any:
@@ -223,11 +225,14 @@ def best_schedule(listed: Sequence[Event]) -> Best:
     ends = [listed[place][1] for place in by_end]
     bests = [Best(0, (), 1)]  # bests[k]: with the first k events by end
     for k, place in enumerate(by_end):
-        before = bests[bisect.bisect_right(ends, listed[place][0], hi=k)]
-        worth, skipped = before.worth + _worth(listed[place]), bests[-1]
-        ways = before.ways + (skipped.ways if worth == skipped.worth else 0)
-        taken = Best(worth, (*before.picked, place), ways)
-        bests.append(taken if worth >= skipped.worth else skipped)
+        without, before = bests[-1], bests[bisect.bisect_right(ends, listed[place][0], hi=k)]
+        worth, ways = before.worth + _worth(listed[place]), before.ways
+        if worth < without.worth:
+            bests.append(without)
+            continue
+        if worth == without.worth:
+            ways += without.ways
+        bests.append(Best(worth, (*before.picked, place), ways))
     return bests[-1]
 
 
@@ -237,10 +242,12 @@ def schedule_worth(answer: str, listed: Sequence[Event]) -> int | None:
     >>> schedule_worth("A, C", [(9, 11, 2), (10, 12, 1), (12, 13, 1)])
     5
     """
-    places = [_LETTERS.find(name) if len(name) == 1 else -1 for name in answer.replace(",", " ").split()]
-    if not places or min(places) < 0 or max(places) >= len(listed) or not _is_schedule(places, listed):
+    letters = dict(zip(_LETTERS, range(len(listed)), strict=False))
+    names = answer.replace(",", " ").split()
+    if not names or not letters.keys() >= set(names):
         return None
-    return worth_of(places, listed)
+    places = [letters[name] for name in names]
+    return worth_of(places, listed) if _is_schedule(places, listed) else None
 
 
 def worth_of(places: Sequence[int], listed: Sequence[Event]) -> int:
@@ -264,21 +271,31 @@ def _is_schedule(places: Sequence[int], listed: Sequence[Event]) -> bool:
     return all(listed[a][1] <= listed[b][0] for a, b in itertools.pairwise(places))
 
 
+def _hours(event: Event) -> int:
+    return event[1] - event[0]
+
+
+def _priority(event: Event) -> int:
+    return event[2]
+
+
 def _worth(event: Event) -> int:
-    return (event[1] - event[0]) * event[2]
+    return _hours(event) * _priority(event)
 
 
 def _draw_events(rng: random.Random, count: int) -> list[tuple[int, int, int]]:
-    drawn: set[tuple[int, int, int]] = set()
-    while len(drawn) < count:
+    events: set[tuple[int, int, int]] = set()
+    while len(events) < count:
         hours = rng.randint(1, _MOST_HOURS)
         start = rng.randint(_FIRST_HOUR, _LAST_HOUR - hours)
-        drawn.add((start, start + hours, rng.randint(1, _MOST_PRIORITY)))
-    return sorted(drawn)
+        events.add((start, start + hours, rng.randint(1, _MOST_PRIORITY)))
+    return sorted(events)
 
 
 def _listed(listed: Sequence[Event]) -> str:
-    lines = (f"{_LETTERS[i]}: {start} to {end}, priority {p}" for i, (start, end, p) in enumerate(listed))
+    lines = []
+    for letter, (start, end, priority) in zip(_LETTERS, listed, strict=False):
+        lines.append(f"{letter}: {start} to {end}, priority {priority}")
     return "\n".join(lines)
 
 
@@ -299,29 +316,33 @@ def _greedy(listed: Sequence[Event], worth: Callable[[Event], int]) -> list[int]
     return sorted(picked)
 
 
-def _strategies(most: int) -> dict[str, Strategy]:
-    def greedy(by: Callable[[Event], int]) -> Strategy:
-        return lambda row: _spelled(_greedy(row["events"], by))
+def _subsets(items: Sequence[Any]) -> list[tuple]:
+    """All subsets but the empty one, small ones first."""
+    sizes = range(1, len(items) + 1)
+    return list(itertools.chain.from_iterable(itertools.combinations(items, size) for size in sizes))
 
-    def single(by: Callable[[Event], int]) -> Strategy:
-        return lambda row: _spelled([max(range(len(row["events"])), key=lambda i: by(row["events"][i]))])
+
+def _strategies(most: int) -> dict[str, Strategy]:
+    def greedy(value: Callable[[Event], int]) -> Strategy:
+        return lambda row: _spelled(_greedy(row["events"], value))
+
+    def highest(value: Callable[[Event], int]) -> Strategy:
+        return lambda row: _spelled([max(range(len(row["events"])), key=lambda i: value(row["events"][i]))])
 
     def always(places: tuple[int, ...]) -> Strategy:
         return lambda row: _spelled(places) if places[-1] < len(row["events"]) else None
 
-    made: dict[str, Strategy] = {
+    strategies: dict[str, Strategy] = {
         "greedy by worth": greedy(_worth),
-        "greedy by priority": greedy(lambda event: event[2]),
-        "greedy by hours": greedy(lambda event: event[1] - event[0]),
+        "greedy by priority": greedy(_priority),
+        "greedy by hours": greedy(_hours),
         "earliest end first": greedy(lambda event: -event[1]),
-        "the heaviest event": single(_worth),
-        "the longest event": single(lambda event: event[1] - event[0]),
-        "the event of highest priority": single(lambda event: event[2]),
+        "the heaviest event": highest(_worth),
+        "the longest event": highest(_hours),
+        "the event of highest priority": highest(_priority),
         "the last event": lambda row: _spelled([len(row["events"]) - 1]),
         "the first and the last event": lambda row: _spelled([0, len(row["events"]) - 1]),
         "all events": lambda row: _spelled(range(len(row["events"]))),
     }
-    for size in range(1, most + 1):
-        for places in itertools.combinations(range(most), size):
-            made[f"always {_spelled(places)!r}"] = always(places)
-    return made
+    strategies |= {f"always {_spelled(places)!r}": always(places) for places in _subsets(range(most))}
+    return strategies
