@@ -47,7 +47,9 @@ def trained_sampling(model: Any, sampling: str | Config) -> dict[str, float]:
 
 def _trained(run: Path | None) -> dict[str, Any] | None:
     """Sampling, lengths and prompt of a run's last step; None where its folder does not say."""
-    settings = None if run is None else run_settings(run)
+    if run is None:
+        return None
+    settings = run_settings(run)
     if settings is None or "config" not in settings:
         return None
     temperatures = read_metrics(run)["temperature"].dropna()

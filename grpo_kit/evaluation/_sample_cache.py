@@ -72,8 +72,8 @@ def sample_chunks(
         completions: list[Completion] = []
         samples = options["samples"]
 
-        def report(done: int, _: int) -> None:
-            progress(len(completions) + done, len(prompts) * samples)
+        def report(finished: int, _: int) -> None:
+            progress(len(completions) + finished, len(prompts) * samples)
 
         for number, first in enumerate(range(0, len(prompts), chunk)):
             path = folder / _PARTS / f"part-{number:05d}.json"
@@ -120,11 +120,14 @@ def _settings(
     ids: Sequence[Sequence[int]],
 ) -> dict[str, Any]:
     # Adapters may be loaded but off: the weights alone would not show it.
-    layers = [m for m in model.modules() if isinstance(getattr(m, "disable_adapters", None), bool)]
+    adapters = set()
+    for module in model.modules():
+        if isinstance(getattr(module, "disable_adapters", None), bool):
+            adapters.add("off" if module.disable_adapters else str(module.active_adapters))
     return {
         "model": type(base_model(model)).__name__,
         "weights": _digest_of_every_bit(model),
-        "adapters": sorted({"off" if a.disable_adapters else str(a.active_adapters) for a in layers}),
+        "adapters": sorted(adapters),
         "ends": end_ids(model, tokenizer),
         "prompts": f"{len(prompts)}, digest {content_digest([list(prompts), list(ids)])}",
     }
@@ -167,12 +170,11 @@ def trained_as_sampled(tokenizer: PreTrainedTokenizerBase, table: pd.DataFrame) 
     [True, False]
     """
     end, end_id = tokenizer.eos_token, tokenizer.eos_token_id
-    texts = []
-    for prompt, completion in zip(table["prompt"], table["completion"], strict=True):
-        texts.append(prompt + completion.removesuffix(end) + end)
-    trained = tokenizer(texts)["input_ids"]
-    before = tokenizer(list(table["prompt"]))["input_ids"]
-    rows = zip(trained, before, table["ids"], table["cut_off"], strict=True)
-    return [
-        ids == [*prompt, *sampled, *([end_id] if cut_off else [])] for ids, prompt, sampled, cut_off in rows
-    ]
+    texts, sampled = [], []
+    prompts = tokenizer(list(table["prompt"]))["input_ids"]
+    for prompt_ids, row in zip(prompts, table.to_dict("records"), strict=True):
+        texts.append(row["prompt"] + row["completion"].removesuffix(end) + end)
+        sampled.append([*prompt_ids, *row["ids"]])
+        if row["cut_off"]:
+            sampled[-1].append(end_id)
+    return [ids == row for ids, row in zip(tokenizer(texts)["input_ids"], sampled, strict=True)]

@@ -33,10 +33,10 @@ class ShownTable(pd.DataFrame):
     _page: str | None = None
 
     def __repr__(self) -> str:
-        return visible(super().__repr__() if self._text is None else self._text)
+        return visible(self._text or super().__repr__())
 
     def _repr_html_(self) -> str | None:
-        return super()._repr_html_() if self._page is None else self._page
+        return self._page or super()._repr_html_()
 
     def _display_(self) -> object:
         """What marimo asks for, whose own tables have the numbers alone."""

@@ -25,7 +25,9 @@ def _by_reward(ready: Readiness) -> tuple[str, str]:
     mean, unequal = ready.mean_reward.value, ready.signal_reward().value
     earned = f"the mean reward is {mean:.2f}"
     differ = f"in {_percent(unequal, SIGNAL)} of groups of {ready.group_size} rewards would differ"
-    too_few = f", below {SIGNAL:.0%}" if unequal < SIGNAL else ""
+    too_few = ""
+    if unequal < SIGNAL:
+        too_few = f", below {SIGNAL:.0%}"
     unreadable = _unreadable(ready)
     if _never_paid(ready):
         if unreadable:
@@ -58,10 +60,10 @@ def _by_accuracy(ready: Readiness) -> tuple[str, str]:
     if ever >= EVER and never_paid:
         return "never succeeds", f"{in_any}, and no reward for the answer pays any of them"
     if never_paid or (ever < EVER and credit < SIGNAL):
-        why = f"{in_any}, below {EVER:.0%}"
+        reason = f"{in_any}, below {EVER:.0%}"
         if unequal >= SIGNAL:
-            why += f", and only by format or other parts do rewards differ, in {unequal:.0%} of groups"
-        return "never succeeds", why
+            reason += f", and only by format or other parts do rewards differ, in {unequal:.0%} of groups"
+        return "never succeeds", reason
     if once > ALWAYS:
         return "too easy", f"{_percent(once, ALWAYS)} of samples are right, above {ALWAYS:.0%}"
     if earns_more(ready.constant, once):

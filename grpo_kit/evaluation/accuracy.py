@@ -243,7 +243,9 @@ def evaluate(
     )
     if sampling is None:
         return evaluation_of(greedy, sampled, ks)
-    evaluation = evaluation_of(greedy, sampled, ks if samples > 1 else ())
+    if samples == 1:
+        ks = []
+    evaluation = evaluation_of(greedy, sampled, ks)
     return replace(evaluation, as_trained=_mean_of_samples(sampled, evaluation.measure))
 
 
@@ -257,7 +259,7 @@ def _mean_of_samples(sampled: Answers, measure: Measure) -> Estimate:
 
 def evaluation_of(greedy: Answers, sampled: Answers | None = None, ks: Sequence[int] = ()) -> Evaluation:
     """The Evaluation of greedy answers, with pass@k from sampled answers of the same rows; from any decoder."""
-    rows, task, by_accuracy = greedy.table(), greedy.task, greedy.measure == "accuracy"
+    rows, task = greedy.table(), greedy.task
     rates = {name: share(int(rows[name].sum()), len(rows)) for name in greedy.readings}
     settings = {
         "decoding": "greedy",
@@ -266,7 +268,11 @@ def evaluation_of(greedy: Answers, sampled: Answers | None = None, ks: Sequence[
         "temperature": None,
         "seed": None,
     }
-    constant, pass_at = None, {}
+    constant, pass_at, optional = None, {}, {}
+    if greedy.measure == "accuracy":
+        optional["own_constant"] = own_constant(greedy)
+    else:
+        optional["constant_reward"] = constant_reward(greedy)
     if sampled is not None:
         settings |= {name: sampled.settings[name] for name in ("samples", "temperature", "seed")}
     if has_accuracy(task):
@@ -286,6 +292,5 @@ def evaluation_of(greedy: Answers, sampled: Answers | None = None, ks: Sequence[
         rows=rows,
         settings=settings,
         measure=greedy.measure,
-        constant_reward=None if by_accuracy else constant_reward(greedy),
-        own_constant=own_constant(greedy) if by_accuracy else None,
+        **optional,
     )

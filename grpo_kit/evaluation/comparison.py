@@ -126,9 +126,9 @@ class Comparison:
             )
         measure = "accuracy" if self.leads == "strict" else "reward"
         steps = weights_of_step = int(metrics["step"].max())
-        kept = path_of(folder) / KEPT
-        if kept.is_file():
-            weights_of_step = read_json(kept)["step"]
+        best = path_of(folder) / KEPT
+        if best.is_file():
+            weights_of_step = read_json(best)["step"]
         results = {
             "model": settings["model"],
             "task": settings["data"]["task"],
@@ -266,8 +266,8 @@ class Comparison:
         table = self.base.rows[["question", "answer"]].assign(
             base=self.base.rows["completion"], tuned=self.tuned.rows["completion"]
         )
-        change = _change(self.base, self.tuned, "strict" if "strict" in self.base.rows else "reward")
         better, worse = self._names
+        change = _change(self.base, self.tuned, "strict" if better == "fixed" else "reward")
         parts = {better: table[change > 0].head(n), worse: table[change < 0].head(n)}
         table = pd.concat(parts, names=["what"])
         sentence = f"{self._changed}; the first {n} of each."
@@ -323,7 +323,9 @@ def compare(base: Evaluation, tuned: Evaluation) -> Comparison:
         widest = max(1.0, change.abs().max())  # rewards may lie on any scale
         difference[name] = bootstrap_mean(change.tolist(), lowest=-widest, highest=widest)
         counts[name] = int((change > 0).sum()), int((change < 0).sum())
-        p[name] = mcnemar_p(*counts[name]) if name in base.rates else None
+        p[name] = None
+        if name in base.rates:
+            p[name] = mcnemar_p(*counts[name])
     leading = "strict" if "strict" in counts else "reward"
     if leading not in counts:
         raise ValueError(f"task {base.task!r}: its rewards judge no row of both; there is nothing to compare")

@@ -285,7 +285,9 @@ def answer(
     if sampling:
         settings["sampling"] = dict(sampling)
     play = getattr(task, "play", partial(_complete, task))
-    line = nullcontext(progress) if progress else progress_line(f"{task.name}, completions")
+    line = progress_line(f"{task.name}, completions")
+    if progress is not None:
+        line = nullcontext(progress)
     with line as report:
         return play(model, tokenizer, rows, Request(settings, batch_size, first, folder, chunk, report))
 

@@ -71,7 +71,9 @@ class HeldOut:
         if self._constant is not None:
             scores["constant"] = max(self._constant, self._one_gold or 0.0)
         if self._one_gold is not None:
-            texts = list(map(self.task.answer_of, answers.texts)) if reads_tag(self.task) else answers.texts
+            texts = answers.texts
+            if reads_tag(self.task):
+                texts = map(self.task.answer_of, texts)
             texts = [text.strip().casefold() for text in texts if text is not None]
             if len(texts) >= max(_FEWEST, self.rows / 2):
                 scores |= {"one_answer": _commonest(texts), "one_gold": self._one_gold}
@@ -84,7 +86,9 @@ class HeldOut:
         if task.answers_are != "text":
             return None
         golds = [str(row["answer"]).strip().casefold() for row in task.held_out[: self.rows]]
-        return _commonest(golds) if all(golds) else None
+        if not all(golds):
+            return None
+        return _commonest(golds)
 
     @cached_property
     def _constant(self) -> float | None:

@@ -157,13 +157,15 @@ def cost_of_maximum(
         steps = decode_steps(lengths, maximum, count)
         plan = plan_memory(cfg, completion_tokens=maximum, config=config, prompt_tokens=prompt_tokens)
         rows[maximum] = {
-            "cut off": lengths.share_cut_off(maximum).value if maximum <= lengths.limit else math.nan,
+            "cut off": math.nan,
             "batches with a runaway": 1 - lengths.within(maximum) ** count,
             "steps": steps,
             "padded": steps * count,
             "written": decode_steps(lengths, maximum, 1) * count,
             "keys and values": plan.parts["rollout"]["keys and values"] / GIB,
         }
+        if maximum <= lengths.limit:
+            rows[maximum]["cut off"] = lengths.share_cut_off(maximum).value
         if seconds_a_step is not None:
             rows[maximum]["seconds"] = steps * seconds_a_step
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("maximum")

@@ -147,7 +147,9 @@ class Readiness:
     @property
     def lenient_rate(self) -> Estimate | None:
         """Share of samples that are right if read leniently; None if nothing is read so."""
-        return None if self.lenient is None else self._pass_at(self.lenient, 1)
+        if self.lenient is None:
+            return None
+        return self._pass_at(self.lenient, 1)
 
     @property
     def mean_reward(self) -> Estimate:
@@ -176,7 +178,7 @@ class Readiness:
 
     def signal_credit(self, group_size: int | None = None) -> Estimate:
         """The same for the scores of rewards that judge the answer, without format and other parts."""
-        return self._signal_of([{}] * self.n if self.credit is None else self.credit, group_size)
+        return self._signal_of(self.credit or [{}] * self.n, group_size)
 
     def _signal_of(self, counts_of: Sequence[dict[float, int]], group_size: int | None) -> Estimate:
         if group_size is None:
@@ -195,8 +197,8 @@ class Readiness:
     @property
     def reason(self) -> str:
         """The numbers behind the verdict and what to do, in a sentence each."""
-        verdict, why = verdict_of(self)
-        sentences = [f"{verdict}: {why}. So: {self._advice(verdict)}."]
+        verdict, numbers = verdict_of(self)
+        sentences = [f"{verdict}: {numbers}. So: {self._advice(verdict)}."]
         unequal = self.signal_reward().value
         if self.measure == "accuracy":
             if verdict not in ("ready", "never succeeds") and unequal >= SIGNAL:
@@ -214,7 +216,9 @@ class Readiness:
     @property
     def sentence(self) -> str:
         """GO or CHANGE SOMETHING FIRST, and the reason."""
-        return f"{'GO' if self.verdict == 'ready' else 'CHANGE SOMETHING FIRST'}  {self.reason}"
+        if self.verdict == "ready":
+            return f"GO  {self.reason}"
+        return f"CHANGE SOMETHING FIRST  {self.reason}"
 
     def _intervals(self) -> str:
         """The numbers that decide most verdicts with their intervals, and over how many rows."""
@@ -360,7 +364,8 @@ def readiness(
             interrupt = error
     ready = _counted(_joined(parts), group_size, len(rows))
     if not quiet:
-        print(f"{'Stopped. ' if interrupt else ''}{ready!r}", flush=True)
+        prefix = "Stopped. " if interrupt else ""
+        print(f"{prefix}{ready!r}", flush=True)
     if interrupt:
         raise interrupt
     return ready
@@ -389,32 +394,45 @@ def _joined(parts: Sequence[Answers]) -> Answers:
 
 def _counted(answers: Answers, group_size: int, asked_for: int) -> Readiness:
     task, readings = answers.task, answers.readings
-    accuracy, by_reward = "strict" in readings, answers.measure == "reward"
-    paid = [reward for reward in answers.rewards if reward is not None]
+    right = lenient = formatted = constant = None
+    if "strict" in readings:
+        right = _sums(answers, answers.right)
+        if task.strategies:
+            constant = task.best_constant(answers.rows)
+    if "lenient" in readings:
+        lenient = _sums(answers, answers.lenient)
+    if "formatted" in readings:
+        formatted = _sums(answers, answers.read)
+    judges = getattr(task.is_correct, "judges", None)
+    optional: dict[str, Any] = {}
+    if judges != []:
+        optional["credit"] = _counts(answers, answers.credit)
+    if answers.measure == "reward":
+        optional["constant_reward"] = constant_reward(answers)
+    else:
+        optional["audit"] = _audited(task, answers.rows)
+    if asked_for != len(answers.rows):
+        optional["asked_for"] = asked_for
     # A weight without a reward is of what an environment pays.
     weighted = zip_longest(task.rewards, task.reward_weights)
     top = sum(weight * _range(reward)[1] for reward, weight in weighted)
-    judges = getattr(task.is_correct, "judges", None)
     return Readiness(
         task=task.name,
         samples=answers.samples,
         group_size=group_size,
         questions=[row["question"] for row in answers.rows],
-        right=_sums(answers, answers.right) if accuracy else None,
-        lenient=_sums(answers, answers.lenient) if "lenient" in readings else None,
-        formatted=_sums(answers, answers.read) if "formatted" in readings else None,
+        right=right,
+        lenient=lenient,
+        formatted=formatted,
         rewards=_counts(answers, answers.rewards),
         lengths=Lengths.of(answers.completions, answers.settings["max_completion_tokens"]),
         words=count_words(answers.texts),
-        constant=task.best_constant(answers.rows) if task.strategies and accuracy else None,
+        constant=constant,
         settings=answers.settings,
-        audit=None if by_reward else _audited(task, answers.rows),
         measure=answers.measure,
-        credit=None if judges == [] else _counts(answers, answers.credit),
-        top=max([top, *paid]),
-        constant_reward=constant_reward(answers) if by_reward else None,
-        asked_for=None if asked_for == len(answers.rows) else asked_for,
+        top=max([top, *(reward for reward in answers.rewards if reward is not None)]),
         floor=_floor(answers, judges),
+        **optional,
     )
 
 
@@ -430,7 +448,9 @@ def _floor(answers: Answers, judges: Sequence[Reward] | None) -> float:
     """
     if judges is None:
         return min([0.0, *(credit for credit in answers.credit if credit is not None)])
-    floors = [low if high <= 0 else max(low, 0.0) for low, high in map(_range, judges)]
+    floors = []
+    for low, high in map(_range, judges):
+        floors.append(max(low, 0.0) if high > 0 else low)
     return fmean(floors or [0.0])
 
 

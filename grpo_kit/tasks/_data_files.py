@@ -16,12 +16,11 @@ class DataNotFoundError(ValueError):
     """Data that no file, package or hub provides here; the message explains how to get it."""
 
 
-def packaged(package: str, inside: str) -> Path | None:
+def packaged(package: str, name: str) -> Path | None:
     """The file at a path inside an installed package, found without importing it; None if it is not there."""
     spec = importlib.util.find_spec(package)
-    folders = spec.submodule_search_locations if spec else None
-    for folder in folders or ():
-        path = Path(folder) / inside
+    for folder in getattr(spec, "submodule_search_locations", None) or ():
+        path = Path(folder) / name
         if path.is_file():
             return path
     return None
@@ -41,11 +40,11 @@ def read_rows(argument: str, source: str | os.PathLike, ways: str) -> list[Any]:
     path, name = path_of(source, argument), f"{argument}={os.fspath(source)!r}"
     if not path.is_file():
         raise DataNotFoundError(f"{name} is no file; give {ways}")
-    kind, opened = "UTF-8", open
+    kind, opener = "UTF-8", open
     if path.suffix == ".gz":
-        kind, opened = "UTF-8 and gzip", gzip.open
+        kind, opener = "UTF-8 and gzip", gzip.open
     try:
-        with opened(path, "rt", encoding="utf-8-sig") as file:
+        with opener(path, "rt", encoding="utf-8-sig") as file:
             text = file.read()
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
         cure = "save it as UTF-8"
@@ -58,12 +57,14 @@ def read_rows(argument: str, source: str | os.PathLike, ways: str) -> list[Any]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             row = _json(line, f"{path}, line {number}")
-            rows.append(row.get("doc", row) if isinstance(row, dict) else row)
+            if isinstance(row, dict):
+                row = row.get("doc", row)
+            rows.append(row)
     return rows
 
 
-def _json(text: str, where: str) -> Any:
+def _json(text: str, source: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is not JSON: {error}") from error
+        raise ValueError(f"{source} is not JSON: {error}") from error

@@ -6,6 +6,7 @@ where your own reward judges rows without an answer: nothing is right there.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any, Literal
 
 from grpo_kit.rewards._parts import Reward, judges_answer, range_of, with_parts
@@ -75,11 +76,11 @@ def reads_tag(task: Any) -> bool:
         return True
     if any(getattr(part, "tag", None) or isinstance(part, SoftFormat) for part in with_parts(task.rewards)):
         return True
-    shown = [task.prefill, task.system or "", *(text for pair in task.examples for text in pair)]
-    return any(f"<{task.answer_tag}>" in text for text in [*shown, task.train[0]["question"]])
+    prompt = [task.prefill, task.system or "", task.train[0]["question"], *chain(*task.examples)]
+    return any(f"<{task.answer_tag}>" in text for text in prompt)
 
 
 def _judges(task: Any) -> list[Reward]:
     """The innermost rewards that judge the answer, among those whose full pay makes it right."""
-    parts = with_parts(task.is_correct.judges)
-    return [part for part in parts if not getattr(part, "made_of_others", False) and judges_answer(part)]
+    judges = filter(judges_answer, with_parts(task.is_correct.judges))
+    return [judge for judge in judges if not getattr(judge, "made_of_others", False)]

@@ -134,8 +134,8 @@ def _not_payable(task: Any, judges: Sequence[Reward], rows: Sequence[dict]) -> l
 
 def full_score(reward: Reward) -> float:
     """The highest score of the range that a reward states, else 1.0."""
-    stated = range_of(reward)
-    return stated[1] if stated else 1.0
+    low, high = range_of(reward) or (0.0, 1.0)
+    return high
 
 
 def _pays_half(scores: Sequence[float], full: float) -> bool:
@@ -242,18 +242,20 @@ def leniently_right(
     judges = task.answer_rewards
     if task.answers_are == "programs" or (judges and not any(map(judges_answer, judges))):
         return list(strict)
-    read: list[list[tuple[int, str]]] = []
+    keys_of: list[list[tuple[int, str]]] = []
     places: dict[tuple[int, str], int] = {}  # (row, text) -> its first place: each is judged once
     for place, (row, completion, right) in enumerate(zip(rows, completions, strict, strict=True)):
-        texts = [] if right else _read(task, completion)
-        read.append([(id(row), text) for text in texts])
-        for key in read[-1]:
+        keys = []
+        if not right:
+            keys = [(id(row), text) for text in _read(task, completion)]
+        keys_of.append(keys)
+        for key in keys:
             places.setdefault(key, place)
     columns = {name: [values[place] for place in places.values()] for name, values in columns.items()}
     texts = [text for _, text in places]
     correct = are_correct(task, texts, [rows[place] for place in places.values()], columns)
     right_keys = {key for key, right in zip(places, correct, strict=True) if right}
-    return [right or not right_keys.isdisjoint(keys) for right, keys in zip(strict, read, strict=True)]
+    return [right or not right_keys.isdisjoint(keys) for right, keys in zip(strict, keys_of, strict=True)]
 
 
 def _read(task: Any, completion: str) -> list[str]:

@@ -134,11 +134,17 @@ def countdown(
         examples = [_thinking(*first[count]) for count in counts]
         examples += [_thinking(*second[count]) for count in counts]
         system = "Think in <think> tags, then: answer in <answer> tags with one expression."
-        opening, length = "<think>\n", 64 * high
+        task_prefill, length, reasoning_tag = "<think>\n", 64 * high, "think"
     else:
-        examples = [(_EXAMPLES[count][0], f"<answer>{_EXAMPLES[count][1]}</answer>") for count in counts]
+        examples = [
+            (question, f"<answer>{answer}</answer>") for question, answer in map(_EXAMPLES.get, counts)
+        ]
         system = "Answer in <answer> tags with one expression."
-        opening, length = "<answer>", 24
+        task_prefill, length, reasoning_tag = "<answer>", 24, None
+    if prefill is None:
+        prefill = task_prefill
+    if max_completion_tokens is None:
+        max_completion_tokens = length
     train, held_out = split_distinct(
         partial(_draw_row, rng, low, high, highest, balanced),
         n_train,
@@ -150,16 +156,13 @@ def countdown(
         name="countdown",
         train=train,
         held_out=held_out,
-        rewards=[
-            CountdownAnswer(partial_credit=partial_credit),
-            SoftFormat(think="think" if think else None),
-        ],
+        rewards=[CountdownAnswer(partial_credit=partial_credit), SoftFormat(think=reasoning_tag)],
         reward_weights=[0.75, 0.25],
         strategies=_strategies(high),
         system=system,
-        prefill=opening if prefill is None else prefill,
+        prefill=prefill,
         examples=tuple(examples),
-        max_completion_tokens=length if max_completion_tokens is None else max_completion_tokens,
+        max_completion_tokens=max_completion_tokens,
     )
     return with_answer_tag(task, answer_tag)
 
@@ -247,7 +250,9 @@ def _parse(text: str) -> ast.expr | None:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, RecursionError, MemoryError):
         return None
-    return tree if _is_plain(tree) else None
+    if _is_plain(tree):
+        return tree
+    return None
 
 
 def _is_plain(node: ast.expr) -> bool:
@@ -277,11 +282,11 @@ def _numbers_in(column: Any) -> list[Fraction]:
 
 def _credit(answer: str | None, numbers: Sequence[Fraction], target: Fraction) -> float:
     """0.25 for an expression, 0.5 for one with each number exactly once, 1.0 for one that also makes the target."""
-    tree = _parse(answer) if answer else None
+    tree = _parse(answer or "")
     if tree is None or isinstance(tree, ast.Constant):
         return 0.0
-    used = sorted(node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    if used != sorted(numbers):
+    operands = sorted(node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    if operands != sorted(numbers):
         return 0.25
     return 1.0 if evaluate(answer) == target else 0.5
 
@@ -318,8 +323,10 @@ def _strategies(most: int) -> dict[str, Strategy]:
 
 def _joined(values: Sequence[Any], signs: Sequence[str]) -> str:
     """The values with signs between them; the longer of the two is cut."""
-    others = "".join(f" {sign} {value}" for sign, value in zip(signs, values[1:], strict=False))
-    return f"{values[0]}{others}"
+    text = str(values[0])
+    for sign, value in zip(signs, values[1:], strict=False):
+        text += f" {sign} {value}"
+    return text
 
 
 def _thinking(numbers: Sequence[int], target: int, tries: Sequence[str], answer: str) -> tuple[str, str]:

@@ -23,8 +23,9 @@ def split_distinct(
     enough, most = n_train + n_held_out, n_train + max(n_held_out, _HELD_OUT_FIRST)
     rows = _draw_distinct(draw, enough, most, what, avoid)
     first = _HELD_OUT_FIRST if len(rows) == most else n_held_out
-    train, others = rows[first : first + n_train], rows[:first] + rows[first + n_train :]
-    return train, others[:n_held_out]
+    train = rows[first : first + n_train]
+    held_out = rows[:first] + rows[first + n_train :]
+    return train, held_out[:n_held_out]
 
 
 def distinct_rows(

@@ -77,8 +77,8 @@ def from_rows(
     >>> from_rows("yes", [{"question": str(i), "answer": "yes"} for i in range(10)], reward=says_yes)
     Task('yes', train=8, held_out=2)
     """
-    known = ["name", "train", "held_out", *from_rows.__kwdefaults__]
-    check_known("from_rows has no such argument", unknown, known)
+    arguments = ["name", "train", "held_out", *from_rows.__kwdefaults__]
+    check_known("from_rows has no such argument", unknown, arguments)
     if isinstance(reward, Mapping):
         raise ValueError(
             f"task {name!r}: reward={reward!r:.100} is a dict; kit.rewards.WeightedSum(...) makes one reward of it"
@@ -88,7 +88,9 @@ def from_rows(
             f"task {name!r}: train={os.fspath(train)!r} is a path; give its rows, such as "
             "[json.loads(line) for line in open(path, encoding='utf-8-sig')] of a .jsonl file"
         )
-    rewards = list(reward) if isinstance(reward, Sequence) and not isinstance(reward, str) else [reward]
+    if isinstance(reward, str) or not isinstance(reward, Sequence):
+        reward = [reward]
+    rewards = list(reward)
     _check_functions(name, rewards)
     rows = _rows(name, "train", train, question, answer, answer_after)
     if held_out is None:
@@ -98,9 +100,6 @@ def from_rows(
     _check_worked_answers(name, [*rows, *held_out_rows], rewards)
     if reward_weights is None:
         reward_weights = [1] * len(rewards)
-    if strategies is None:
-        answered = [row for row in rows if row["answer"].strip()]
-        strategies = most_frequent_answer(answered) if answered else {}
     return Task(
         name=name,
         train=rows,
@@ -108,7 +107,7 @@ def from_rows(
         rewards=rewards,
         reward_weights=_adding_up_to_1(name, reward_weights),
         is_correct=correct,
-        strategies=strategies,
+        strategies=most_frequent_answer(rows) if strategies is None else strategies,
         system=system,
         prefill=prefill,
         examples=tuple(examples) if isinstance(examples, list) else examples,
@@ -178,17 +177,17 @@ def _rows(
     rows: list[dict[str, Any]] = []
     answered = False
     for place, record in enumerate(_records(name, split, records)):
-        where = f"task {name!r}: {split} row {place}"
+        row_name = f"task {name!r}: {split} row {place}"
         if not isinstance(record, Mapping):
-            raise ValueError(f"{where} is a {type(record).__name__}; use a dict of its columns")
+            raise ValueError(f"{row_name} is a {type(record).__name__}; use a dict of its columns")
         record = {column: _without_nan(python_value(value)) for column, value in record.items()}
-        _check_record(where, record, question, answer)
-        gold = _answer(where, record, answer)
+        _check_record(row_name, record, question, answer)
+        gold = _answer(row_name, record, answer)
         if place == 0:
             answered = answer in record
         if (answer in record) != answered:
             raise ValueError(
-                f"{where} and row 0 do not both have the column {answer!r}; give '' where none is known"
+                f"{row_name} and row 0 do not both have the column {answer!r}; give '' where none is known"
             )
         # A data set's own `prompt` or `completion` is copied to question and answer, and needed no more.
         copied = {column for column in (question, answer) if not reaches_rewards(column)}
@@ -197,7 +196,7 @@ def _rows(
             solution, mark, gold = gold.rpartition(after) if after else ("", "", "")
             if not mark or not gold.strip():
                 raise ValueError(
-                    f"{where}, column {answer!r}: nothing stands behind answer_after={after!r} in "
+                    f"{row_name}, column {answer!r}: nothing stands behind answer_after={after!r} in "
                     f"{record.get(answer)!r:.200}"
                 )
             row["solution"], gold = solution.strip(), gold.strip()
@@ -207,26 +206,25 @@ def _rows(
     return rows
 
 
-def _check_record(where: str, record: Mapping[str, Any], question: str, answer: str) -> None:
+def _check_record(row_name: str, record: Mapping[str, Any], question: str, answer: str) -> None:
     """Raises ValueError where a column is missing, or the question is no text."""
     for argument, column in (("question", question), ("answer", answer)):
         if column not in record and column != "answer":
             raise ValueError(
-                f"{where} has no column {argument}={column!r}; it has {sorted(map(str, record))}{_other(record)}"
+                f"{row_name} has no column {argument}={column!r}; it has {sorted(map(str, record))}{_other(record)}"
             )
     text = record[question]
     if not isinstance(text, str) or not text.strip():
         raise ValueError(
-            f"{where} has the question {text!r:.200}, a {type(text).__name__}; use text{cure_of(text)}"
+            f"{row_name} has the question {text!r:.200}, a {type(text).__name__}; use text{cure_of(text)}"
         )
 
 
 def _other(row: Mapping[str, Any]) -> str:
     """How a row without the column is read: by another column's name, or out of its messages."""
     for value in row.values():
-        cure = cure_of(value) if isinstance(value, list) else ""
-        if cure:
-            return f"{cure}, in a column 'question' of its own"
+        if isinstance(value, list) and cure_of(value):
+            return f"{cure_of(value)}, in a column 'question' of its own"
     for name in ("prompt", "problem", "query", "instruction", "input", "Question"):
         if name in row:
             return f"; question={name!r} reads that one"
@@ -273,8 +271,9 @@ def _without_nan(value: Any) -> Any:
         return value
     result = {}
     for key, item in value.items():
-        is_gap = pd.api.types.is_scalar(item) and pd.isna(item)
-        result[key] = None if is_gap else _without_nan(item)
+        result[key] = _without_nan(item)
+        if pd.api.types.is_scalar(item) and pd.isna(item):
+            result[key] = None
     return result
 
 
@@ -312,17 +311,17 @@ def _kinds(fields: Iterable[pa.Field]) -> dict[str, pa.DataType]:
     return {field.name: field.type for field in fields}
 
 
-def _answer(where: str, row: Mapping[str, Any], column: str) -> str:
+def _answer(row_name: str, row: Mapping[str, Any], column: str) -> str:
     value = row.get(column, "")
     try:
         text = gold_text(value)
     except ValueError as error:
-        raise ValueError(f"{where}, column {column!r}: {error}") from error
+        raise ValueError(f"{row_name}, column {column!r}: {error}") from error
     if isinstance(value, str):
         return value
     if text is None:
         raise ValueError(
-            f"{where} has the answer {value!r} in column {column!r}; drop the row, or give '' where nothing is "
+            f"{row_name} has the answer {value!r} in column {column!r}; drop the row, or give '' where nothing is "
             "known that a reward could compare with"
         )
     return text

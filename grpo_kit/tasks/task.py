@@ -105,8 +105,8 @@ class Task:
                 f"{min(shared)!r}; the model would be tested on what it trained on. Take them out of one; of from_rows "
                 "leave held_out out, and every fifth row is held out"
             )
-        shown = {question for question, _ in self.examples}
-        if any(row["question"] in shown for row in [*self.train, *self.held_out]):
+        example_questions = {question for question, _ in self.examples}
+        if any(row["question"] in example_questions for row in [*self.train, *self.held_out]):
             raise ValueError(f"task {self.name!r}: an examples question is also a row; drop the row")
         if not self.rewards or len(self.rewards) != len(weights):
             raise ValueError(
@@ -213,7 +213,8 @@ class Task:
                 f"task {self.name!r}: the row's own answer {right!r} is not correct; give a list of Case"
             )
         think = think_of(rewards)
-        for text in (*(str(other["answer"]) for other in self.train), f"{right}1", "0"):
+        answers = [str(train_row["answer"]) for train_row in self.train]
+        for text in (*answers, f"{right}1", "0"):
             if not (same_text(text, row) or self.is_correct(text, row)):
                 return crafted_cases(
                     right, text, prefill=self.prefill, tag=self.answer_tag, think=think, columns=row
@@ -323,27 +324,32 @@ def strategy_rewards(task: Task, rows: Sequence[dict] | None = None) -> dict[str
 def most_frequent_answer(train: Sequence[Mapping[str, Any]]) -> dict[str, Strategy]:
     """The strategy "always '5'", with the most frequent answer of the train rows (ties: the smallest text).
 
+    {} if no row has an answer.
+
     >>> list(most_frequent_answer([{"answer": "5"}, {"answer": "7"}, {"answer": "5"}]))
     ["always '5'"]
     """
-    counts = Counter(str(row["answer"]) for row in train)
+    answers = [str(row["answer"]) for row in train]
+    counts = Counter(answer for answer in answers if answer.strip())
+    if not counts:
+        return {}
     answer = min(counts, key=lambda text: (-counts[text], text))
     return {f"always {answer!r}": lambda row: answer}
 
 
-def _check_rows(where: str, rows: Sequence[dict], rewards: Sequence[Reward]) -> None:
-    check_column_names(dict.fromkeys(name for row in rows for name in row), where)
+def _check_rows(split: str, rows: Sequence[dict], rewards: Sequence[Reward]) -> None:
+    check_column_names(dict.fromkeys(name for row in rows for name in row), split)
     if not rows:
-        raise ValueError(f"{where} is empty; give at least one row")
+        raise ValueError(f"{split} is empty; give at least one row")
     columns = ["question", "answer"]
     for reward in rewards:
         columns += getattr(reward, "columns", ())
     for place, row in enumerate(rows):
-        missing = [name for name in dict.fromkeys(columns) if name not in row]
-        if missing:
-            raise ValueError(f"{where} row {place} lacks the columns {missing}, it has {sorted(row)}")
+        missing_columns = [name for name in dict.fromkeys(columns) if name not in row]
+        if missing_columns:
+            raise ValueError(f"{split} row {place} lacks the columns {missing_columns}, it has {sorted(row)}")
         if not isinstance(row["question"], str) or not row["question"].strip():
-            raise ValueError(f"{where} row {place} has the question {row['question']!r}; use text")
+            raise ValueError(f"{split} row {place} has the question {row['question']!r}; use text")
 
 
 def with_answer_tag(task: Task, tag: str) -> Task:
