@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from transformers import GenerationConfig
 
-from grpo_kit._support.argument_checks import check_task, check_whole, template_tokens
+from grpo_kit._support.argument_checks import check_task, check_whole, is_number, template_tokens
 from grpo_kit._support.display import progress_line
 from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine.complete import Completion, Progress, check_room, complete
@@ -326,7 +326,8 @@ def _complete(
 def check_rows(rows: Any) -> list[Any]:
     """The rows as a list. Raises ValueError for a number, a text or one row, and where there is no row."""
     if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
-        raise ValueError(f"rows={rows!r:.100} must be a list of rows, such as task.held_out[:32]")
+        n = rows if is_number(rows) else 32
+        raise ValueError(f"rows={rows!r:.100} must be a list of rows, such as task.held_out[:{n}]")
     rows = list(rows)
     if not rows:
         raise ValueError("rows is empty; give at least one row")

@@ -66,9 +66,6 @@ class _OverlapReward(AnswerReward):
         """The overlap in [0, 1], None if the gold has no words."""
         return self._overlap(answer or "", references(gold))
 
-    def _overlap(self, answer: str, golds: list[str]) -> float | None:
-        raise NotImplementedError
-
 
 class Bleu(_OverlapReward):
     """BLEU of the answer against the gold, in [0, 1]: sacrebleu's sentence BLEU / 100.
@@ -145,20 +142,23 @@ class Rouge(_OverlapReward):
         column: str = "answer",
         tag: str | None = "answer",
     ) -> None:
-        super().__init__("rouge_l" if variant == "rougeL" else str(variant), column, tag=tag)
         check_choice("variant", variant, ("rouge1", "rouge2", "rougeL"))
+        super().__init__("rouge_l" if variant == "rougeL" else variant, column, tag=tag)
         self.variant = variant
 
     def cheats(self, honest: Case) -> list[Case]:
         """The cheats of Bleu. "rouge1" leaves out the gold's words backwards, which it cannot tell from the gold."""
         cases = super().cheats(honest)
-        return [case for case in cases if self.variant != "rouge1" or case.name != "gold backwards"]
+        if self.variant == "rouge1":
+            return [case for case in cases if case.name != "gold backwards"]
+        return cases
 
     def _overlap(self, answer: str, golds: list[str]) -> float | None:
         answer, *golds = unpointed([normalize(answer), *golds])
         answer_words = [] if _too_long(answer, golds) else words(answer)
-        order = 2 if self.variant == "rouge2" else 1
-        scores = []
+        scores, order = [], 1
+        if self.variant == "rouge2":
+            order = 2
         for gold_words in map(words, golds):
             if len(gold_words) >= order:
                 scores.append(self._f_measure(answer_words, gold_words, order))
@@ -226,7 +226,7 @@ def common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
     >>> common_subsequence("the cat sat".split(), "the dog sat down".split())
     2
     """
-    a, b = (a, b) if len(a) <= len(b) else (b, a)
+    a, b = sorted((a, b), key=len)
     places: dict[str, int] = {}
     for place, piece in enumerate(a):
         places[piece] = places.get(piece, 0) | 1 << place

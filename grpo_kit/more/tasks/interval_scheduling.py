@@ -34,6 +34,8 @@ import random
 import re
 import string
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from grpo_kit.rewards import SoftFormat
@@ -48,7 +50,7 @@ _MOST_EVENTS = 8  # in a question of this task; the reward accepts as many as th
 _FIRST_HOUR, _LAST_HOUR, _MOST_HOURS, _MOST_PRIORITY = 8, 18, 4, 3
 # Shown in every prompt: a day whose best schedule has two events, and one whose best is a single event. With only the
 # pair a small model writes overlapping pairs, all worth nothing; with only the single event it never writes a pair.
-_EXAMPLES = (((8, 10, 2), (9, 11, 1), (11, 13, 1)), ((9, 12, 1), (10, 13, 3), (12, 14, 1)))
+_EXAMPLES = {((8, 10, 2), (9, 11, 1), (11, 13, 1)): "A C", ((9, 12, 1), (10, 13, 3), (12, 14, 1)): "B"}
 
 Event = Sequence[int]  # (start, end, priority)
 
@@ -107,11 +109,13 @@ def interval_scheduling(
             "ways": best.ways,
         }
 
-    examples = tuple(
-        (_question(day), f"<answer>{_spelled(best_schedule(day).picked)}</answer>") for day in _EXAMPLES
-    )
+    examples = [(_question(day), f"<answer>{answer}</answer>") for day, answer in _EXAMPLES.items()]
     train, held_out = split_distinct(
-        draw, n_train, n_held_out, what=f"events with count={count!r}", avoid=[text for text, _ in examples]
+        draw,
+        n_train,
+        n_held_out,
+        what=f"events with count={count!r}",
+        avoid=[question for question, _ in examples],
     )
     task = Task(
         name="interval_scheduling",
@@ -123,7 +127,7 @@ def interval_scheduling(
         system="Answer in <answer> tags with the letters of the events, in order. "
         "Best means the most hours times priority.",
         prefill="<answer>" if prefill is None else prefill,
-        examples=examples,
+        examples=tuple(examples),
         max_completion_tokens=16,
     )
     return with_answer_tag(task, answer_tag)
@@ -153,7 +157,7 @@ class ScheduleShare(AnswerReward):
         letters = _LETTERS[: len(listed)]
         best = best_schedule(listed)
         right = _spelled(best.picked)
-        heaviest = max(range(len(listed)), key=lambda place: _worth(listed[place]))
+        heaviest = _place_of_highest(listed, _worth)
         texts = {
             "letters repeated": " ".join(letter * 2 for letter in right.split()),
             "every event named twice": " ".join(f"{letter} {letter}" for letter in right.split()),
@@ -225,7 +229,9 @@ def best_schedule(listed: Sequence[Event]) -> Best:
     ends = [listed[place][1] for place in by_end]
     bests = [Best(0, (), 1)]  # bests[k]: with the first k events by end
     for k, place in enumerate(by_end):
-        without, before = bests[-1], bests[bisect.bisect_right(ends, listed[place][0], hi=k)]
+        start = listed[place][0]
+        before = bests[bisect.bisect_right(ends, start, hi=k)]
+        without = bests[-1]
         worth, ways = before.worth + _worth(listed[place]), before.ways
         if worth < without.worth:
             bests.append(without)
@@ -242,11 +248,10 @@ def schedule_worth(answer: str, listed: Sequence[Event]) -> int | None:
     >>> schedule_worth("A, C", [(9, 11, 2), (10, 12, 1), (12, 13, 1)])
     5
     """
-    letters = dict(zip(_LETTERS, range(len(listed)), strict=False))
     names = answer.replace(",", " ").split()
-    if not names or not letters.keys() >= set(names):
+    if not names or not set(names) <= set(_LETTERS[: len(listed)]):
         return None
-    places = [letters[name] for name in names]
+    places = list(map(_LETTERS.index, names))
     return worth_of(places, listed) if _is_schedule(places, listed) else None
 
 
@@ -264,7 +269,11 @@ def strategy_shares(task: Task, rows: Sequence[dict] | None = None) -> dict[str,
     'greedy by priority'
     """
     share = ScheduleShare().score
-    return strategy_means(task, rows, lambda pairs: (share(answer, row["events"]) for answer, row in pairs))
+
+    def shares(pairs: list[tuple[str | None, dict]]) -> list[float | None]:
+        return [share(answer, row["events"]) for answer, row in pairs]
+
+    return strategy_means(task, rows, shares)
 
 
 def _is_schedule(places: Sequence[int], listed: Sequence[Event]) -> bool:
@@ -275,12 +284,8 @@ def _hours(event: Event) -> int:
     return event[1] - event[0]
 
 
-def _priority(event: Event) -> int:
-    return event[2]
-
-
 def _worth(event: Event) -> int:
-    return _hours(event) * _priority(event)
+    return _hours(event) * event[2]
 
 
 def _draw_events(rng: random.Random, count: int) -> list[tuple[int, int, int]]:
@@ -293,10 +298,8 @@ def _draw_events(rng: random.Random, count: int) -> list[tuple[int, int, int]]:
 
 
 def _listed(listed: Sequence[Event]) -> str:
-    lines = []
-    for letter, (start, end, priority) in zip(_LETTERS, listed, strict=False):
-        lines.append(f"{letter}: {start} to {end}, priority {priority}")
-    return "\n".join(lines)
+    events = zip(_LETTERS, listed, strict=False)
+    return "\n".join(f"{letter}: {start} to {end}, priority {p}" for letter, (start, end, p) in events)
 
 
 def _question(listed: Sequence[Event]) -> str:
@@ -307,10 +310,14 @@ def _spelled(places: Sequence[int]) -> str:
     return " ".join(_LETTERS[place] for place in places)
 
 
+def _place_of_highest(listed: Sequence[Event], value: Callable[[Event], int]) -> int:
+    return max(range(len(listed)), key=lambda place: value(listed[place]))
+
+
 def _greedy(listed: Sequence[Event], worth: Callable[[Event], int]) -> list[int]:
     """Events in falling order of `worth`, each taken if it overlaps none taken before."""
     picked: list[int] = []
-    for place in sorted(range(len(listed)), key=lambda i: (-worth(listed[i]), i)):
+    for place in sorted(range(len(listed)), key=lambda i: -worth(listed[i])):
         if _is_schedule(sorted([*picked, place], key=lambda i: listed[i][0]), listed):
             picked.append(place)
     return sorted(picked)
@@ -318,8 +325,10 @@ def _greedy(listed: Sequence[Event], worth: Callable[[Event], int]) -> list[int]
 
 def _subsets(items: Sequence[Any]) -> list[tuple]:
     """All subsets but the empty one, small ones first."""
-    sizes = range(1, len(items) + 1)
-    return list(itertools.chain.from_iterable(itertools.combinations(items, size) for size in sizes))
+    subsets: list[tuple] = []
+    for size in range(1, len(items) + 1):
+        subsets += itertools.combinations(items, size)
+    return subsets
 
 
 def _strategies(most: int) -> dict[str, Strategy]:
@@ -327,22 +336,24 @@ def _strategies(most: int) -> dict[str, Strategy]:
         return lambda row: _spelled(_greedy(row["events"], value))
 
     def highest(value: Callable[[Event], int]) -> Strategy:
-        return lambda row: _spelled([max(range(len(row["events"])), key=lambda i: value(row["events"][i]))])
-
-    def always(places: tuple[int, ...]) -> Strategy:
-        return lambda row: _spelled(places) if places[-1] < len(row["events"]) else None
+        return lambda row: _spelled([_place_of_highest(row["events"], value)])
 
     strategies: dict[str, Strategy] = {
         "greedy by worth": greedy(_worth),
-        "greedy by priority": greedy(_priority),
+        "greedy by priority": greedy(itemgetter(2)),
         "greedy by hours": greedy(_hours),
         "earliest end first": greedy(lambda event: -event[1]),
         "the heaviest event": highest(_worth),
         "the longest event": highest(_hours),
-        "the event of highest priority": highest(_priority),
+        "the event of highest priority": highest(itemgetter(2)),
         "the last event": lambda row: _spelled([len(row["events"]) - 1]),
         "the first and the last event": lambda row: _spelled([0, len(row["events"]) - 1]),
         "all events": lambda row: _spelled(range(len(row["events"]))),
     }
-    strategies |= {f"always {_spelled(places)!r}": always(places) for places in _subsets(range(most))}
+    for places in _subsets(range(most)):
+        strategies[f"always {_spelled(places)!r}"] = partial(_always, places)
     return strategies
+
+
+def _always(places: Sequence[int], row: dict) -> str | None:
+    return _spelled(places) if places[-1] < len(row["events"]) else None
