@@ -105,7 +105,7 @@ def from_rows(
         train=rows,
         held_out=held_out_rows,
         rewards=rewards,
-        reward_weights=_adding_up_to_1(name, reward_weights),
+        reward_weights=_adding_up_to_1(name, reward_weights, len(rewards)),
         is_correct=correct,
         strategies=most_frequent_answer(rows) if strategies is None else strategies,
         system=system,
@@ -140,9 +140,11 @@ def _split(name: str, rows: list[dict]) -> tuple[list[dict], list[dict]]:
     return train, [row for row in rows if row["question"] in held_out]
 
 
-def _adding_up_to_1(name: str, weights: Any) -> Any:
-    """The weights over their sum, which a line says unless they are alike. Task refuses what holds no numbers."""
-    if not isinstance(weights, list | tuple) or not weights or not all(map(is_number, weights)):
+def _adding_up_to_1(name: str, weights: Any, count: int) -> Any:
+    """The weights over their sum, which a line says unless they are alike. Task refuses other counts and no numbers."""
+    if not isinstance(weights, list | tuple) or not weights or len(weights) != count:
+        return weights
+    if not all(map(is_number, weights)):
         return weights
     total = sum(weights)
     if min(weights) < 0 or not 0 < total < math.inf:

@@ -226,12 +226,12 @@ class Task:
     def constant_accuracies(self, rows: Sequence[dict] | None = None) -> dict[str, float]:
         """Accuracy of every strategy on the rows (default held_out), best first; ties by name."""
 
-        def judge(pairs: list[tuple[str | None, dict]]) -> list[bool]:
-            answered = [(text, row) for text, row in pairs if text is not None]
-            right = are_correct(self, [text for text, _ in answered], [row for _, row in answered])
-            return right + [False] * (len(pairs) - len(right))
+        def right(answers: Sequence[str | None], rows: Sequence[dict]) -> list[bool]:
+            pairs = [(text, row) for text, row in zip(answers, rows, strict=True) if text is not None]
+            verdicts = are_correct(self, [text for text, _ in pairs], [row for _, row in pairs])
+            return verdicts + [False] * (len(rows) - len(pairs))
 
-        return strategy_means(self, rows, judge)
+        return strategy_means(self, rows, right)
 
     def best_constant(self, rows: Sequence[dict] | None = None) -> tuple[str, float]:
         """Name and accuracy, in [0, 1], of the best constant strategy on the rows (default held_out).
@@ -279,18 +279,19 @@ def _mean_score(reward: AnswerReward, strategy: Strategy, rows: Sequence[dict]) 
 def strategy_means(
     task: Task,
     rows: Sequence[dict] | None,
-    judge: Callable[[list[tuple[str | None, dict]]], Iterable[float | None]],
+    judge: Callable[[Sequence[str | None], Sequence[dict]], Iterable[float | None]],
 ) -> dict[str, float]:
-    """For every strategy the mean of judge([(its answer, row), ...]) without None, best first; ties by name.
+    """For every strategy the mean of judge(its answers, rows) without None, best first; ties by name.
 
     rows: None for held_out. Raises ValueError if rows is empty.
     """
-    rows = task.held_out if rows is None else rows
+    if rows is None:
+        rows = task.held_out
     if not rows:
         raise ValueError("rows is empty; give at least one row")
     means = {}
     for name, strategy in task.strategies.items():
-        scores = judge([(strategy(row), row) for row in rows])
+        scores = judge(list(map(strategy, rows)), rows)
         judged = [score for score in scores if score is not None]
         if judged:
             means[name] = sum(judged) / len(judged)
@@ -312,11 +313,11 @@ def strategy_rewards(task: Task, rows: Sequence[dict] | None = None) -> dict[str
     if task.answers_are == "programs":
         raise ValueError(f"task {task.name!r} has no answer tags to put a strategy's answer in")
 
-    def rewards(pairs: list[tuple[str | None, dict]]) -> list[float | None]:
-        completions = giving(task, [text or "" for text, _ in pairs])
-        columns = columns_of([row for _, row in pairs]) | {"prefill": [task.prefill] * len(pairs)}
+    def rewards(answers: Sequence[str | None], rows: Sequence[dict]) -> list[float | None]:
+        completions = giving(task, [text or "" for text in answers])
+        columns = columns_of(rows) | {"prefill": [task.prefill] * len(rows)}
         parts = score_all(task.rewards, completions, **columns)
-        return totals(list(parts.values()), task.reward_weights, range(len(pairs)))
+        return totals(list(parts.values()), task.reward_weights, range(len(rows)))
 
     return strategy_means(task, rows, rewards)
 

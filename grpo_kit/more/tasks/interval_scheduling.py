@@ -270,8 +270,8 @@ def strategy_shares(task: Task, rows: Sequence[dict] | None = None) -> dict[str,
     """
     share = ScheduleShare().score
 
-    def shares(pairs: list[tuple[str | None, dict]]) -> list[float | None]:
-        return [share(answer, row["events"]) for answer, row in pairs]
+    def shares(answers: Sequence[str | None], rows: Sequence[dict]) -> list[float | None]:
+        return [share(answer, row["events"]) for answer, row in zip(answers, rows, strict=True)]
 
     return strategy_means(task, rows, shares)
 
