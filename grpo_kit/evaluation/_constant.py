@@ -9,7 +9,7 @@ from grpo_kit._support.display import cut
 from grpo_kit.evaluation.intervals import Estimate
 from grpo_kit.rewards._parts import required_columns
 from grpo_kit.rewards.scoring import RewardError, score_all, totals
-from grpo_kit.tasks._right import are_correct
+from grpo_kit.tasks._right import are_correct, entries
 from grpo_kit.tasks.task import strategy_rewards
 
 if TYPE_CHECKING:
@@ -64,9 +64,8 @@ def own_constant(answers: Answers) -> Constant | None:
 
 def _mean_reward(answers: Answers, text: str) -> float | None:
     """Mean reward of this completion over the rows whose rewards can judge it."""
-    first = slice(None, None, answers.samples)  # of each row
-    columns = {name: values[first] for name, values in answers.columns.items()}
     n = len(answers.rows)
+    columns = entries(answers.columns, range(0, len(answers.texts), answers.samples))
     try:
         parts = score_all(answers.task.rewards, [text] * n, **columns)
     except RewardError:  # no model wrote this completion here, so its reward is unknown

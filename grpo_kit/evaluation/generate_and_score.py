@@ -75,7 +75,8 @@ class Answers:
     @cached_property
     def verdicts(self) -> Verdicts:
         """Is the answer right (see Task.is_right)? None if no reward can judge it."""
-        if judges := self.task.answer_rewards:
+        judges = self.task.answer_rewards
+        if judges:
             return all_in_full([pay.verdicts for pay in self._pays(judges)])
         verdicts: Verdicts = []
         with progress_line(f"{self.task.name}, answers judged") as progress:

@@ -34,7 +34,8 @@ def has_accuracy(task: Any) -> bool:
     """
     if not isinstance(task.is_correct, PaidInFull):
         return task.is_correct is not None
-    if any(str(row["answer"]).strip() for row in [*task.train, *task.held_out]):
+    rows = [*task.train, *task.held_out]
+    if any(str(row["answer"]).strip() for row in rows):
         return True
     return any(range_of(part) is not None or not is_own(part) for part in _judges(task))
 

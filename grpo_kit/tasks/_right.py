@@ -6,7 +6,7 @@ The strict reading judges the completion itself. The lenient reading judges the 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -32,7 +32,8 @@ from grpo_kit.rewards.combine import (
 from grpo_kit.rewards.response import last_number
 from grpo_kit.rewards.scoring import RewardError, Scores, score
 
-_NONE: Mapping[str, list] = {}
+Columns = Mapping[str, Sequence[Any]]  # name -> one entry a completion
+_NO_COLUMNS: Columns = {}
 _OWN_ANSWERS = 8  # rows whose own answers are scored when a task is made
 _SCORED = ("train", "rewards", "reward_weights", "prefill", "answer_tag", "read_answer", "write_answer")
 # Where the rewards of others look for an answer, besides the task's own tags and the text alone.
@@ -102,7 +103,8 @@ def _not_payable(task: Any, judges: Sequence[Reward], rows: Sequence[dict]) -> l
     if not rows:
         return []
     golds = [str(row["answer"]).strip() for row in rows]
-    writings = [giving(task, golds), golds, *([habit.format(gold) for gold in golds] for habit in _HABITS)]
+    writings = [giving(task, golds), golds]
+    writings += [list(map(habit.format, golds)) for habit in _HABITS]
     columns = columns_of(rows) | {"prefill": [task.prefill] * len(rows)}
     columns["prompts"] = [row["question"] for row in rows]
     unpaid = []
@@ -144,7 +146,7 @@ def _pays_half(scores: Sequence[float], full: float) -> bool:
 
 
 def _best_scores(
-    reward: Reward, writings: Sequence[Sequence[str]], columns: Mapping[str, list], least: float | None = None
+    reward: Reward, writings: Sequence[Sequence[str]], columns: Columns, least: float | None = None
 ) -> list[float]:
     """The highest score of each row over several ways to write its answer.
 
@@ -160,7 +162,7 @@ def _best_scores(
 
 
 def are_correct(
-    task: Any, texts: Sequence[str], rows: Sequence[dict], columns: Mapping[str, list] = _NONE
+    task: Any, texts: Sequence[str], rows: Sequence[dict], columns: Columns = _NO_COLUMNS
 ) -> list[bool]:
     """Is each answer text right for its row? Calls the rewards once for all, on completions that keep the format.
 
@@ -174,7 +176,7 @@ def are_correct(
 
 
 def verdicts(
-    task: Any, rows: Sequence[dict], completions: Sequence[str], columns: Mapping[str, list] = _NONE
+    task: Any, rows: Sequence[dict], completions: Sequence[str], columns: Columns = _NO_COLUMNS
 ) -> Verdicts:
     """Do the answer rewards (at least one) pay each completion in full? None: no reward can judge it."""
     if not completions:
@@ -193,6 +195,12 @@ def verdicts(
     return all_in_full([pay.verdicts for pay in pays])
 
 
+def entries(columns: Columns, places: Iterable[int]) -> dict[str, list[Any]]:
+    """The columns' entries at these places."""
+    places = list(places)
+    return {name: [values[place] for place in places] for name, values in columns.items()}
+
+
 def is_own(reward: Reward) -> bool:
     """Is the reward a user's, on any scale? The kit's rewards, and subclasses of AnswerReward, pay 1.0 in full."""
     reward = unwrapped(reward)
@@ -200,7 +208,7 @@ def is_own(reward: Reward) -> bool:
     return not isinstance(reward, AnswerReward) and not module.startswith("grpo_kit.")
 
 
-def full_pay(task: Any, rows: Sequence[dict], columns: Mapping[str, list]) -> FullPay:
+def full_pay(task: Any, rows: Sequence[dict], columns: Columns) -> FullPay:
     """The full pay of a user's reward without a stated range: the score of the row's own answer, at least 1.0.
 
     rows, columns: one entry a completion. Calls the reward only for completions of 1.0 and more, once a row: a call may
@@ -212,15 +220,18 @@ def full_pay(task: Any, rows: Sequence[dict], columns: Mapping[str, list]) -> Fu
     def bars(reward: Reward, scores: Scores) -> Sequence[float]:
         if range_of(reward) is not None or not is_own(reward):
             return [full_score(reward)] * len(scores)
-        keys = [(id(reward), str(row["question"]), str(row.get("answer") or "").strip()) for row in rows]
-        places: dict[tuple[int, str, str], int] = {}
-        for place, (key, value) in enumerate(zip(keys, scores, strict=True)):
-            if value is not None and value > 1.0 and key[2] and key not in gold_scores:
+        keys: list[tuple[int, str, str]] = []
+        places: dict[tuple[int, str, str], int] = {}  # of rows with a gold that may earn more than 1.0
+        for place, (row, value) in enumerate(zip(rows, scores, strict=True)):
+            gold = str(row.get("answer") or "").strip()
+            key = (id(reward), str(row["question"]), gold)
+            keys.append(key)
+            if value is not None and value > 1.0 and gold and key not in gold_scores:
                 places[key] = place
         if places:
             golds = [gold for _, _, gold in places]
-            picked = {name: [values[i] for i in places.values()] for name, values in columns.items()}
-            best = _best_scores(reward, (giving(task, golds), golds), picked, least=1.0)
+            gold_columns = entries(columns, places.values())
+            best = _best_scores(reward, (giving(task, golds), golds), gold_columns, least=1.0)
             gold_scores.update(zip(places, best, strict=True))
         return [gold_scores.get(key, 1.0) for key in keys]
 
@@ -232,7 +243,7 @@ def leniently_right(
     rows: Sequence[dict],
     completions: Sequence[str],
     strict: Sequence[bool],
-    columns: Mapping[str, list] = _NONE,
+    columns: Columns = _NO_COLUMNS,
 ) -> list[bool]:
     """Right strictly, or as the last number, or as the text from the last opening tag to a closing tag or line end.
 
@@ -251,9 +262,9 @@ def leniently_right(
         keys_of.append(keys)
         for key in keys:
             places.setdefault(key, place)
-    columns = {name: [values[place] for place in places.values()] for name, values in columns.items()}
     texts = [text for _, text in places]
-    correct = are_correct(task, texts, [rows[place] for place in places.values()], columns)
+    text_rows = [rows[place] for place in places.values()]
+    correct = are_correct(task, texts, text_rows, entries(columns, places.values()))
     right_keys = {key for key, right in zip(places, correct, strict=True) if right}
     return [right or not right_keys.isdisjoint(keys) for right, keys in zip(strict, keys_of, strict=True)]
 

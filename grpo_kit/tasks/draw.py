@@ -7,11 +7,12 @@ from typing import Any
 
 from grpo_kit._support.argument_checks import check_whole, is_whole
 
+Draw = Callable[[], dict | None]  # a row; None where there are no more
 _HELD_OUT_FIRST = 256  # so many rows are drawn before the train rows, though fewer may be held out
 
 
 def split_distinct(
-    draw: Callable[[], dict | None], n_train: int, n_held_out: int, *, what: str, avoid: Sequence[str] = ()
+    draw: Draw, n_train: int, n_held_out: int, *, what: str, avoid: Sequence[str] = ()
 ) -> tuple[list[dict], list[dict]]:
     """(train, held_out) rows with distinct questions from `draw`; see distinct_rows.
 
@@ -28,9 +29,7 @@ def split_distinct(
     return train, held_out[:n_held_out]
 
 
-def distinct_rows(
-    draw: Callable[[], dict | None], count: int, *, what: str, avoid: Iterable[str] = ()
-) -> list[dict]:
+def distinct_rows(draw: Draw, count: int, *, what: str, avoid: Iterable[str] = ()) -> list[dict]:
     """Draws rows until `count` have distinct questions, none of them in `avoid`; a draw of None ends it early.
 
     Raises ValueError if draws keep repeating, with the number of distinct questions drawn.
@@ -39,9 +38,7 @@ def distinct_rows(
     return _draw_distinct(draw, count, count, what, avoid)
 
 
-def _draw_distinct(
-    draw: Callable[[], dict | None], enough: int, most: int, what: str, avoid: Iterable[str]
-) -> list[dict]:
+def _draw_distinct(draw: Draw, enough: int, most: int, what: str, avoid: Iterable[str]) -> list[dict]:
     """Draws until there are `most` distinct questions. If draws repeat or end, `enough` will do."""
     rows: dict[str, dict] = {}
     avoid = set(avoid)

@@ -295,7 +295,8 @@ def strategy_means(
         judged = [score for score in scores if score is not None]
         if judged:
             means[name] = sum(judged) / len(judged)
-    return dict(sorted(means.items(), key=lambda item: (-item[1], item[0])))
+    best_first = sorted(means, key=lambda name: (-means[name], name))
+    return {name: means[name] for name in best_first}
 
 
 def strategy_rewards(task: Task, rows: Sequence[dict] | None = None) -> dict[str, float]:

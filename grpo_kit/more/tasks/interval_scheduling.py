@@ -53,6 +53,8 @@ _FIRST_HOUR, _LAST_HOUR, _MOST_HOURS, _MOST_PRIORITY = 8, 18, 4, 3
 _EXAMPLES = {((8, 10, 2), (9, 11, 1), (11, 13, 1)): "A C", ((9, 12, 1), (10, 13, 3), (12, 14, 1)): "B"}
 
 Event = Sequence[int]  # (start, end, priority)
+Events = Sequence[Event]
+Value = Callable[[Event], int]  # of an event, by which a rule picks
 
 
 class Best(NamedTuple):
@@ -209,7 +211,7 @@ def _events_in(column: Any) -> Any:
     return [numbers[place : place + 3] for place in range(0, len(numbers), 3)]
 
 
-def best_schedule(listed: Sequence[Event]) -> Best:
+def best_schedule(listed: Events) -> Best:
     """The best schedule of (start, end, priority) events, exactly: by dynamic programming over their ends.
 
     Raises ValueError for an event that does not end after its start, a priority below 1, more than 26 events.
@@ -242,7 +244,7 @@ def best_schedule(listed: Sequence[Event]) -> Best:
     return bests[-1]
 
 
-def schedule_worth(answer: str, listed: Sequence[Event]) -> int | None:
+def schedule_worth(answer: str, listed: Events) -> int | None:
     """The worth of the answer's schedule; None if it is no schedule. White space and commas separate the letters.
 
     >>> schedule_worth("A, C", [(9, 11, 2), (10, 12, 1), (12, 13, 1)])
@@ -255,7 +257,7 @@ def schedule_worth(answer: str, listed: Sequence[Event]) -> int | None:
     return worth_of(places, listed) if _is_schedule(places, listed) else None
 
 
-def worth_of(places: Sequence[int], listed: Sequence[Event]) -> int:
+def worth_of(places: Sequence[int], listed: Events) -> int:
     """Sum of hours times priority of the events at these places."""
     return sum(_worth(listed[place]) for place in places)
 
@@ -276,7 +278,7 @@ def strategy_shares(task: Task, rows: Sequence[dict] | None = None) -> dict[str,
     return strategy_means(task, rows, shares)
 
 
-def _is_schedule(places: Sequence[int], listed: Sequence[Event]) -> bool:
+def _is_schedule(places: Sequence[int], listed: Events) -> bool:
     return all(listed[a][1] <= listed[b][0] for a, b in itertools.pairwise(places))
 
 
@@ -297,12 +299,12 @@ def _draw_events(rng: random.Random, count: int) -> list[tuple[int, int, int]]:
     return sorted(events)
 
 
-def _listed(listed: Sequence[Event]) -> str:
+def _listed(listed: Events) -> str:
     events = zip(_LETTERS, listed, strict=False)
     return "\n".join(f"{letter}: {start} to {end}, priority {p}" for letter, (start, end, p) in events)
 
 
-def _question(listed: Sequence[Event]) -> str:
+def _question(listed: Events) -> str:
     return f"Which events give the best schedule without overlap?\n{_listed(listed)}"
 
 
@@ -310,11 +312,11 @@ def _spelled(places: Sequence[int]) -> str:
     return " ".join(_LETTERS[place] for place in places)
 
 
-def _place_of_highest(listed: Sequence[Event], value: Callable[[Event], int]) -> int:
+def _place_of_highest(listed: Events, value: Value) -> int:
     return max(range(len(listed)), key=lambda place: value(listed[place]))
 
 
-def _greedy(listed: Sequence[Event], worth: Callable[[Event], int]) -> list[int]:
+def _greedy(listed: Events, worth: Value) -> list[int]:
     """Events in falling order of `worth`, each taken if it overlaps none taken before."""
     picked: list[int] = []
     for place in sorted(range(len(listed)), key=lambda i: -worth(listed[i])):
@@ -332,10 +334,10 @@ def _subsets(items: Sequence[Any]) -> list[tuple]:
 
 
 def _strategies(most: int) -> dict[str, Strategy]:
-    def greedy(value: Callable[[Event], int]) -> Strategy:
+    def greedy(value: Value) -> Strategy:
         return lambda row: _spelled(_greedy(row["events"], value))
 
-    def highest(value: Callable[[Event], int]) -> Strategy:
+    def highest(value: Value) -> Strategy:
         return lambda row: _spelled([_place_of_highest(row["events"], value)])
 
     strategies: dict[str, Strategy] = {
