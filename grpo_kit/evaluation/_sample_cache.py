@@ -69,7 +69,7 @@ def sample_chunks(
         ) from error
     with lock:  # releases it in every case
         _claim(folder, settings)
-        completions: list[Completion] = []
+        completions = []
         samples = options["samples"]
 
         def report(finished: int, _: int) -> None:

@@ -78,7 +78,7 @@ class Answers:
         judges = self.task.answer_rewards
         if judges:
             return all_in_full([pay.verdicts for pay in self._pays(judges)])
-        verdicts: Verdicts = []
+        verdicts = []
         with progress_line(f"{self.task.name}, answers judged") as progress:
             for row, text in zip(self.asked, self.texts, strict=True):
                 progress(len(verdicts), len(self.texts))
@@ -109,7 +109,7 @@ class Answers:
             judges = [reward for reward in self.task.rewards if judges_answer(reward)]
             if not judges:
                 return [float(right) for right in self.right]
-        credit: Scores = []
+        credit = []
         for scores in zip(*(pay.credit for pay in self._pays(judges)), strict=True):
             judged = [score for score in scores if score is not None]
             credit.append(round(fmean(judged), 6) if judged else None)

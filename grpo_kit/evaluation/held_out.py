@@ -61,7 +61,7 @@ class HeldOut:
         frequent answer among the model's; one_gold: share of the most frequent gold. Each only if it is known.
         """
         answers = answer(model, tokenizer, self.task, self.task.held_out[: self.rows])
-        scores: dict[str, float] = {}
+        scores = {}
         if has_accuracy(self.task):
             scores |= in_columns({"accuracy": share(sum(answers.right), self.rows)})
         if self.judged_by == "reward":

@@ -346,7 +346,7 @@ def readiness(
         "batch_size": batch_size,
         "seed": seed,
     }
-    parts: list[Answers] = []
+    parts = []
 
     def ask(first: int, last: int) -> Answers:
         def report(completions: int, _: int) -> None:
@@ -404,7 +404,7 @@ def _counted(answers: Answers, group_size: int, asked_for: int) -> Readiness:
     if "formatted" in readings:
         formatted = _sums(answers, answers.read)
     judges = getattr(task.is_correct, "judges", None)
-    optional: dict[str, Any] = {}
+    optional = {}
     if judges != []:
         optional["credit"] = _counts(answers, answers.credit)
     if answers.measure == "reward":

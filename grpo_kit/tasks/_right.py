@@ -215,13 +215,13 @@ def full_pay(task: Any, rows: Sequence[dict], columns: Columns) -> FullPay:
     cost something. A row's answer that earns less than 1.0 does not lower the bar: if a reward pays for format too, a
     wrong answer in that format earns as much as the bare answer.
     """
-    gold_scores: dict[tuple[int, str, str], float] = task.__dict__.setdefault("_full_pay", {})
+    gold_scores = task.__dict__.setdefault("_full_pay", {})  # (id of the reward, question, gold) -> score
 
     def bars(reward: Reward, scores: Scores) -> Sequence[float]:
         if range_of(reward) is not None or not is_own(reward):
             return [full_score(reward)] * len(scores)
-        keys: list[tuple[int, str, str]] = []
-        places: dict[tuple[int, str, str], int] = {}  # of rows with a gold that may earn more than 1.0
+        keys = []
+        places = {}  # of rows whose gold may earn more than 1.0, by key
         for place, (row, value) in enumerate(zip(rows, scores, strict=True)):
             gold = str(row.get("answer") or "").strip()
             key = (id(reward), str(row["question"]), gold)
@@ -253,8 +253,8 @@ def leniently_right(
     judges = task.answer_rewards
     if task.answers_are == "programs" or (judges and not any(map(judges_answer, judges))):
         return list(strict)
-    keys_of: list[list[tuple[int, str]]] = []
-    places: dict[tuple[int, str], int] = {}  # (row, text) -> its first place: each is judged once
+    keys_of = []
+    places = {}  # (row, text) -> its first place: each is judged once
     for place, (row, completion, right) in enumerate(zip(rows, completions, strict, strict=True)):
         keys = []
         if not right:

@@ -38,7 +38,7 @@ def task_digest(task: Any) -> str:
     >>> task_digest(largest(n_train=4)) == task_digest(largest(n_train=5))
     False
     """
-    prompt: dict[str, Any] = {"name": task.name, "length": task.max_completion_tokens}
+    prompt = {"name": task.name, "length": task.max_completion_tokens}
     if hasattr(task, "made_of"):
         prompt |= task.made_of()
     else:
@@ -54,7 +54,7 @@ def reward_digest(reward: Reward) -> str:
     Settings: defaults of arguments, what a function closes over, attributes of an object and of its class, private ones
     too. Of a private dict only its name counts: rewards remember verdicts in such a one.
     """
-    contents: list[Any] = []
+    contents = []
     for part in with_parts([reward]):
         while isinstance(part, functools.partial):
             contents.append([part.args, part.keywords])

@@ -295,7 +295,7 @@ def _random_expression(
     numbers: Sequence[int], rng: random.Random, signs: Sequence[str] | None
 ) -> tuple[str, Fraction | None]:
     """Numbers in random order with random brackets, and the value (None: divides by 0). signs None: random signs."""
-    parts: list[tuple[str, Fraction | None]] = []
+    parts = []
     for number in rng.sample(numbers, len(numbers)):
         parts.append((str(number), Fraction(number)))
     while len(parts) > 1:
@@ -311,7 +311,7 @@ def _random_expression(
 
 
 def _strategies(most: int) -> dict[str, Strategy]:
-    strategies: dict[str, Strategy] = {}
+    strategies = {}
     for signs in itertools.product("+-*/", repeat=most - 1):
         pattern = _joined("abcd", signs)
         strategies[f"always {pattern}"] = lambda row, signs=signs: _joined(row["numbers"], signs)

@@ -40,7 +40,7 @@ def distinct_rows(draw: Draw, count: int, *, what: str, avoid: Iterable[str] = (
 
 def _draw_distinct(draw: Draw, enough: int, most: int, what: str, avoid: Iterable[str]) -> list[dict]:
     """Draws until there are `most` distinct questions. If draws repeat or end, `enough` will do."""
-    rows: dict[str, dict] = {}
+    rows = {}
     avoid = set(avoid)
     for _ in range(1000 + 20 * most):
         row = draw()

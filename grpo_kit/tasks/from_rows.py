@@ -176,7 +176,7 @@ def _check_worked_answers(name: str, rows: list[dict], rewards: list[Reward]) ->
 def _rows(
     name: str, split: str, records: Rows, question: str, answer: str, after: str | None
 ) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+    rows = []
     answered = False
     for place, record in enumerate(_records(name, split, records)):
         row_name = f"task {name!r}: {split} row {place}"

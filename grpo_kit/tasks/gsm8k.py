@@ -146,7 +146,7 @@ def _file_rows(argument: str, source: str | os.PathLike) -> list[dict]:
 
 
 def _rows(raw: Iterable[dict], source: str) -> list[dict]:
-    rows: dict[str, dict] = {}
+    rows = {}
     for place, row in enumerate(raw, 1):
         if not isinstance(row, dict):
             row = {}

@@ -198,7 +198,7 @@ class Task:
                 cases += reward.cheats(honest)
         if self.cheats:
             cases += self.cheats(row, honest)
-        distinct: dict[tuple[str, str], Case] = {}
+        distinct = {}
         for case in cases:
             distinct.setdefault(
                 (case.prefill, case.completion), case

@@ -227,7 +227,7 @@ def common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
     2
     """
     a, b = sorted((a, b), key=len)
-    places: dict[str, int] = {}
+    places = {}
     for place, piece in enumerate(a):
         places[piece] = places.get(piece, 0) | 1 << place
     full = (1 << len(a)) - 1

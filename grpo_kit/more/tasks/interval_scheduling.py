@@ -291,7 +291,7 @@ def _worth(event: Event) -> int:
 
 
 def _draw_events(rng: random.Random, count: int) -> list[tuple[int, int, int]]:
-    events: set[tuple[int, int, int]] = set()
+    events = set()
     while len(events) < count:
         hours = rng.randint(1, _MOST_HOURS)
         start = rng.randint(_FIRST_HOUR, _LAST_HOUR - hours)
@@ -318,7 +318,7 @@ def _place_of_highest(listed: Events, value: Value) -> int:
 
 def _greedy(listed: Events, worth: Value) -> list[int]:
     """Events in falling order of `worth`, each taken if it overlaps none taken before."""
-    picked: list[int] = []
+    picked = []
     for place in sorted(range(len(listed)), key=lambda i: -worth(listed[i])):
         if _is_schedule(sorted([*picked, place], key=lambda i: listed[i][0]), listed):
             picked.append(place)
@@ -327,7 +327,7 @@ def _greedy(listed: Events, worth: Value) -> list[int]:
 
 def _subsets(items: Sequence[Any]) -> list[tuple]:
     """All subsets but the empty one, small ones first."""
-    subsets: list[tuple] = []
+    subsets = []
     for size in range(1, len(items) + 1):
         subsets += itertools.combinations(items, size)
     return subsets
@@ -340,7 +340,7 @@ def _strategies(most: int) -> dict[str, Strategy]:
     def highest(value: Value) -> Strategy:
         return lambda row: _spelled([_place_of_highest(row["events"], value)])
 
-    strategies: dict[str, Strategy] = {
+    strategies = {
         "greedy by worth": greedy(_worth),
         "greedy by priority": greedy(itemgetter(2)),
         "greedy by hours": greedy(_hours),
