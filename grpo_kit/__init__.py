@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from grpo_kit.evaluation.generate_and_score import answer  # a task's rows answered and scored
     from grpo_kit.evaluation.accuracy import evaluate  # accuracy on held-out rows, with intervals
     from grpo_kit.evaluation.comparison import compare  # base beside tuned, with a paired test
-    from grpo_kit.evaluation.results import results  # what the runs of a folder came to, side by side
+    from grpo_kit.evaluation.comparison import results  # what the runs of a folder came to, side by side
     from grpo_kit.more.lab.rescore import rescore  # what another reward would have taught
     from grpo_kit.more.export import export  # weights, prompt and temperature in a folder that proves itself
     from grpo_kit.more.export.chat import chat  # try it: a question in, the response out, base beside tuned

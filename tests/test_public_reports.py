@@ -359,7 +359,7 @@ def test_a_model_that_does_not_look_at_the_mask_is_not_padded():
 def test_another_temperature_than_the_trainings_is_said(how, folder, capsys):
     trainer = make(folder, steps=1)
     trainer.train()
-    as_trained._said.clear()
+    as_trained._printed.clear()
     kit.evaluate(trainer.model, trainer.tokenizer, task(), rows=task().held_out[:1], **how)
     assert "asked otherwise than trained" in capsys.readouterr().out
 

@@ -9,7 +9,7 @@ from grpo_kit._support.display import cut
 from grpo_kit.evaluation.intervals import Estimate
 from grpo_kit.rewards._parts import required_columns
 from grpo_kit.rewards.scoring import RewardError, score_all, totals
-from grpo_kit.tasks._right import are_correct
+from grpo_kit.tasks._right import are_correct, entries
 from grpo_kit.tasks.task import strategy_rewards
 
 if TYPE_CHECKING:
@@ -20,91 +20,94 @@ _EMPTY = "always an empty completion"
 Constant = tuple[str, float]  # its name, and its accuracy or mean reward
 
 
-def constant_reward(made: Answers) -> Constant | None:
+def constant_reward(answers: Answers) -> Constant | None:
     """The completion with the highest mean reward when it is given to every row, and that mean reward.
 
     Candidates: the empty completion, the most frequent and the best paid of the model's own, and the most frequent gold
     if rows have golds. The best of four is picked on the same rows, so its reward is slightly too high, never too low.
     None unless answers are text: a completion that is played or run is right in one place alone.
     """
-    task = made.task
-    if task.answers_are != "text":
+    if answers.task.answers_are != "text":
         return None
-    known = [
-        (reward, text) for reward, text in zip(made.rewards, made.texts, strict=True) if reward is not None
-    ]
-    texts = {"": None} | {text: None for text, _ in Counter(made.texts).most_common(1)}
-    texts |= {text: None for _, text in sorted(known, key=lambda pair: -pair[0])[:1]}
-    found = {}
-    for text in texts:
-        earned = _earned(made, text)
-        if earned is not None:
-            found[f"always {cut(text, 40)!r}" if text else _EMPTY] = earned
-    if task.strategies and not any(
-        set(required_columns(r)) & {"prompts", "completion_ids"} for r in task.rewards
-    ):
-        found |= dict(list(_strategies(task, made.rows).items())[:1])
-    return max(found.items(), key=lambda pair: pair[1], default=None)
+    texts = ["", Counter(answers.texts).most_common(1)[0][0]]
+    pairs = zip(answers.rewards, answers.texts, strict=True)
+    judged = [(reward, text) for reward, text in pairs if reward is not None]
+    if judged:
+        texts.append(max(judged, key=lambda pair: pair[0])[1])
+    means = {}
+    for text in dict.fromkeys(texts):
+        mean = _mean_reward(answers, text)
+        if mean is not None:
+            name = f"always {cut(text, 40)!r}" if text else _EMPTY
+            means[name] = mean
+    means |= _best_strategy(answers.task, answers.rows)
+    return max(means.items(), key=lambda pair: pair[1], default=None)
 
 
-def own_constant(made: Answers) -> Constant | None:
+def own_constant(answers: Answers) -> Constant | None:
     """The answer that the model gives to more than half of the rows, and its accuracy if it is given to all rows.
 
     None if no answer is so frequent, and unless answers are text. This answer may be better than the task's strategies,
     which are built from the train rows alone.
     """
-    task = made.task
+    task, rows = answers.task, answers.rows
     if task.answers_are != "text":
         return None
-    said = Counter(text.strip() for text in map(task.answer_of, made.texts) if text is not None).most_common(
-        1
-    )
-    if not said or said[0][1] * 2 <= len(made.texts):
-        return None
-    right = are_correct(task, [said[0][0]] * len(made.rows), made.rows)
-    return f"always {cut(said[0][0], 40)!r}", sum(right) / len(right)
+    texts = [task.answer_of(completion) for completion in answers.texts]
+    counts = Counter(text.strip() for text in texts if text is not None)
+    for text, count in counts.most_common(1):
+        if 2 * count > len(texts):
+            right = are_correct(task, [text] * len(rows), rows)
+            return f"always {cut(text, 40)!r}", sum(right) / len(right)
+    return None
 
 
-def _earned(made: Answers, text: str) -> float | None:
+def _mean_reward(answers: Answers, text: str) -> float | None:
     """Mean reward of this completion over the rows whose rewards can judge it."""
-    rows = range(0, len(made.texts), made.samples)
-    given = {name: [values[i] for i in rows] for name, values in made._given.items()}
+    n = len(answers.rows)
+    columns = entries(answers.columns, range(0, len(answers.texts), answers.samples))
     try:
-        parts = score_all(made.task.rewards, [text] * len(rows), **given)
+        parts = score_all(answers.task.rewards, [text] * n, **columns)
     except RewardError:  # no model wrote this completion here, so its reward is unknown
         return None
-    earned = totals(list(parts.values()), made.task.reward_weights, list(rows))
-    judged = [one for one in earned if one is not None]
+    rewards = totals(list(parts.values()), answers.task.reward_weights, range(n))
+    judged = [reward for reward in rewards if reward is not None]
     return sum(judged) / len(judged) if judged else None
 
 
-def _strategies(task: Task, rows: list[dict]) -> dict[str, float]:
+def _best_strategy(task: Task, rows: list[dict]) -> dict[str, float]:
+    """Name and mean reward of the best strategy; {} where the rewards cannot judge an answer without a model."""
+    if any({"prompts", "completion_ids"} & set(required_columns(reward)) for reward in task.rewards):
+        return {}
     try:
-        return strategy_rewards(task, rows)
+        means = strategy_rewards(task, rows)
     except RewardError:
         return {}
+    return dict(list(means.items())[:1])
 
 
-def doing(constant: Constant) -> str:
+def in_words(constant: Constant) -> str:
     """The strategy in words.
 
-    >>> doing(("always 'billing'", 0.45)), doing(("random", 0.1))
+    >>> in_words(("always 'billing'", 0.45)), in_words(("random", 0.1))
     ("answering 'billing' every time", "the strategy 'random'")
     """
     name = constant[0]
-    what = name.removeprefix("always ")
-    how = "giving" if name == _EMPTY else "answering"
-    return f"the strategy {name!r}" if what == name else f"{how} {what} every time"
+    if not name.startswith("always "):
+        return f"the strategy {name!r}"
+    verb = "giving" if name == _EMPTY else "answering"
+    return f"{verb} {name.removeprefix('always ')} every time"
 
 
-def compared(result: Estimate, constant: Constant | None) -> str | None:
+def no_better_than(constant: Constant | None, result: Estimate) -> str | None:
     """A sentence about a result that does not beat the constant; None if it does, or if no constant is known.
 
     Better means: the whole 95 % interval lies above the constant. A constant that earns nothing is not compared.
 
-    >>> compared(Estimate(0.467, 0.35, 0.59, 60), ("always 'billing'", 0.45))
+    >>> no_better_than(("always 'billing'", 0.45), Estimate(0.467, 0.35, 0.59, 60))
     "No better than answering 'billing' every time"
     """
     if constant is None or not constant[1] > 0 or result.low > constant[1]:
         return None
-    return f"{'Worse' if result.high < constant[1] else 'No better'} than {doing(constant)}"
+    verdict = "Worse" if result.high < constant[1] else "No better"
+    return f"{verdict} than {in_words(constant)}"

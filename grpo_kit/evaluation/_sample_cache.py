@@ -40,25 +40,26 @@ def sample_chunks(
     chunk: int,
     seed: int,
     batch_size: int,
-    progress: Progress | None = None,
-    **how: Any,
+    progress: Progress,
+    **options: Any,
 ) -> tuple[list[Completion], dict[str, Any]]:
     """Samples of rendered prompts, drawn or read back, a prompt's samples adjacent; and their settings.
 
-    chunk: prompts a file: a killed process loses at most one chunk. how: samples, temperature, max_completion_tokens.
+    chunk: prompts a file: a killed process loses at most one chunk.
+    options: samples, temperature, max_completion_tokens.
     progress: called with (completions so far, completions in all) after each batch and each file.
     Raises ValueError for sizes below 1 and the errors of check_room, before anything is written; RunFolderError if
     the folder holds samples of other settings, or another process uses it.
     """
-    for name, value in {**how, "chunk": chunk, "batch_size": batch_size}.items():
+    for name, value in {**options, "chunk": chunk, "batch_size": batch_size}.items():
         if name not in ("temperature", "sampling"):
             check_whole(name, value)
     ids = tokenizer(list(prompts))["input_ids"]
-    check_room(model, ids, how["max_completion_tokens"])  # of all prompts, before the first is sampled
+    check_room(model, ids, options["max_completion_tokens"])  # of all prompts, before the first is sampled
     folder = path_of(folder)
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"folder={str(folder)!r} is a file; name a folder")
-    settings = _settings(model, tokenizer, prompts, ids) | how | {"chunk": chunk, "seed": seed}
+    settings = _settings(model, tokenizer, prompts, ids) | options | {"chunk": chunk, "seed": seed}
     folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(folder / ".lock").acquire(blocking=False)
@@ -68,36 +69,36 @@ def sample_chunks(
         ) from error
     with lock:  # releases it in every case
         _claim(folder, settings)
-        kept: list[Completion] = []
-        of_chunk = None
-        if progress is not None:
-            of_chunk = lambda done, _: progress(len(kept) + done, len(prompts) * how["samples"])  # noqa: E731
+        completions = []
+        samples = options["samples"]
+
+        def report(finished: int, _: int) -> None:
+            progress(len(completions) + finished, len(prompts) * samples)
+
         for number, first in enumerate(range(0, len(prompts), chunk)):
             path = folder / _PARTS / f"part-{number:05d}.json"
             if not path.exists():
-                asked = prompts[first : first + chunk]
                 # One seed for all would give the first prompts of two chunks the same random numbers.
-                own = int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4])
-                made = complete(
-                    model, tokenizer, asked, batch_size=batch_size, seed=own, progress=of_chunk, **how
+                chunk_seed = int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4])
+                part = prompts[first : first + chunk]
+                fresh = complete(
+                    model, tokenizer, part, batch_size=batch_size, seed=chunk_seed, progress=report, **options
                 )
-                rows = [
-                    {
-                        "prompt": asked[i // how["samples"]],
-                        "completion": c.text,
-                        "ids": c.ids,
-                        "cut_off": c.cut_off,
-                    }
-                    for i, c in enumerate(made)
-                ]
-                write_whole(path, json.dumps(rows).encode())
+                write_whole(path, json.dumps(_rows(part, fresh, samples)).encode())
             # Fresh samples are read back too, so that both kinds have the same types.
             for row in read_json(path, list):
                 ids = tuple(row["ids"])
-                kept.append(Completion(row["completion"], len(ids), row["cut_off"], ids))
-            if of_chunk is not None:
-                of_chunk(0, 0)
-    return kept, settings
+                completions.append(Completion(row["completion"], len(ids), row["cut_off"], ids))
+            report(0, 0)
+    return completions, settings
+
+
+def _rows(prompts: Sequence[str], completions: Sequence[Completion], samples: int) -> list[dict[str, Any]]:
+    rows = []
+    for i, completion in enumerate(completions):
+        row = {"prompt": prompts[i // samples], "completion": completion.text}
+        rows.append(row | {"ids": completion.ids, "cut_off": completion.cut_off})
+    return rows
 
 
 def _digest_of_every_bit(model: PreTrainedModel) -> str:
@@ -119,11 +120,14 @@ def _settings(
     ids: Sequence[Sequence[int]],
 ) -> dict[str, Any]:
     # Adapters may be loaded but off: the weights alone would not show it.
-    layers = [m for m in model.modules() if isinstance(getattr(m, "disable_adapters", None), bool)]
+    adapters = set()
+    for module in model.modules():
+        if isinstance(getattr(module, "disable_adapters", None), bool):
+            adapters.add("off" if module.disable_adapters else str(module.active_adapters))
     return {
         "model": type(base_model(model)).__name__,
         "weights": _digest_of_every_bit(model),
-        "adapters": sorted({"off" if a.disable_adapters else str(a.active_adapters) for a in layers}),
+        "adapters": sorted(adapters),
         "ends": end_ids(model, tokenizer),
         "prompts": f"{len(prompts)}, digest {content_digest([list(prompts), list(ids)])}",
     }
@@ -141,12 +145,12 @@ def _claim(folder: Path, settings: dict[str, Any]) -> None:
             f"folder={str(folder)!r} holds {_PARTS} but no {_SETTINGS}, so nobody knows of which settings its samples "
             "are; name another folder"
         )
-    was = read_json(path)
-    differ = [key for key in settings | was if was.get(key) != settings.get(key)]
+    saved = read_json(path)
+    differ = [key for key in settings | saved if saved.get(key) != settings.get(key)]
     if differ:
-        told = "; ".join(f"{key}: {was.get(key)!r} there, {settings.get(key)!r} now" for key in differ)
+        words = "; ".join(f"{key}: {saved.get(key)!r} there, {settings.get(key)!r} now" for key in differ)
         raise RunFolderError(
-            f"folder={str(folder)!r} holds samples of other settings, and none are overwritten ({told}); "
+            f"folder={str(folder)!r} holds samples of other settings, and none are overwritten ({words}); "
             "name another folder, or ask for what is there"
         )
 
@@ -165,9 +169,12 @@ def trained_as_sampled(tokenizer: PreTrainedTokenizerBase, table: pd.DataFrame) 
     >>> trained_as_sampled(tokenizer, table)  # doctest: +SKIP
     [True, False]
     """
-    end, prompts, completions = tokenizer.eos_token, table["prompt"], table["completion"]
-    texts = [p + c if c.endswith(end) else p + c + end for p, c in zip(prompts, completions, strict=True)]
-    trained = tokenizer(texts)["input_ids"]
-    before = tokenizer(list(prompts))["input_ids"]
-    stop = [[tokenizer.eos_token_id] if cut_off else [] for cut_off in table["cut_off"]]
-    return [t == [*b, *ids, *s] for t, b, ids, s in zip(trained, before, table["ids"], stop, strict=True)]
+    end, end_id = tokenizer.eos_token, tokenizer.eos_token_id
+    texts, sampled = [], []
+    prompts = tokenizer(list(table["prompt"]))["input_ids"]
+    for prompt_ids, row in zip(prompts, table.to_dict("records"), strict=True):
+        texts.append(row["prompt"] + row["completion"].removesuffix(end) + end)
+        sampled.append([*prompt_ids, *row["ids"]])
+        if row["cut_off"]:
+            sampled[-1].append(end_id)
+    return [ids == row for ids, row in zip(tokenizer(texts)["input_ids"], sampled, strict=True)]

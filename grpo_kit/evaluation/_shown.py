@@ -33,10 +33,10 @@ class ShownTable(pd.DataFrame):
     _page: str | None = None
 
     def __repr__(self) -> str:
-        return visible(super().__repr__() if self._text is None else self._text)
+        return visible(self._text or super().__repr__())
 
     def _repr_html_(self) -> str | None:
-        return super()._repr_html_() if self._page is None else self._page
+        return self._page or super()._repr_html_()
 
     def _display_(self) -> object:
         """What marimo asks for, whose own tables have the numbers alone."""
@@ -48,29 +48,34 @@ def estimates_table(
 ) -> pd.DataFrame:
     """One row a measure: value, low, high (95 %), n; then the known constant strategies, of n rows."""
     rows = {name: asdict(estimate) for name, estimate in estimates.items()}
-    for constant in filter(None, constants):
-        rows[constant[0]] = {"value": constant[1], "low": None, "high": None, "n": n}
+    for name, value in filter(None, constants):
+        rows[name] = {"value": value, "low": None, "high": None, "n": n}
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis(task)
     return table.astype({"value": float, "low": float, "high": float, "n": int})
 
 
+def in_columns(estimates: Mapping[str, Estimate]) -> dict[str, float]:
+    """The estimates as cells of one row: <name>, <name>_low, <name>_high."""
+    cells = {}
+    for name, estimate in estimates.items():
+        cells |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+    return cells
+
+
 def shown(table: pd.DataFrame, sentence: str, cells: Mapping[str, Mapping[str, str]]) -> ShownTable:
     """The same table, shown as the sentence and the cells {row: {column: words}}."""
-    heads = list(dict.fromkeys(name for row in cells.values() for name in row))
-    head = "".join(f'<th style="{_CELL}">{html.escape(name)}</th>' for name in ["", *heads])
-    rows = [
-        f'<tr><th style="{_CELL}">{html.escape(name)}</th>'
-        + "".join(f'<td style="{_CELL}">{_unbroken(row.get(key, ""))}</td>' for key in heads)
-        + "</tr>"
-        for name, row in cells.items()
-    ]
+    words = pd.DataFrame.from_dict(cells, orient="index").fillna("")
+    header = "".join(f'<th style="{_CELL}">{html.escape(name)}</th>' for name in ["", *words])
+    rows = ""
+    for name, row in words.iterrows():
+        rows += f'<tr><th style="{_CELL}">{html.escape(name)}</th>'
+        rows += "".join(f'<td style="{_CELL}">{_unbroken(text)}</td>' for text in row) + "</tr>"
     page = (
         f'<div style="line-height:1.4;max-width:100%;overflow-x:auto"><p style="margin:0 0 6px">'
         f'{html.escape(sentence)}</p><table style="table-layout:auto;border-collapse:collapse;margin:0;'
-        f'font-variant-numeric:tabular-nums"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+        f'font-variant-numeric:tabular-nums"><thead><tr>{header}</tr></thead><tbody>{rows}</tbody></table></div>'
     )
-    text = pd.DataFrame.from_dict(cells, orient="index").fillna("").to_string()
-    return with_page(table, page, f"{sentence}\n{text}")
+    return with_page(table, page, f"{sentence}\n{words.to_string()}")
 
 
 def _unbroken(words: str) -> str:
@@ -80,9 +85,9 @@ def _unbroken(words: str) -> str:
 
 def with_page(table: pd.DataFrame, page: str, text: str) -> ShownTable:
     """The same table, shown as the page in a notebook and as the text in print()."""
-    made = ShownTable(table)
-    made._page, made._text = page, text
-    return made
+    result = ShownTable(table)
+    result._page, result._text = page, text
+    return result
 
 
 def percent(value: float) -> str:
@@ -97,7 +102,9 @@ def percent(value: float) -> str:
 def p_value(p: float | None) -> str:
     """The p-value as written in a sentence.
 
-    >>> p_value(1e-9), p_value(0.0314)
-    ('< 0.001', '0.031')
+    >>> p_value(1e-9), p_value(0.0314), p_value(None)
+    ('< 0.001', '0.031', '')
     """
-    return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+    if p is None:
+        return ""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"

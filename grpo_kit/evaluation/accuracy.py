@@ -19,11 +19,11 @@ from grpo_kit._support.argument_checks import (
     check_whole,
     is_whole,
 )
-from grpo_kit.evaluation._as_trained import SAMPLING, say_difference, trained_sampling
+from grpo_kit.evaluation._as_trained import say_difference, trained_sampling
 from grpo_kit.evaluation._constant import Constant, constant_reward, own_constant
 from grpo_kit.evaluation._shown import ShownTable, estimates_table, percent, shown
 from grpo_kit.evaluation.generate_and_score import Answers, answer, check_rows
-from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k, wilson_interval
+from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k, share
 from grpo_kit.loop.config import Config
 from grpo_kit.record._lines import read_json, reading
 from grpo_kit.record.kept_results import write_where_asked
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from grpo_kit.tasks import Task
-
-_RATES = ("strict", "lenient", "formatted")
 
 
 @dataclass(frozen=True)
@@ -77,8 +75,8 @@ class Evaluation:
     @property
     def rates(self) -> dict[str, Estimate]:
         """strict, lenient and formatted, without those that are None."""
-        named = {name: getattr(self, name) for name in _RATES}
-        return {name: estimate for name, estimate in named.items() if estimate is not None}
+        rates = {"strict": self.strict, "lenient": self.lenient, "formatted": self.formatted}
+        return {name: estimate for name, estimate in rates.items() if estimate is not None}
 
     @property
     def rewards(self) -> dict[str, Estimate]:
@@ -86,7 +84,7 @@ class Evaluation:
 
         Empty for an evaluation saved without rewards.
         """
-        columns = {name: self.rows[name].dropna() for name in self.rows if is_reward(name)}
+        columns = {name: self.rows[name].dropna() for name in filter(is_reward, self.rows)}
         return {name: mean_reward(column.tolist()) for name, column in columns.items() if len(column)}
 
     @property
@@ -114,46 +112,42 @@ class Evaluation:
         '88.3 % right, n = 256; the best constant strategy has 27.3 %.'
         """
         if self.measure == "accuracy":
-            said = f"{percent(self.result.value)} right, n = {self.n}"
+            text = f"{percent(self.result.value)} right, n = {self.n}"
             if "unjudged" in self.rows:
-                said += f", {self.rows['unjudged'].sum()} of which could not be judged and count as wrong"
+                text += f", {self.rows['unjudged'].sum()} of which could not be judged and count as wrong"
         elif "reward" in self.rewards:
-            said = f"mean reward {self.result.words(rate=False)}, n = {self.result.n}"
+            text = f"mean reward {self.result.words(rate=False)}, n = {self.result.n}"
         else:
-            said = f"no reward judges any of these {self.n} completions"
-        return f"{said}{self.beside}."
-
-    @property
-    def beside(self) -> str:
-        """The value of the constant strategy, as the end of a sentence; "" if none is known."""
+            text = f"no reward judges any of these {self.n} completions"
         if self.best_constant is None:
-            return ""
+            return f"{text}."
         name, value = self.best_constant
         if self.measure == "accuracy":
-            return f"; the best constant strategy has {percent(value)}"
-        return f"; the best constant completion ({name}) earns {value:.3f}"
+            return f"{text}; the best constant strategy has {percent(value)}."
+        return f"{text}; the best constant completion ({name}) earns {value:.3f}."
 
     def table(self) -> ShownTable:
         """One row a measure: value, low, high (95 %), n; the mean rewards; the best constant strategy last.
 
         Shares are numbers in [0, 1]; a notebook and print() show percent, after a sentence with the result.
         """
-        sampled = {f"pass@{k}": e for k, e in self.pass_at.items()}
+        estimates = self.rates | {f"pass@{k}": estimate for k, estimate in self.pass_at.items()}
         if self.as_trained is not None:
             name = "as trained" if self.measure == "accuracy" else "reward, as trained"
-            sampled[f"{name} (temperature {self.settings['temperature']:g})"] = self.as_trained
-        estimates = self.rates | sampled | self.rewards
-        words = {
-            name: {"value, 95 % interval": e.words(rate=not is_reward(name)), "n": str(e.n)}
-            for name, e in estimates.items()
+            estimates[f"{name} (temperature {self.settings['temperature']:g})"] = self.as_trained
+        estimates |= self.rewards
+        rows = {
+            name: {"value, 95 % interval": estimate.words(rate=not is_reward(name)), "n": str(estimate.n)}
+            for name, estimate in estimates.items()
         }
-        constants = [self.constant, self.constant_reward]
-        for constant in filter(None, constants):
-            name, value = constant
-            value = percent(value) if constant is self.constant else f"reward {value:.3f}"
-            words[name] = {"value, 95 % interval": value, "n": str(self.n)}
-        table = estimates_table(self.task, estimates, constants, self.n)
-        return shown(table, self.sentence, words)
+        if self.constant is not None:
+            name, value = self.constant
+            rows[name] = {"value, 95 % interval": percent(value), "n": str(self.n)}
+        if self.constant_reward is not None:
+            name, value = self.constant_reward
+            rows[name] = {"value, 95 % interval": f"reward {value:.3f}", "n": str(self.n)}
+        table = estimates_table(self.task, estimates, [self.constant, self.constant_reward], self.n)
+        return shown(table, self.sentence, rows)
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
@@ -168,13 +162,15 @@ class Evaluation:
         """Read a file of save()."""
         data = read_json(path)
         with reading(path):
-            data |= {
-                name: Estimate(**data[name]) if data.get(name) else None for name in (*_RATES, "as_trained")
-            }
-            data["pass_at"] = {int(k): Estimate(**estimate) for k, estimate in data["pass_at"].items()}
+            for name in ("strict", "lenient", "formatted", "as_trained"):
+                if data.get(name):
+                    data[name] = Estimate(**data[name])
             for name in ("constant", "constant_reward", "own_constant"):
-                data[name] = tuple(data[name]) if data.get(name) else None
-            return cls(**{**data, "rows": pd.DataFrame(data["rows"])})
+                if data.get(name):
+                    data[name] = tuple(data[name])
+            data["pass_at"] = {int(k): Estimate(**estimate) for k, estimate in data["pass_at"].items()}
+            data["rows"] = pd.DataFrame(data["rows"])
+            return cls(**data)
 
 
 def is_reward(column: str) -> bool:
@@ -219,65 +215,82 @@ def evaluate(
     check_whole("samples", samples, 0)
     if not isinstance(k, Sequence) or not all(is_whole(size, 1) for size in k):
         raise ValueError(f"k={k!r} must be a list of whole numbers, such as [{samples or 1}]")
-    numbers: dict[str, Any] = {"temperature": temperature}
+    numbers = {"temperature": temperature}
     if sampling is not None:
         numbers = trained_sampling(model, sampling)
-        temperature = numbers["temperature"]
         if not samples:
             samples, k = 1, (1,)
     ks = sorted({size for size in k if size <= samples})
-    if samples and (not ks or ks[0] < 1):
+    if samples and not ks:
         raise ValueError(
             f"k={tuple(k)!r} has no number in 1..samples={samples}; ask for fewer or draw more samples"
         )
     if samples:
-        check_temperature(temperature)
+        check_temperature(numbers["temperature"])
+    if max_completion_tokens is None:
+        max_completion_tokens = task.max_completion_tokens
 
-    how = {"max_completion_tokens": max_completion_tokens, "batch_size": batch_size, "seed": seed}
-    limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
+    options = {"max_completion_tokens": max_completion_tokens, "batch_size": batch_size, "seed": seed}
     if sampling is None:
-        say_difference(model, task, what="evaluate", temperature=0.0, tokens=limit)
-    greedy, sampled = answer(model, tokenizer, task, rows, **how), None
-    if samples:
-        more = {name: numbers.pop(name) for name in SAMPLING if name in numbers}
-        say_difference(model, task, what="evaluate's samples", temperature=temperature, tokens=limit, **more)
-        sampled = answer(model, tokenizer, task, rows, samples=samples, sampling=more, **numbers, **how)
+        say_difference(model, task, caller="evaluate", temperature=0.0, tokens=max_completion_tokens)
+    greedy = answer(model, tokenizer, task, rows, **options)
+    if not samples:
+        return evaluation_of(greedy)
+    say_difference(model, task, caller="evaluate's samples", tokens=max_completion_tokens, **numbers)
+    temperature = numbers.pop("temperature")
+    sampled = answer(
+        model, tokenizer, task, rows, samples=samples, temperature=temperature, sampling=numbers, **options
+    )
     if sampling is None:
         return evaluation_of(greedy, sampled, ks)
-    found = evaluation_of(greedy, sampled, ks if samples > 1 else ())
-    if found.measure == "accuracy":
-        means = [fmean(right) for right in sampled.by_row(sampled.right)]
-        return replace(found, as_trained=bootstrap_mean(means))
-    judged = [[x for x in row if x is not None] for row in sampled.by_row(sampled.rewards)]
-    return replace(found, as_trained=mean_reward([fmean(row) for row in judged if row]))
+    if samples == 1:
+        ks = []
+    evaluation = evaluation_of(greedy, sampled, ks)
+    return replace(evaluation, as_trained=_mean_of_samples(sampled, evaluation.measure))
+
+
+def _mean_of_samples(sampled: Answers, measure: Measure) -> Estimate:
+    """Accuracy, or mean reward, over prompts of which each counts by the mean of its samples."""
+    if measure == "accuracy":
+        return bootstrap_mean([fmean(right) for right in sampled.by_row(sampled.right)])
+    judged = [[score for score in row if score is not None] for row in sampled.by_row(sampled.rewards)]
+    return mean_reward([fmean(row) for row in judged if row])
 
 
 def evaluation_of(greedy: Answers, sampled: Answers | None = None, ks: Sequence[int] = ()) -> Evaluation:
     """The Evaluation of greedy answers, with pass@k from sampled answers of the same rows; from any decoder."""
-    table, task, n = greedy.table(), greedy.task, len(greedy.rows)
-    if sampled is not None and has_accuracy(task):
-        table["n_right"] = [sum(right) for right in sampled.by_row(sampled.right)]
-    counts = {name: int(table[name].sum()) if name in table else None for name in _RATES}
+    rows, task = greedy.table(), greedy.task
+    rates = {name: share(int(rows[name].sum()), len(rows)) for name in greedy.readings}
+    settings = {
+        "decoding": "greedy",
+        "max_completion_tokens": greedy.settings["max_completion_tokens"],
+        "samples": 0,
+        "temperature": None,
+        "seed": None,
+    }
+    constant, pass_at, optional = None, {}, {}
+    if greedy.measure == "accuracy":
+        optional["own_constant"] = own_constant(greedy)
+    else:
+        optional["constant_reward"] = constant_reward(greedy)
+    if sampled is not None:
+        settings |= {name: sampled.settings[name] for name in ("samples", "temperature", "seed")}
+    if has_accuracy(task):
+        if task.strategies:
+            constant = task.best_constant(greedy.rows)
+        if sampled is not None:
+            rows["n_right"] = [sum(right) for right in sampled.by_row(sampled.right)]
+        for k in ks:
+            pass_at[k] = bootstrap_mean([pass_at_k(sampled.samples, count, k) for count in rows["n_right"]])
     return Evaluation(
         task=task.name,
-        **{
-            name: None if count is None else Estimate(count / n, *wilson_interval(count, n), n)
-            for name, count in counts.items()
-        },
-        constant=task.best_constant(greedy.rows) if task.strategies and has_accuracy(task) else None,
+        strict=rates.get("strict"),
+        lenient=rates.get("lenient"),
+        formatted=rates.get("formatted"),
+        constant=constant,
+        pass_at=pass_at,
+        rows=rows,
+        settings=settings,
         measure=greedy.measure,
-        constant_reward=constant_reward(greedy) if greedy.measure == "reward" else None,
-        own_constant=own_constant(greedy) if greedy.measure == "accuracy" else None,
-        pass_at={
-            size: bootstrap_mean([pass_at_k(sampled.samples, c, size) for c in table["n_right"]])
-            for size in (ks if has_accuracy(task) else ())
-        },
-        rows=table,
-        settings={
-            "decoding": "greedy",
-            "max_completion_tokens": greedy.settings["max_completion_tokens"],
-            "samples": sampled.samples if sampled else 0,
-            "temperature": sampled.settings["temperature"] if sampled else None,
-            "seed": sampled.settings["seed"] if sampled else None,
-        },
+        **optional,
     )

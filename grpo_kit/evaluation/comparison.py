@@ -1,11 +1,12 @@
 """Base beside tuned on the same rows: difference with its interval, a paired test, and samples picked by rule.
 
-Longer than 300 lines because a comparison's numbers and the tables that show them are read together.
+Longer than 300 lines because a comparison's numbers, the tables that show them and its results.json are read together.
 """
 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,12 @@ import pandas as pd
 
 from grpo_kit._support.argument_checks import check_whole
 from grpo_kit._support.cuda import peak_gib
-from grpo_kit.evaluation._constant import Constant, compared
-from grpo_kit.evaluation._shown import ShownTable, p_value, percent, shown, with_page
+from grpo_kit._support.display import BASE, CONSTANT, TUNED, new_figure
+from grpo_kit.evaluation._constant import Constant, no_better_than
+from grpo_kit.evaluation._shown import ShownTable, in_columns, p_value, percent, shown, with_page
 from grpo_kit.evaluation.accuracy import is_reward
-from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mcnemar_p, wilson_interval
-from grpo_kit.record._lines import read_json
+from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mcnemar_p, share
+from grpo_kit.record._lines import read_json, reading
 from grpo_kit.record.files import KEPT, RunFolderError, read_metrics, run_settings, write_whole
 from grpo_kit.record.run_path import path_of
 from grpo_kit.watch._completions import side_by_side
@@ -57,10 +59,10 @@ class Comparison:
     def constant(self) -> Constant | None:
         """The best constant of both evaluations, name and accuracy, or mean reward."""
         if self.leads == "strict":
-            known = self.base.constant, self.tuned.own_constant
+            constants = self.base.constant, self.tuned.own_constant
         else:
-            known = self.base.constant_reward, self.tuned.constant_reward
-        return max((one for one in known if one is not None), key=lambda one: one[1], default=None)
+            constants = self.base.constant_reward, self.tuned.constant_reward
+        return max(filter(None, constants), key=lambda constant: constant[1], default=None)
 
     @property
     def no_better(self) -> str | None:
@@ -69,13 +71,17 @@ class Comparison:
         >>> comparison.no_better  # doctest: +SKIP
         "No better than answering 'billing' every time (45.0 %)"
         """
-        said = compared(_of(self.tuned, self.leads), self.constant)
-        return None if said is None else f"{said} ({self._of_constant})"
+        verdict = no_better_than(self.constant, _estimates(self.tuned)[self.leads])
+        if verdict is None:
+            return None
+        return f"{verdict} ({self._constant_value})"
 
     @property
-    def _of_constant(self) -> str:
+    def _constant_value(self) -> str:
         value = self.constant[1]
-        return percent(value) if self.leads == "strict" else f"{value:.3f}"
+        if self.leads == "strict":
+            return percent(value)
+        return f"{value:.3f}"
 
     @property
     def sentence(self) -> str:
@@ -85,23 +91,24 @@ class Comparison:
         >>> comparison.sentence  # doctest: +SKIP
         '19.9 % -> 88.3 %, n = 256, +68.4 points [62.1, 74.2], p < 0.001; the best constant strategy has 27.3 %.'
         """
-        name, change = self.leads, self.difference[self.leads]
-        before, after = (_of(one, name).value for one in (self.base, self.tuned))
+        name, constant = self.leads, self.constant
+        change, no_better = self.difference[name], self.no_better
+        before, after = _estimates(self.base)[name].value, _estimates(self.tuned)[name].value
         if name == "strict":
             p = p_value(self.p[name])
-            said = (
-                f"{percent(before)} -> {percent(after)}, n = {self.base.n}, {change.words(change=True)}, "
-                f"p {p if p.startswith('<') else f'= {p}'}"
-            )
+            if not p.startswith("<"):
+                p = f"= {p}"
+            gain = change.words(change=True)
+            text = f"{percent(before)} -> {percent(after)}, n = {self.base.n}, {gain}, p {p}"
         else:
             gain = change.words(rate=False, change=True)
-            said = f"mean reward {before:.3f} -> {after:.3f}, n = {change.n}, {gain}"
-        if lead := self.no_better:
-            return f"{lead}: {said}."
-        if self.constant is not None:
-            what = "strategy has" if name == "strict" else f"completion ({self.constant[0]}) earns"
-            said += f"; the best constant {what} {self._of_constant}"
-        return f"{said}."
+            text = f"mean reward {before:.3f} -> {after:.3f}, n = {change.n}, {gain}"
+        if no_better:
+            return f"{no_better}: {text}."
+        if constant is None:
+            return f"{text}."
+        strategy = "strategy has" if name == "strict" else f"completion ({constant[0]}) earns"
+        return f"{text}; the best constant {strategy} {self._constant_value}."
 
     def save(self, folder: str | Path) -> Path:
         """Write what a run came to into its folder, as results.json, which grpo-kit watch reads. Returns the path.
@@ -112,32 +119,40 @@ class Comparison:
 
         >>> comparison.save("runs/full")  # doctest: +SKIP
         """
-        steps, settings = read_metrics(folder), run_settings(folder)
-        if settings is None or not len(steps):
+        metrics, settings = read_metrics(folder), run_settings(folder)
+        if settings is None or not len(metrics):
             raise RunFolderError(
                 f"folder={str(folder)!r} holds no run that has trained; give a run's, like 'runs/full'"
             )
-        measure, kept = "accuracy" if self.leads == "strict" else "reward", path_of(folder) / KEPT
-        found = {
+        measure = "accuracy" if self.leads == "strict" else "reward"
+        steps = weights_of_step = int(metrics["step"].max())
+        best = path_of(folder) / KEPT
+        if best.is_file():
+            weights_of_step = read_json(best)["step"]
+        results = {
             "model": settings["model"],
             "task": settings["data"]["task"],
             "seed": settings["config"]["seed"],
-        }
-        found |= {"n": self.base.n, "steps": int(steps["step"].max()), "measure": measure}
-        found |= {"train_seconds": float(steps["seconds"].iloc[-1]), "no_better": self.no_better}
-        found |= {
+            "n": self.base.n,
+            "steps": steps,
+            "measure": measure,
+            "train_seconds": float(metrics["seconds"].iloc[-1]),
+            "no_better": self.no_better,
             "sentence": self.sentence,
             "preset": settings["config"].get("preset"),
             "peak_gib": peak_gib(),
+            "weights_of_step": weights_of_step,
         }
-        found["weights_of_step"] = read_json(kept)["step"] if kept.is_file() else found["steps"]
-        for name, one in (("before", self.base), ("after", self.tuned)):
-            e = _of(one, self.leads)
-            accuracy = {} if one.strict is None else {"accuracy": one.strict.value}
-            found[name] = accuracy | {measure: e.value, "low": e.low, "high": e.high}
+        for name, evaluation in (("before", self.base), ("after", self.tuned)):
+            results[name] = {}
+            if evaluation.strict is not None:
+                results[name]["accuracy"] = evaluation.strict.value
+            estimate = _estimates(evaluation)[self.leads]
+            results[name] |= {measure: estimate.value, "low": estimate.low, "high": estimate.high}
         if self.constant is not None:
-            found["best_constant"] = dict(zip(("name", measure), self.constant, strict=True))
-        write_whole(path := path_of(folder) / "results.json", json.dumps(found, indent=2).encode())
+            results["best_constant"] = dict(zip(("name", measure), self.constant, strict=True))
+        path = path_of(folder) / "results.json"
+        write_whole(path, json.dumps(results, indent=2).encode())
         return path
 
     def table(self) -> ShownTable:
@@ -147,18 +162,22 @@ class Comparison:
         Shares are numbers in [0, 1]; a notebook and print() show the sentence, then percent and intervals in the cells.
         """
         rows, words = {}, {}
+        base, tuned = _estimates(self.base), _estimates(self.tuned)
         for name, difference in self.difference.items():
-            named = {"base": _of(self.base, name), "tuned": _of(self.tuned, name), "difference": difference}
-            rows[name], words[name], rate = {}, {}, name in self.base.rates
-            for who, e in named.items():
-                rows[name] |= {who: e.value, f"{who}_low": e.low, f"{who}_high": e.high}
-                words[name][who] = e.words(rate, change=who == "difference")
-            rows[name] |= {"p": self.p[name], "n": difference.n}
-            words[name] |= {"p": p_value(self.p[name]), "n": str(difference.n)}
+            rate, p = name in self.base.rates, self.p[name]
+            estimates = {"base": base[name], "tuned": tuned[name], "difference": difference}
+            rows[name] = in_columns(estimates) | {"p": p, "n": difference.n}
+            words[name] = {
+                "base": base[name].words(rate),
+                "tuned": tuned[name].words(rate),
+                "difference": difference.words(rate, change=True),
+                "p": p_value(p),
+                "n": str(difference.n),
+            }
         if self.constant is not None:
             name, value = self.constant
             rows[name] = {"base": value, "tuned": value, "n": self.base.n}
-            words[name] = {"base": self._of_constant, "tuned": self._of_constant, "n": str(self.base.n)}
+            words[name] = {"base": self._constant_value, "tuned": self._constant_value, "n": str(self.base.n)}
         table = pd.DataFrame.from_dict(rows, orient="index").rename_axis(self.base.task)
         return shown(table, self.sentence, words)
 
@@ -175,18 +194,16 @@ class Comparison:
                 f"labels: {len(labels)} for {self.base.n} rows measured by {', '.join(self.difference)}; give one "
                 "a row, of a task whose answers are right or wrong"
             )
-        by, rows, words = pd.Series(list(labels), name=name), {}, {}
-        for label, places in by.groupby(by).groups.items():
-            rows[label], words[str(label)] = {}, {}
-            for who, one in (("base", self.base), ("tuned", self.tuned)):
-                right, n = int(one.rows["strict"].iloc[places].sum()), len(places)
-                e = Estimate(right / n, *wilson_interval(right, n), n)
-                rows[label] |= {who: e.value, f"{who}_low": e.low, f"{who}_high": e.high}
-                words[str(label)][who] = e.words()
-            rows[label]["n"], words[str(label)]["n"] = n, str(n)
-        return shown(
-            pd.DataFrame.from_dict(rows, orient="index").rename_axis(name), f"Right, by {name}.", words
-        )
+        right = pd.DataFrame({"base": self.base.rows["strict"], "tuned": self.tuned.rows["strict"]})
+        rows, words = {}, {}
+        for label, answers in right.groupby(pd.Series(list(labels))):
+            n = len(answers)
+            estimates = {column: share(int(answers[column].sum()), n) for column in answers}
+            rows[label] = in_columns(estimates) | {"n": n}
+            words[str(label)] = {column: estimate.words() for column, estimate in estimates.items()}
+            words[str(label)]["n"] = str(n)
+        table = pd.DataFrame.from_dict(rows, orient="index").rename_axis(name)
+        return shown(table, f"Right, by {name}.", words)
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
@@ -197,40 +214,45 @@ class Comparison:
     def plot(self) -> Figure:
         """Bars of base and tuned with their intervals: rates, or mean rewards if those lead. The best constant is a
         line, and part of the title if the tuned model is no better."""
-        from grpo_kit._support.display import BASE, CONSTANT, TUNED, new_figure
-
         figure = new_figure(6.5, 3.6)
         axes = figure.add_subplot()
         by_rate = self.leads == "strict"
         names = [name for name in self.difference if by_rate == (name in self.base.rates)]
-        for place, (label, evaluation, colour) in enumerate(
-            [("base", self.base, BASE), ("tuned", self.tuned, TUNED)]
+        for label, evaluation, colour, shift in (
+            ("base", self.base, BASE, -0.2),
+            ("tuned", self.tuned, TUNED, 0.2),
         ):
-            estimates = [_of(evaluation, name) for name in names]
+            all_estimates = _estimates(evaluation)
+            estimates = [all_estimates[name] for name in names]
             errors = [[e.value - e.low for e in estimates], [e.high - e.value for e in estimates]]
-            x = [i + 0.4 * (place - 0.5) for i in range(len(estimates))]
+            x = [place + shift for place in range(len(names))]
             values = [e.value for e in estimates]
             axes.bar(x, values, width=0.36, yerr=errors, capsize=4, color=colour, label=label)
         if self.constant is not None:
             name, value = self.constant
             axes.axhline(value, color=CONSTANT, linestyle="--", linewidth=1.2, label=name)
         axes.set_xticks(range(len(names)), names)
+        axes.set_ylabel("mean reward")
         if by_rate:
             axes.set_ylim(0, 1.02)
-        axes.set_ylabel("share of prompts" if by_rate else "mean reward")
+            axes.set_ylabel("share of prompts")
         title = f"{self.base.task}: {self.base.n} held-out prompts, 95 % intervals"
-        axes.set_title(f"{self.no_better}\n{title}" if self.no_better else title, fontsize=10)
+        no_better = self.no_better
+        if no_better:
+            title = f"{no_better}\n{title}"
+        axes.set_title(title, fontsize=10)
         axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
         return figure
 
     @property
     def _names(self) -> tuple[str, str]:
-        """What rows are called that are better after, and worse."""
+        """The names of rows that are better after, and worse."""
         return ("fixed", "broken") if "strict" in self.p else ("more", "less")
 
     @property
     def _changed(self) -> str:
-        return f"{self.fixed} {self._names[0]}, {self.broken} {self._names[1]}"
+        better, worse = self._names
+        return f"{self.fixed} {better}, {self.broken} {worse}"
 
     def examples(self, n: int = 3) -> ShownTable:
         """The first n rows that were fixed, then the first n that broke (strict); never picked by hand.
@@ -241,35 +263,33 @@ class Comparison:
         long ones behind a click.
         """
         check_whole("n", n)
-        before, after = self.base.rows, self.tuned.rows
-        both = pd.DataFrame(
-            {
-                "question": before["question"],
-                "answer": before["answer"],
-                "base": before["completion"],
-                "tuned": after["completion"],
-            }
+        table = self.base.rows[["question", "answer"]].assign(
+            base=self.base.rows["completion"], tuned=self.tuned.rows["completion"]
         )
-        column = "strict" if "strict" in before else "reward"
-        change, names = after[column].astype(float) - before[column].astype(float), self._names
-        parts = {names[0]: both[change > 0].head(n), names[1]: both[change < 0].head(n)}
-        table = (
-            pd.concat([part.assign(what=what) for what, part in parts.items()])
-            .set_index("what", append=True)
-            .swaplevel()
-        )
+        better, worse = self._names
+        change = _change(self.base, self.tuned, "strict" if better == "fixed" else "reward")
+        parts = {better: table[change > 0].head(n), worse: table[change < 0].head(n)}
+        table = pd.concat(parts, names=["what"])
         sentence = f"{self._changed}; the first {n} of each."
         page, text = f'<p style="margin:0 0 6px">{sentence}</p>', sentence
-        for (what, place), row in table.iterrows():
-            name, both = f"{what}, row {place}", {who: row[who] for who in ("base", "tuned")}
-            page += side_by_side(name, row["question"], row["answer"], both)
-            words = {name: row["question"], "answer": row["answer"], **both}
-            text += "\n" + "".join(f"\n{key}: {value}" for key, value in words.items())
+        for (kind, place), row in table.iterrows():
+            name = f"{kind}, row {place}"
+            page += side_by_side(
+                name, row["question"], row["answer"], {"base": row["base"], "tuned": row["tuned"]}
+            )
+            text += f"\n\n{name}: {row['question']}"
+            for column in ("answer", "base", "tuned"):
+                text += f"\n{column}: {row[column]}"
         return with_page(table, page, text)
 
 
-def _of(evaluation: Evaluation, name: str) -> Estimate:
-    return (evaluation.rates | evaluation.rewards)[name]
+def _estimates(evaluation: Evaluation) -> dict[str, Estimate]:
+    return evaluation.rates | evaluation.rewards
+
+
+def _change(base: Evaluation, tuned: Evaluation, name: str) -> pd.Series:
+    """Tuned minus base of a measure, row by row; NaN where one of them could not be judged."""
+    return tuned.rows[name].astype(float) - base.rows[name].astype(float)
 
 
 def compare(base: Evaluation, tuned: Evaluation) -> Comparison:
@@ -278,10 +298,10 @@ def compare(base: Evaluation, tuned: Evaluation) -> Comparison:
     Raises ValueError unless both have the same questions in the same order with the same greedy decoding, and if
     nothing is right or wrong and no row has a reward in both.
     """
-    for name, one in (("base", base), ("tuned", tuned)):
-        if not hasattr(one, "rates"):
+    for name, evaluation in (("base", base), ("tuned", tuned)):
+        if not hasattr(evaluation, "rates"):
             raise ValueError(
-                f"{name}={one!r:.100} is no Evaluation; kit.evaluate(model, tokenizer, task) makes one"
+                f"{name}={evaluation!r:.100} is no Evaluation; kit.evaluate(model, tokenizer, task) makes one"
             )
     if base.task != tuned.task or base.rows["question"].tolist() != tuned.rows["question"].tolist():
         raise ValueError(
@@ -294,19 +314,53 @@ def compare(base: Evaluation, tuned: Evaluation) -> Comparison:
             f"max_completion_tokens is {limits[0]} in base and {limits[1]} in tuned; decode both alike"
         )
     difference, p, counts = {}, {}, {}
-    for name in base.rates:
-        change = tuned.rows[name].astype(int) - base.rows[name].astype(int)
-        difference[name] = bootstrap_mean(change.tolist(), lowest=-1.0)
+    for name in (*base.rates, *filter(is_reward, base.rows)):
+        if name not in tuned.rows:
+            continue
+        change = _change(base, tuned, name).dropna()
+        if change.empty:
+            continue
+        widest = max(1.0, change.abs().max())  # rewards may lie on any scale
+        difference[name] = bootstrap_mean(change.tolist(), lowest=-widest, highest=widest)
         counts[name] = int((change > 0).sum()), int((change < 0).sum())
-        p[name] = mcnemar_p(*counts[name])
-    for name in filter(is_reward, base.rows):
-        change = (tuned.rows[name] - base.rows[name]).dropna() if name in tuned.rows else ()
-        if len(change):
-            widest = max(1.0, *change.abs())  # rewards may lie on any scale
-            mean = bootstrap_mean(change.tolist(), lowest=-widest, highest=widest)
-            difference[name], p[name] = mean, None
-            counts[name] = int((change > 0).sum()), int((change < 0).sum())
+        p[name] = None
+        if name in base.rates:
+            p[name] = mcnemar_p(*counts[name])
     leading = "strict" if "strict" in counts else "reward"
     if leading not in counts:
         raise ValueError(f"task {base.task!r}: its rewards judge no row of both; there is nothing to compare")
     return Comparison(base, tuned, difference, p, *counts[leading])
+
+
+def results(root: str | Path) -> pd.DataFrame:
+    """One row for each run under root that was evaluated (Comparison.save), by name, oldest first.
+
+    preset, model, seed, n, steps; before and after as text with 95 % intervals (a mean reward where nothing is right
+    or wrong); minutes of training; peak GiB (see cuda.peak_gib); None for what a results.json of your own leaves out.
+    Empty where no run was evaluated. A results.json that cannot be read gives a RuntimeWarning and no row.
+
+    >>> results("runs")  # doctest: +SKIP
+    """
+    rows = {}
+    for path in sorted(path_of(root, "root").glob("*/results.json"), key=lambda path: path.stat().st_mtime):
+        try:
+            with reading(path):
+                saved = read_json(path)
+                if {"before", "after"} <= saved.keys():
+                    rows[path.parent.name] = _row(saved)
+        except RunFolderError as error:
+            warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("run")
+
+
+def _row(saved: dict[str, Any]) -> dict[str, Any]:
+    row = {name: saved.get(name) for name in ("preset", "model", "seed", "n", "steps")}
+    for name in ("before", "after"):
+        values = saved[name]
+        measure = "accuracy" if "accuracy" in values else "reward"
+        estimate = Estimate(values[measure], values["low"], values["high"], saved.get("n"))
+        row[name] = estimate.words(rate=measure == "accuracy")
+    for name, column, unit in (("train_seconds", "minutes", 60), ("peak_gib", "peak GiB", 1)):
+        value = saved.get(name)
+        row[column] = None if value is None else round(value / unit, 1)
+    return row

@@ -70,19 +70,20 @@ class Answers:
     @cached_property
     def texts(self) -> list[str]:
         """Each completion as text."""
-        return [made.text for made in self.completions]
+        return [completion.text for completion in self.completions]
 
     @cached_property
     def verdicts(self) -> Verdicts:
         """Is the answer right (see Task.is_right)? None if no reward can judge it."""
-        if judges := self.task.answer_rewards:
-            return all_in_full([pay.verdicts for pay in self._asked(judges)])
-        found = []
+        judges = self.task.answer_rewards
+        if judges:
+            return all_in_full([pay.verdicts for pay in self._pays(judges)])
+        verdicts = []
         with progress_line(f"{self.task.name}, answers judged") as progress:
             for row, text in zip(self.asked, self.texts, strict=True):
-                progress(len(found), len(self.texts))
-                found.append(self.task.is_right(row, text))
-        return found
+                progress(len(verdicts), len(self.texts))
+                verdicts.append(self.task.is_right(row, text))
+        return verdicts
 
     @cached_property
     def right(self) -> list[bool]:
@@ -92,7 +93,7 @@ class Answers:
     @cached_property
     def lenient(self) -> list[bool]:
         """Right strictly, or by tasks._right.leniently_right."""
-        return leniently_right(self.task, self.asked, self.texts, self.right, self._given)
+        return leniently_right(self.task, self.asked, self.texts, self.right, self.columns)
 
     @cached_property
     def credit(self) -> Scores:
@@ -100,20 +101,25 @@ class Answers:
 
         If no reward does: 1.0 if the task's own is_correct holds, else 0.0; without an is_correct the total.
         """
-        own = not isinstance(self.task.is_correct, PaidInFull)
-        judges = [one for one in self.task.rewards if judges_answer(one)] if own else self.task.answer_rewards
-        if own and not judges:
-            return [float(right) for right in self.right]
-        judges = self._asked(judges)
-        rows = zip(*(pay.credit for pay in judges), strict=True)
-        given = [[one for one in row if one is not None] for row in rows] if judges else []
-        return [round(fmean(row), 6) if row else None for row in given] if judges else self.rewards
+        if isinstance(self.task.is_correct, PaidInFull):
+            judges = self.task.answer_rewards
+            if not judges:
+                return self.rewards
+        else:
+            judges = [reward for reward in self.task.rewards if judges_answer(reward)]
+            if not judges:
+                return [float(right) for right in self.right]
+        credit = []
+        for scores in zip(*(pay.credit for pay in self._pays(judges)), strict=True):
+            judged = [score for score in scores if score is not None]
+            credit.append(round(fmean(judged), 6) if judged else None)
+        return credit
 
     @cached_property
     def measure(self) -> Measure:
         """The measure of how good these answers are, see tasks._measure."""
-        known = measure_of(self.task)
-        return known or measure_of(self.task, self.verdicts, self.credit) or "accuracy"
+        measure = measure_of(self.task) or measure_of(self.task, self.verdicts, self.credit)
+        return measure or "accuracy"
 
     @cached_property
     def formatted(self) -> list[bool]:
@@ -123,28 +129,42 @@ class Answers:
     @cached_property
     def parts(self) -> dict[str, Scores]:
         """Each reward's scores by its name, called as in training. Raises RewardError."""
-        scores = [pay.scores for pay in self._asked(self.task.rewards)]
+        scores = [pay.scores for pay in self._pays(self.task.rewards)]
         return dict(zip(reward_names(self.task.rewards), scores, strict=True))
 
-    @property
-    def _given(self) -> dict[str, list[Any]]:
-        """The columns for the rewards, besides the completions."""
-        prompts = [prompt for prompt in self.prompts for _ in range(self.samples)]
-        ids, prefill = [list(made.ids) for made in self.completions], [self.task.prefill] * len(self.texts)
-        return {**columns_of(self.asked), "prompts": prompts, "completion_ids": ids, "prefill": prefill}
+    @cached_property
+    def columns(self) -> dict[str, list[Any]]:
+        """The columns for the rewards, besides the completions, one entry a completion."""
+        columns = columns_of(self.asked)
+        columns["prompts"] = [prompt for prompt in self.prompts for _ in range(self.samples)]
+        columns["completion_ids"] = [list(completion.ids) for completion in self.completions]
+        columns["prefill"] = [self.task.prefill] * len(self.completions)
+        return columns
 
-    def _asked(self, rewards: Sequence[Reward]) -> list[Pay]:
+    @cached_property
+    def _pay_by_id(self) -> dict[int, Pay]:
+        return {}
+
+    def _pays(self, rewards: Sequence[Reward]) -> list[Pay]:
         """The pay by these rewards of the task; each reward is called once, however many readers there are."""
-        known = self.__dict__.setdefault("_known", {})
-        names = dict(zip(map(id, self.task.rewards), reward_names(self.task.rewards), strict=True))
-        left_out = getattr(self.task.is_correct, "left_out", ())
-        with progress_line(f"{self.task.name}, rewards of {len(self.texts)} completions"):
-            for one in (one for one in rewards if id(one) not in known):
-                how = {"full_pay": full_pay(self.task, self.asked, self._given), "left_out": left_out}
-                pay = score_in_full(one, self.texts, self._given, name=names[id(one)], **how)
-                known[id(one)] = pay
-                warn_off_scale([one], {names[id(one)]: pay.scores})
-        return [known[id(one)] for one in rewards]
+        task, pays = self.task, self._pay_by_id
+        names = dict(zip(map(id, task.rewards), reward_names(task.rewards), strict=True))
+        with progress_line(f"{task.name}, rewards of {len(self.texts)} completions"):
+            for reward in rewards:
+                if id(reward) in pays:
+                    continue
+                name = names[id(reward)]
+                pay = score_in_full(
+                    reward,
+                    self.texts,
+                    self.columns,
+                    name=name,
+                    full_pay=full_pay(task, self.asked, self.columns),
+                    left_out=getattr(task.is_correct, "left_out", ()),
+                )
+                pays[id(reward)] = pay
+                warn_off_scale([reward], {name: pay.scores})
+        return [pays[id(reward)] for reward in rewards]
 
     @cached_property
     def rewards(self) -> Scores:
@@ -164,9 +184,12 @@ class Answers:
     @property
     def readings(self) -> dict[str, list[bool]]:
         """The judgements whose shares evaluate reports: right and lenient if the task has them, formatted likewise."""
-        judged = has_accuracy(self.task)
-        found = {"strict": self.right, "lenient": self.lenient} if judged else {}
-        return found | ({"formatted": self.formatted} if reads_tag(self.task) else {})
+        readings = {}
+        if has_accuracy(self.task):
+            readings |= {"strict": self.right, "lenient": self.lenient}
+        if reads_tag(self.task):
+            readings["formatted"] = self.formatted
+        return readings
 
     def table(self) -> pd.DataFrame:
         """One row a completion: question, answer, completion, the readings, tokens, cut_off, rewards, any unjudged."""
@@ -175,23 +198,25 @@ class Answers:
             "answer": [row.get("answer", "") for row in self.asked],
             "completion": self.texts,
             **self.readings,
-            "tokens": [made.tokens for made in self.completions],
-            "cut_off": [made.cut_off for made in self.completions],
+            "tokens": [completion.tokens for completion in self.completions],
+            "cut_off": [completion.cut_off for completion in self.completions],
+            **self.reward_columns(),
         }
-        unjudged = {}
         if "strict" in columns and None in self.verdicts:
-            unjudged = {"unjudged": [one is None for one in self.verdicts]}
-        return pd.DataFrame(columns | self.reward_columns() | unjudged)
+            columns["unjudged"] = [verdict is None for verdict in self.verdicts]
+        return pd.DataFrame(columns)
 
     def reward_columns(self) -> dict[str, pd.Series]:
         """reward, the total, and reward/<name> of each reward, NaN where it cannot judge."""
-        named = {"reward": self.rewards} | {f"reward/{name}": part for name, part in self.parts.items()}
-        return {name: pd.Series(scores, dtype=float) for name, scores in named.items()}
+        columns = {"reward": pd.Series(self.rewards, dtype=float)}
+        for name, scores in self.parts.items():
+            columns[f"reward/{name}"] = pd.Series(scores, dtype=float)
+        return columns
 
 
 @dataclass(frozen=True)
-class Asked:
-    """How a model is asked, see answer. settings: everything that the completions depend on besides model, task, rows.
+class Request:
+    """How a model answers, see answer. settings: everything that the completions depend on besides model, task, rows.
 
     progress: called with (done, all).
     """
@@ -207,14 +232,15 @@ class Asked:
         """Sequences decoded at once: the batch_size, or as many as free memory holds, up to a bound."""
         if self.batch_size is not None:
             return self.batch_size
-        limit, samples = self.settings["max_completion_tokens"], max(1, self.settings["samples"])
-        sizes = {"prompt_tokens": max(map(len, prompts)), "completion_tokens": limit}
         free = free_bytes(next(model.parameters()).device)
-        if RolloutEngine.unsupported(
-            model, GenerationConfig()
-        ):  # then transformers decodes: too many rows fail
+        sizes = {
+            "prompt_tokens": max(map(len, prompts)),
+            "completion_tokens": self.settings["max_completion_tokens"],
+        }
+        if RolloutEngine.unsupported(model, GenerationConfig()):
+            # transformers decodes, and fails on too many rows
             return min(UNKNOWN_ROWS, rows_at_once(model, free, **sizes))
-        return rows_at_once(model, free, samples=samples, **sizes)
+        return rows_at_once(model, free, samples=max(1, self.settings["samples"]), **sizes)
 
 
 def answer(
@@ -249,46 +275,60 @@ def answer(
     check_task(task)
     rows = check_rows(task.held_out if rows is None else rows)
     check_whole("seed", seed, 0)
-    limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
-    how = dict(max_completion_tokens=limit, samples=samples, temperature=float(temperature), seed=seed)
-    how |= {"sampling": dict(sampling)} if sampling else {}
+    if max_completion_tokens is None:
+        max_completion_tokens = task.max_completion_tokens
+    settings = {
+        "max_completion_tokens": max_completion_tokens,
+        "samples": samples,
+        "temperature": float(temperature),
+        "seed": seed,
+    }
+    if sampling:
+        settings["sampling"] = dict(sampling)
     play = getattr(task, "play", partial(_complete, task))
-    line = progress_line(f"{task.name}, completions") if progress is None else nullcontext(progress)
-    with line as told:
-        return play(model, tokenizer, rows, Asked(how, batch_size, first, folder, chunk, told))
+    line = progress_line(f"{task.name}, completions")
+    if progress is not None:
+        line = nullcontext(progress)
+    with line as report:
+        return play(model, tokenizer, rows, Request(settings, batch_size, first, folder, chunk, report))
 
 
 def _complete(
-    task: Task, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[dict], asked: Asked
+    task: Task,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[dict],
+    request: Request,
 ) -> Answers:
     """A plain task is played by completing each row's prompt."""
     _check_columns(task, rows)
     check_tags(task, template_tokens(tokenizer, end_ids(model, tokenizer)).values(), "ends a completion")
     prompts = task.render(tokenizer, rows)
-    how, samples = asked.settings, asked.settings["samples"]
-    asked.progress(0, len(prompts) * samples)
-    run = {
-        **how,
-        "batch_size": asked.at_once(model, tokenizer(prompts)["input_ids"]),
-        "progress": asked.progress,
+    settings, progress = request.settings, request.progress
+    samples = settings["samples"]
+    progress(0, len(prompts) * samples)
+    options = settings | {
+        "batch_size": request.at_once(model, tokenizer(prompts)["input_ids"]),
+        "progress": progress,
     }
-    if asked.folder is not None:
-        made, how = sample_chunks(model, tokenizer, prompts, asked.folder, chunk=asked.chunk, **run)
+    if request.folder is not None:
+        completions, settings = sample_chunks(
+            model, tokenizer, prompts, request.folder, chunk=request.chunk, **options
+        )
     else:
-        first = asked.first * samples
-        numbers = range(first, first + len(prompts) * samples) if first else None
-        made = complete(model, tokenizer, prompts, numbers=numbers, **run)
-    return Answers(task, rows, prompts, made, samples, how)
+        numbers = None
+        if request.first:
+            first = request.first * samples
+            numbers = range(first, first + len(prompts) * samples)
+        completions = complete(model, tokenizer, prompts, numbers=numbers, **options)
+    return Answers(task, rows, prompts, completions, samples, settings)
 
 
 def check_rows(rows: Any) -> list[Any]:
-    """The rows as a list. Raises ValueError for a number, a text or one row, and where there is none."""
-    if is_number(rows):
-        raise ValueError(
-            f"rows={rows!r} is a number; give the rows themselves, such as task.held_out[:{rows}]"
-        )
+    """The rows as a list. Raises ValueError for a number, a text or one row, and where there is no row."""
     if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
-        raise ValueError(f"rows={rows!r:.100} must be a list of rows, such as task.held_out[:32]")
+        n = rows if is_number(rows) else 32
+        raise ValueError(f"rows={rows!r:.100} must be a list of rows, such as task.held_out[:{n}]")
     rows = list(rows)
     if not rows:
         raise ValueError("rows is empty; give at least one row")
@@ -300,13 +340,12 @@ def check_before(
     tokenizer: PreTrainedTokenizerBase,
     task: Task,
     rows: Sequence[dict],
-    max_completion_tokens: int | None = None,
+    max_completion_tokens: int,
 ) -> None:
     """Checks the rows as answer() does, before the first row is answered. Raises ValueError."""
     if not hasattr(task, "play"):
-        limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
         _check_columns(task, rows)
-        check_room(model, tokenizer(task.render(tokenizer, rows))["input_ids"], limit)
+        check_room(model, tokenizer(task.render(tokenizer, rows))["input_ids"], max_completion_tokens)
 
 
 def _check_columns(task: Task, rows: Sequence[dict]) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from grpo_kit._support.argument_checks import check_task, check_whole
+from grpo_kit.evaluation._shown import in_columns
 from grpo_kit.evaluation.generate_and_score import answer
-from grpo_kit.evaluation.intervals import mean_reward, wilson_interval
+from grpo_kit.evaluation.intervals import mean_reward, share
 from grpo_kit.tasks._measure import has_accuracy, measure_of, reads_tag
 from grpo_kit.tasks.task import Task
 
@@ -53,51 +53,31 @@ class HeldOut:
         """
         return "accuracy" if measure_of(self.task) == "accuracy" else "reward"
 
-    def measure(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        divide: Callable[[Callable[[Any], list[Any]], Any], list[Any]] | None = None,
-    ) -> dict[str, float]:
+    def measure(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
         """The model's scores, each in [0, 1] but the reward, with a 95 % interval (<name>_low, <name>_high).
 
         accuracy: strict, if the task has right and wrong answers. reward: the mean, if judged_by is "reward".
         constant: accuracy of the best constant strategy, or of the most frequent gold. one_answer: share of the most
         frequent answer among the model's; one_gold: share of the most frequent gold. Each only if it is known.
-        divide: f(ask, rows) -> ask(rows), where several processes answer some rows each.
         """
-        with_reward, right_and_wrong = self.judged_by == "reward", has_accuracy(self.task)
-
-        def ask(rows: Any) -> list[tuple[bool, float | None, str | None]]:
-            made = answer(model, tokenizer, self.task, rows)
-            right = made.right if right_and_wrong else [False] * len(rows)
-            rewards = made.rewards if with_reward else [None] * len(rows)
-            return list(zip(right, rewards, map(self._said, made.texts), strict=True))
-
-        rows = self.task.held_out[: self.rows]
-        found = ask(rows) if divide is None else divide(ask, rows)
-        measured: dict[str, float] = {}
-        if right_and_wrong:
-            correct = sum(right for right, _, _ in found)
-            low, high = wilson_interval(correct, self.rows)
-            measured |= {"accuracy": correct / self.rows, "accuracy_low": low, "accuracy_high": high}
-        judged = [reward for _, reward, _ in found if reward is not None]
-        if judged:
-            e = mean_reward(judged)
-            measured |= {"reward": e.value, "reward_low": e.low, "reward_high": e.high}
+        answers = answer(model, tokenizer, self.task, self.task.held_out[: self.rows])
+        scores = {}
+        if has_accuracy(self.task):
+            scores |= in_columns({"accuracy": share(sum(answers.right), self.rows)})
+        if self.judged_by == "reward":
+            rewards = [reward for reward in answers.rewards if reward is not None]
+            if rewards:
+                scores |= in_columns({"reward": mean_reward(rewards)})
         if self._constant is not None:
-            measured["constant"] = max(self._constant, self._one_gold or 0.0)
-        said = [text for _, _, text in found if text is not None]
-        if self._one_gold is not None and len(said) >= max(_FEWEST, self.rows / 2):
-            measured |= {"one_answer": _commonest(said), "one_gold": self._one_gold}
-        return measured
-
-    def _said(self, completion: str) -> str | None:
-        if self._one_gold is None:
-            return None
-        answered = self.task.answer_of(completion) if reads_tag(self.task) else completion
-        return None if answered is None else answered.strip().casefold()
+            scores["constant"] = max(self._constant, self._one_gold or 0.0)
+        if self._one_gold is not None:
+            texts = answers.texts
+            if reads_tag(self.task):
+                texts = map(self.task.answer_of, texts)
+            texts = [text.strip().casefold() for text in texts if text is not None]
+            if len(texts) >= max(_FEWEST, self.rows / 2):
+                scores |= {"one_answer": _commonest(texts), "one_gold": self._one_gold}
+        return scores
 
     @cached_property
     def _one_gold(self) -> float | None:
@@ -106,7 +86,9 @@ class HeldOut:
         if task.answers_are != "text":
             return None
         golds = [str(row["answer"]).strip().casefold() for row in task.held_out[: self.rows]]
-        return _commonest(golds) if all(golds) else None
+        if not all(golds):
+            return None
+        return _commonest(golds)
 
     @cached_property
     def _constant(self) -> float | None:

@@ -34,10 +34,22 @@ class Estimate:
         >>> Estimate(0.684, 0.621, 0.742, n=256).words(change=True), Estimate(2, 1, 4, n=9).words(rate=False)
         ('+68.4 points [62.1, 74.2]', '2.000 [1.000, 4.000]')
         """
-        scale, digits = (100, 1) if rate else (1, 3)
-        unit = (" points" if change else " %") * rate
-        low, high = (f"{scale * end:.{digits}f}" for end in (self.low, self.high))
-        return f"{scale * self.value:{'+' * change}.{digits}f}{unit} [{low}, {high}]"
+        sign = "+" if change else ""
+        if not rate:
+            return f"{self.value:{sign}.3f} [{self.low:.3f}, {self.high:.3f}]"
+        unit = "points" if change else "%"
+        value, low, high = 100 * self.value, 100 * self.low, 100 * self.high
+        return f"{value:{sign}.1f} {unit} [{low:.1f}, {high:.1f}]"
+
+
+def share(count: int, n: int) -> Estimate:
+    """The share count / n with Wilson's 95 % interval.
+
+    >>> print(share(32, 128))
+    25.0 % [18.3, 33.2] (n = 128)
+    """
+    low, high = wilson_interval(count, n)
+    return Estimate(count / n, low, high, n)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -104,8 +116,9 @@ def bootstrap_mean(
         low, high = max(lowest, data[0] - room), min(highest, data[0] + room)
         return Estimate(float(data[0]), float(low), float(high), n)
     rng = np.random.default_rng(seed)
-    rounds = -(-resamples // 100)  # in parts, to keep memory small
-    means = np.concatenate([data[rng.integers(0, n, (100, n))].mean(axis=1) for _ in range(rounds)])
+    means = []
+    for _ in range(math.ceil(resamples / 100)):  # 100 at a time, to keep memory small
+        means += data[rng.integers(0, n, (100, n))].mean(axis=1).tolist()
     low, high = np.quantile(means, [0.025, 0.975])
     return Estimate(float(data.mean()), float(low), float(high), n)
 

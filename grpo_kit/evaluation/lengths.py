@@ -16,7 +16,7 @@ from grpo_kit.engine.memory._plan_table import GIB
 from grpo_kit.engine.memory.plan import plan_memory
 from grpo_kit.evaluation._as_trained import say_difference
 from grpo_kit.evaluation.generate_and_score import answer
-from grpo_kit.evaluation.intervals import Estimate, wilson_interval
+from grpo_kit.evaluation.intervals import Estimate, share
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -41,8 +41,8 @@ class Lengths:
     @classmethod
     def of(cls, completions: Sequence[Completion], limit: int) -> Lengths:
         """Lengths of completions made with max_completion_tokens=limit."""
-        ended = Counter(c.tokens for c in completions if not c.cut_off)
-        return cls(dict(sorted(ended.items())), sum(c.cut_off for c in completions), limit)
+        counts = Counter(c.tokens for c in completions if not c.cut_off)
+        return cls(dict(sorted(counts.items())), sum(c.cut_off for c in completions), limit)
 
     @property
     def n(self) -> int:
@@ -62,7 +62,7 @@ class Lengths:
         if not 1 <= maximum <= self.limit:
             raise ValueError(f"maximum={maximum!r} must lie in 1..{self.limit}, what the probe allowed")
         longer = self.cut_off + sum(count for length, count in self.ended.items() if length > maximum)
-        return Estimate(longer / self.n, *wilson_interval(longer, self.n), self.n)
+        return share(longer, self.n)
 
     def quantile(self, q: float) -> int | None:
         """The fewest tokens within which a share q had ended; None if fewer had ended at the probe's limit.
@@ -76,8 +76,9 @@ class Lengths:
 
     def table(self) -> pd.DataFrame:
         """Tokens by quantile, as text if the probe's limit hides them, and the share that had not ended."""
-        known = {f"{q:.0%} end within": self.quantile(q) for q in QUANTILES}
-        rows = {name: f"more than {self.limit}" if m is None else str(m) for name, m in known.items()}
+        rows = {}
+        for q in QUANTILES:
+            rows[f"{q:.0%} end within"] = str(self.quantile(q) or f"more than {self.limit}")
         rows[f"not ended at {self.limit}"] = f"{self.cut_off / self.n:.1%}"
         return pd.DataFrame({"tokens": rows}).rename_axis(f"{self.n} completions")
 
@@ -104,10 +105,19 @@ def length_probe(
     check_model(model)
     check_tokenizer(tokenizer)
     check_temperature(temperature, greedy=True)
-    say_difference(model, task, what="length_probe", temperature=temperature, tokens=None)
-    how = {"max_completion_tokens": max_completion_tokens, "samples": samples, "temperature": temperature}
-    made = answer(model, tokenizer, task, rows, batch_size=batch_size, seed=seed, **how)
-    return Lengths.of(made.completions, made.settings["max_completion_tokens"])
+    say_difference(model, task, caller="length_probe", temperature=temperature, tokens=None)
+    answers = answer(
+        model,
+        tokenizer,
+        task,
+        rows,
+        samples=samples,
+        temperature=temperature,
+        max_completion_tokens=max_completion_tokens,
+        batch_size=batch_size,
+        seed=seed,
+    )
+    return Lengths.of(answers.completions, answers.settings["max_completion_tokens"])
 
 
 def decode_steps(lengths: Lengths, maximum: int, rows: int) -> float:
@@ -146,15 +156,16 @@ def cost_of_maximum(
     for maximum in maxima:
         steps = decode_steps(lengths, maximum, count)
         plan = plan_memory(cfg, completion_tokens=maximum, config=config, prompt_tokens=prompt_tokens)
-        written = math.fsum(1 - lengths.within(t - 1) for t in range(1, maximum + 1))
         rows[maximum] = {
-            "cut off": lengths.share_cut_off(maximum).value if maximum <= lengths.limit else math.nan,
+            "cut off": math.nan,
             "batches with a runaway": 1 - lengths.within(maximum) ** count,
             "steps": steps,
             "padded": steps * count,
-            "written": written * count,
+            "written": decode_steps(lengths, maximum, 1) * count,
             "keys and values": plan.parts["rollout"]["keys and values"] / GIB,
         }
+        if maximum <= lengths.limit:
+            rows[maximum]["cut off"] = lengths.share_cut_off(maximum).value
         if seconds_a_step is not None:
             rows[maximum]["seconds"] = steps * seconds_a_step
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("maximum")

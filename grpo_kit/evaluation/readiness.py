@@ -1,6 +1,6 @@
 """Is a model ready for GRPO on a task? Counted before training, from samples at the training temperature.
 
-Longer than 300 lines because the numbers, the verdict and its words are read together.
+Longer than 300 lines because the counts, their shares and the words for them are read together.
 
 GRPO learns from groups whose completions differ in reward, and mostly makes rare right answers likelier.
 So readiness counts: how often the model is right in 1 to 64 tries, how many groups have a signal, what prevents it.
@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -33,15 +33,16 @@ from grpo_kit._support.argument_checks import (
 )
 from grpo_kit._support.display import progress_line
 from grpo_kit.evaluation._as_trained import say_difference
-from grpo_kit.evaluation._constant import Constant, constant_reward, doing
+from grpo_kit.evaluation._constant import Constant, constant_reward, in_words
 from grpo_kit.evaluation._shown import estimates_table
+from grpo_kit.evaluation._verdict import EVER, SIGNAL, earns_more, verdict_of
 from grpo_kit.evaluation.generate_and_score import Answers, answer, check_before, check_rows
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k
 from grpo_kit.evaluation.lengths import Lengths
-from grpo_kit.evaluation.reflection_words import count_words, word_table
+from grpo_kit.evaluation.reflection_words import count_words
 from grpo_kit.record._lines import read_json, reading
 from grpo_kit.record.kept_results import write_where_asked
-from grpo_kit.rewards._parts import range_of
+from grpo_kit.rewards._parts import Reward, range_of
 from grpo_kit.rewards.auditing import audit
 from grpo_kit.rewards.scoring import Scores
 from grpo_kit.tasks._measure import Measure
@@ -50,12 +51,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from grpo_kit.tasks import Task
-
-# The verdicts' thresholds: choices, stated in each verdict and not tuned to any result.
-FORMATTED = 0.5  # lowest share of samples with a readable answer
-EVER = 0.1  # lowest share of prompts that are right at least once in all their samples
-ALWAYS = 0.9  # highest share of right samples
-SIGNAL = 0.2  # lowest share of groups with right and wrong, or with unequal rewards if those are the measure
 
 VERDICTS = {
     "format first": "most samples give no readable answer: show a worked example or prefill the tag",
@@ -66,7 +61,6 @@ VERDICTS = {
     "rarely succeeds": "few groups carry a signal: larger groups, a soft reward, or easier rows",
     "ready": "train",
 }
-_FIRST = 2  # rows that show how many more the time allows
 _FORMAT_ALONE = (
     "training would learn the format and not the task: take easier rows, partial credit or a stronger model"
 )
@@ -86,8 +80,8 @@ def signal_share(counts: Sequence[int], group_size: int, *, unjudged: int = 0) -
     n = sum(counts) + unjudged
     if min(counts, default=0) < 0 or not 2 <= group_size <= n:
         raise ValueError(f"group_size={group_size!r} must lie in 2..{n}, the samples of a prompt")
-    nobody = math.comb(unjudged, group_size)
-    alike = nobody + sum(math.comb(count + unjudged, group_size) - nobody for count in counts)
+    none_judged = math.comb(unjudged, group_size)
+    alike = none_judged + sum(math.comb(count + unjudged, group_size) - none_judged for count in counts)
     return 1 - alike / math.comb(n, group_size)
 
 
@@ -103,7 +97,8 @@ class Readiness:
     samples}; None: no reward judges answers, or it is not known. floor: the highest credit that pays nothing.
     top: the highest possible, or observed, reward. constant_reward: name and mean reward of the best completion given
     to every row, if the reward is the measure. asked_for: the rows that were asked for, if the time was over before.
-    lengths: of all samples. words: counts of aha.count_words. constant: the best constant strategy, name and accuracy.
+    lengths: of all samples. words: of reflection_words.count_words. constant: name and accuracy of the best constant
+    strategy.
     audit: one sentence on how often the reward is wrong about texts made from the first 8 golds (kit.rewards.audit);
     None for code, episodes, rows without an answer, and if the reward is the measure.
     """
@@ -145,10 +140,24 @@ class Readiness:
         return bootstrap_mean([pass_at_k(self.samples, count, k) for count in right])
 
     @property
+    def of_episodes(self) -> bool:
+        """Are these episodes? Their environment decides what succeeds, and nothing is read leniently."""
+        return self.right is not None and self.lenient is None
+
+    @property
+    def lenient_rate(self) -> Estimate | None:
+        """Share of samples that are right if read leniently; None if nothing is read so."""
+        if self.lenient is None:
+            return None
+        return self._pass_at(self.lenient, 1)
+
+    @property
     def mean_reward(self) -> Estimate:
         """Mean over the prompts with a reward, each the mean of its samples."""
-        held = [counts for counts in self.rewards if counts]
-        means = [sum(r * n for r, n in counts.items()) / sum(counts.values()) for counts in held]
+        means = []
+        for counts in self.rewards:
+            if counts:
+                means.append(sum(reward * n for reward, n in counts.items()) / sum(counts.values()))
         return mean_reward(means or [0.0])
 
     @property
@@ -169,36 +178,36 @@ class Readiness:
 
     def signal_credit(self, group_size: int | None = None) -> Estimate:
         """The same for the scores of rewards that judge the answer, without format and other parts."""
-        return self._signal_of([{}] * self.n if self.credit is None else self.credit, group_size)
+        return self._signal_of(self.credit or [{}] * self.n, group_size)
 
     def _signal_of(self, counts_of: Sequence[dict[float, int]], group_size: int | None) -> Estimate:
-        size = self.group_size if group_size is None else group_size
+        if group_size is None:
+            group_size = self.group_size
         shares = []
         for counts in counts_of:
             unjudged = self.samples - sum(counts.values())
-            shares.append(signal_share(list(counts.values()), size, unjudged=unjudged))
+            shares.append(signal_share(list(counts.values()), group_size, unjudged=unjudged))
         return bootstrap_mean(shares)
 
     @property
     def verdict(self) -> str:
         """One of VERDICTS."""
-        return self._verdict_and_why[0]
+        return verdict_of(self)[0]
 
     @property
     def reason(self) -> str:
         """The numbers behind the verdict and what to do, in a sentence each."""
-        verdict, why = self._verdict_and_why
-        sentences = [f"{verdict}: {why}. So: {self._advice(verdict)}."]
+        verdict, numbers = verdict_of(self)
+        sentences = [f"{verdict}: {numbers}. So: {self._advice(verdict)}."]
+        unequal = self.signal_reward().value
         if self.measure == "accuracy":
-            unequal = self.signal_reward().value
             if verdict not in ("ready", "never succeeds") and unequal >= SIGNAL:
                 sentences.append(
                     f"(In {unequal:.0%} of groups rewards would differ all the same: that is learnt meanwhile.)"
                 )
-        elif self.credit is None and _earns_more(self.constant_reward, self.mean_reward.value):
-            what = doing(self.constant_reward)
-            earned = self.constant_reward[1]
-            sentences.append(f"({what[0].upper()}{what[1:]} earns {earned:.2f}: compare with that.)")
+        elif self.credit is None and earns_more(self.constant_reward, self.mean_reward.value):
+            strategy, earned = in_words(self.constant_reward), self.constant_reward[1]
+            sentences.append(f"({strategy[0].upper()}{strategy[1:]} earns {earned:.2f}: compare with that.)")
         sentences.append(f"({self._intervals()}.)")
         if self.audit is not None:
             sentences.append(f"Audit of the reward: {self.audit}")
@@ -207,7 +216,9 @@ class Readiness:
     @property
     def sentence(self) -> str:
         """GO or CHANGE SOMETHING FIRST, and the reason."""
-        return f"{'GO' if self.verdict == 'ready' else 'CHANGE SOMETHING FIRST'}  {self.reason}"
+        if self.verdict == "ready":
+            return f"GO  {self.reason}"
+        return f"CHANGE SOMETHING FIRST  {self.reason}"
 
     def _intervals(self) -> str:
         """The numbers that decide most verdicts with their intervals, and over how many rows."""
@@ -231,106 +242,25 @@ class Readiness:
             return "train, and see whether accuracy follows the reward"
         return VERDICTS[verdict]
 
-    @property
-    def _verdict_and_why(self) -> tuple[str, str]:
-        """The verdict, and the numbers behind it. Unequal rewards inside groups give something to learn."""
-        return self._by_reward() if self.measure == "reward" else self._by_accuracy()
-
-    def _by_reward(self) -> tuple[str, str]:
-        mean, unequal = self.mean_reward.value, self.signal_reward().value
-        earned = f"the mean reward is {mean:.2f}"
-        differ = f"in {_share(unequal, SIGNAL)} of groups of {self.group_size} rewards would differ"
-        few = f", below {SIGNAL:.0%}" if unequal < SIGNAL else ""
-        unreadable = self._unreadable
-        if self._never_paid:
-            if unreadable:
-                return "format first", f"{unreadable}, and {differ}"
-            what = "anything for its answer" if self.credit else "anything"
-            return "never succeeds", f"no sample earns {what}, and {differ}{few}"
-        if self.credit is not None and _earns_more(self.constant_reward, mean):
-            constant = f"{doing(self.constant_reward)} earns {self.constant_reward[1]:.2f}"
-            return "shortcut pays", f"{earned}, and {constant}, so not ready"
-        if unequal >= SIGNAL:
-            in_full = f", {self.pass_at[1].value:.0%} of samples earn it in full" if self.pass_at else ""
-            return "ready", f"{earned}{in_full}, and {differ}"
-        if unreadable:
-            return "format first", f"{unreadable}, and {differ}"
-        if mean > ALWAYS * self.top:
-            return "too easy", f"{earned} of at most {self.top:g}, and {differ}"
-        return "rarely succeeds", f"{earned}, and {differ}{few}"
-
-    def _by_accuracy(self) -> tuple[str, str]:
-        once, ever = self.pass_at[1].value, self.pass_at[self.samples].value
-        mixed, credit, unequal = (
-            signal().value for signal in (self.signal_right, self.signal_credit, self.signal_reward)
-        )
-        in_any = f"{_share(ever, EVER)} of prompts are right in any of {self.samples} samples"
-        groups = f"{_share(mixed, SIGNAL)} of groups of {self.group_size} would hold right and wrong"
-        if unreadable := self._unreadable:
-            return "format first", unreadable
-        if ever >= EVER and self._never_paid:
-            return "never succeeds", f"{in_any}, and no reward for the answer pays any of them"
-        if self._never_paid or (ever < EVER and credit < SIGNAL):
-            by_format = f", and only by format or other parts do rewards differ, in {unequal:.0%} of groups"
-            return "never succeeds", f"{in_any}, below {EVER:.0%}{by_format if unequal >= SIGNAL else ''}"
-        if once > ALWAYS:
-            return "too easy", f"{_share(once, ALWAYS)} of samples are right, above {ALWAYS:.0%}"
-        if _earns_more(self.constant, once):
-            name, share = self.constant
-            guess = f"{name!r} is right for {share:.0%} of these prompts without reading the question"
-            return "shortcut pays", f"pass@1 is {once:.0%}, and {guess}, so not ready"
-        if unequal < SIGNAL <= mixed:
-            groups = f"in {_share(unequal, SIGNAL)} of groups rewards would differ"
-        if unequal < SIGNAL or max(mixed, credit) < SIGNAL:
-            return "rarely succeeds", f"{groups}, below {SIGNAL:.0%}"
-        if mixed < SIGNAL:
-            groups += f", and in {_share(credit, SIGNAL)} answers earn unequal partial credit"
-        return "ready", f"{once:.0%} of samples are right, {in_any}, and {groups}"
-
-    @property
-    def _unreadable(self) -> str | None:
-        """The share of readable answers, or of an episode's valid actions, if it is below FORMATTED."""
-        rate = self.format_rate
-        if rate is None or rate.value >= FORMATTED:
-            return None
-        share = _share(rate.value, FORMATTED)
-        if self.measure == "reward":
-            return f"{share} of samples have a readable answer, below {FORMATTED:.0%}"
-        if self.lenient is None:
-            return f"{share} of an episode's actions are valid, below {FORMATTED:.0%}"
-        leniently = f"(read leniently, {self._pass_at(self.lenient, 1).value:.0%} are right)"
-        return f"{share} of samples have a readable answer, below {FORMATTED:.0%} {leniently}"
-
-    @property
-    def _never_paid(self) -> bool:
-        """Has no sample's answer earned anything? Where no reward judges answers: has no sample?"""
-        if self.credit is not None:
-            return all(score <= self.floor for counts in self.credit for score in counts)
-        nothing = all(reward <= 0 for counts in self.rewards for reward in counts)
-        return nothing and self.signal_reward().value < SIGNAL
-
     def __repr__(self) -> str:
         return f"Readiness({self.task!r}, {self.n} prompts x {self.samples} samples: {self.verdict})\n{self.reason}"
 
     def table(self) -> pd.DataFrame:
         """One row a measure: value, low, high (95 %), n; the best constant strategy last."""
-        measures = {"mean reward": self.mean_reward} if self.measure == "reward" else {}
+        measures = {}
+        if self.measure == "reward":
+            measures["mean reward"] = self.mean_reward
         if self.formatted is not None:
-            episodes = self.right is not None and self.lenient is None
-            measures["valid actions" if episodes else "readable answer"] = self.format_rate
+            measures["valid actions" if self.of_episodes else "readable answer"] = self.format_rate
         measures |= {f"pass@{k}": estimate for k, estimate in self.pass_at.items()}
         if self.lenient is not None:
-            measures["right, read leniently"] = self._pass_at(self.lenient, 1)
+            measures["right, read leniently"] = self.lenient_rate
         groups = f"groups of {self.group_size} with"
         if self.right is not None:
             measures[f"{groups} right and wrong"] = self.signal_right()
         measures[f"{groups} unequal rewards"] = self.signal_reward()
         constant = self.constant_reward if self.measure == "reward" else self.constant
         return estimates_table(self.task, measures, [constant], self.n)
-
-    def aha(self) -> pd.DataFrame:
-        """Words of self-reflection in the samples; see grpo_kit.evaluation.reflection_words."""
-        return word_table(self.words, self.n * self.samples)
 
     def _repr_html_(self) -> str:
         table = self.table().to_html(float_format="{:.3f}".format, na_rep="")
@@ -351,13 +281,16 @@ class Readiness:
         """Reads the dict of asdict(), also after a trip through JSON, whose keys are texts."""
         lengths = data["lengths"]
         ended = {int(tokens): count for tokens, count in lengths["ended"].items()}
-        changed: dict[str, Any] = {"lengths": Lengths(ended, lengths["cut_off"], lengths["limit"])}
+        values = data | {"lengths": Lengths(ended, lengths["cut_off"], lengths["limit"])}
         for name in ("rewards", "credit"):
-            counts = data.get(name)
-            changed[name] = counts and [{float(r): count for r, count in one.items()} for one in counts]
+            if values.get(name):
+                values[name] = [
+                    {float(score): count for score, count in counts.items()} for counts in values[name]
+                ]
         for name in ("constant", "constant_reward"):
-            changed[name] = tuple(data[name]) if data.get(name) else None
-        return cls(**data | changed)
+            if values.get(name):
+                values[name] = tuple(values[name])
+        return cls(**values)
 
 
 def readiness(
@@ -402,103 +335,136 @@ def readiness(
     check_tokenizer(tokenizer)
     check_task(task)
     rows = check_rows(task.held_out if rows is None else rows)
-    limit = task.max_completion_tokens if max_completion_tokens is None else max_completion_tokens
-    say_difference(model, task, what="readiness", temperature=temperature, tokens=limit)
+    if max_completion_tokens is None:
+        max_completion_tokens = task.max_completion_tokens
+    say_difference(model, task, caller="readiness", temperature=temperature, tokens=max_completion_tokens)
     check_before(model, tokenizer, task, rows, max_completion_tokens)
-    how = {"max_completion_tokens": max_completion_tokens, "samples": samples, "temperature": temperature}
-    how |= {"batch_size": batch_size, "seed": seed}
-    parts: list[Answers] = []
+    options = {
+        "max_completion_tokens": max_completion_tokens,
+        "samples": samples,
+        "temperature": temperature,
+        "batch_size": batch_size,
+        "seed": seed,
+    }
+    parts = []
 
     def ask(first: int, last: int) -> Answers:
-        def tell(made: int, of: int) -> None:
-            line(first + made // samples, len(rows))
+        def report(completions: int, _: int) -> None:
+            line(first + completions // samples, len(rows))
 
-        return answer(model, tokenizer, task, rows[first:last], first=first, progress=tell, **how)
+        return answer(model, tokenizer, task, rows[first:last], first=first, progress=report, **options)
 
-    stopped = None
+    interrupt = None
     with progress_line(f"{task.name}, readiness, questions") as line:
         try:
             _ask_in_time(ask, len(rows), seconds, parts)
-        except KeyboardInterrupt as stop:
+        except KeyboardInterrupt as error:
             if not parts:
                 raise
-            stopped = stop
-    found = _counted(_joined(parts), group_size, len(rows))
+            interrupt = error
+    ready = _counted(_joined(parts), group_size, len(rows))
     if not quiet:
-        print(f"{'Stopped. ' if stopped else ''}{found!r}", flush=True)
-    if stopped:
-        raise stopped
-    return found
+        prefix = "Stopped. " if interrupt else ""
+        print(f"{prefix}{ready!r}", flush=True)
+    if interrupt:
+        raise interrupt
+    return ready
 
 
 def _ask_in_time(
     ask: Callable[[int, int], Answers], n: int, seconds: float | None, parts: list[Answers]
 ) -> None:
     """Appends ask(first, last) to parts: of all n rows, or of two rows and then of as many as the time allows."""
-    began, done = time.monotonic(), 0
-    count = n if seconds is None else _FIRST
-    while count >= 1 and done < n:
-        parts.append(ask(done, min(n, done + count)))
-        done += len(parts[-1].rows)
-        if done < n:
-            _ = parts[-1].rewards  # judging takes its time too
-            spent = max(time.monotonic() - began, 1e-9)
-            count = int(min(n, (seconds - spent) * done / spent))
+    start, first = time.monotonic(), 0
+    count = n if seconds is None else 2
+    while count >= 1 and first < n:
+        parts.append(ask(first, min(n, first + count)))
+        first += len(parts[-1].rows)
+        _ = parts[-1].rewards  # judging takes its time too
+        elapsed = max(time.monotonic() - start, 1e-9)
+        if first < n:
+            count = int(min(n, (seconds - elapsed) * first / elapsed))
 
 
 def _joined(parts: Sequence[Answers]) -> Answers:
-    first = parts[0]
-    joined = {name: [one for part in parts for one in getattr(part, name)] for name in first.by_place}
-    return replace(first, **joined)
+    names = parts[0].by_place
+    lists = {name: list(chain.from_iterable(getattr(part, name) for part in parts)) for name in names}
+    return replace(parts[0], **lists)
 
 
-def _counted(made: Answers, group_size: int, asked_for: int) -> Readiness:
-    task, readings = made.task, made.readings
-    accuracy = "strict" in readings
-    highest = [one for one in made.rewards if one is not None]
+def _counted(answers: Answers, group_size: int, asked_for: int) -> Readiness:
+    task, readings = answers.task, answers.readings
+    right = lenient = formatted = constant = None
+    if "strict" in readings:
+        right = _sums(answers, answers.right)
+        if task.strategies:
+            constant = task.best_constant(answers.rows)
+    if "lenient" in readings:
+        lenient = _sums(answers, answers.lenient)
+    if "formatted" in readings:
+        formatted = _sums(answers, answers.read)
+    judges = getattr(task.is_correct, "judges", None)
+    optional = {}
+    if judges != []:
+        optional["credit"] = _counts(answers, answers.credit)
+    if answers.measure == "reward":
+        optional["constant_reward"] = constant_reward(answers)
+    else:
+        optional["audit"] = _audited(task, answers.rows)
+    if asked_for != len(answers.rows):
+        optional["asked_for"] = asked_for
     # A weight without a reward is of what an environment pays.
     weighted = zip_longest(task.rewards, task.reward_weights)
-    top = sum(weight * (range_of(reward) or (0.0, 1.0))[1] for reward, weight in weighted)
-    judges = getattr(task.is_correct, "judges", None)
+    top = sum(weight * _range(reward)[1] for reward, weight in weighted)
     return Readiness(
         task=task.name,
-        samples=made.samples,
+        samples=answers.samples,
         group_size=group_size,
-        questions=[row["question"] for row in made.rows],
-        right=[sum(part) for part in made.by_row(made.right)] if accuracy else None,
-        lenient=[sum(part) for part in made.by_row(made.lenient)] if "lenient" in readings else None,
-        formatted=[sum(part) for part in made.by_row(made.read)] if "formatted" in readings else None,
-        rewards=_counts(made, made.rewards),
-        lengths=Lengths.of(made.completions, made.settings["max_completion_tokens"]),
-        words=count_words(made.texts),
-        constant=task.best_constant(made.rows) if task.strategies and accuracy else None,
-        settings=made.settings,
-        audit=_audited(task, made.rows) if made.measure == "accuracy" else None,
-        measure=made.measure,
-        credit=None if judges == [] else _counts(made, made.credit),
-        top=max([top, *highest]),
-        constant_reward=constant_reward(made) if made.measure == "reward" else None,
-        asked_for=None if asked_for == len(made.rows) else asked_for,
-        floor=_floor(made, judges),
+        questions=[row["question"] for row in answers.rows],
+        right=right,
+        lenient=lenient,
+        formatted=formatted,
+        rewards=_counts(answers, answers.rewards),
+        lengths=Lengths.of(answers.completions, answers.settings["max_completion_tokens"]),
+        words=count_words(answers.texts),
+        constant=constant,
+        settings=answers.settings,
+        measure=answers.measure,
+        top=max([top, *(reward for reward in answers.rewards if reward is not None)]),
+        floor=_floor(answers, judges),
+        **optional,
     )
 
 
-def _floor(made: Answers, judges: Sequence[Any] | None) -> float:
+def _range(reward: Reward | None) -> tuple[float, float]:
+    return range_of(reward) or (0.0, 1.0)
+
+
+def _floor(answers: Answers, judges: Sequence[Reward] | None) -> float:
     """The highest credit that pays nothing: 0, but of a range above or below it its low end.
 
     judges: the rewards whose full pay makes an answer right; None: a rule of the task's own, or an environment. No
     scale is known there, and the lowest credit pays nothing if it is below 0.
     """
     if judges is None:
-        return min([0.0, *(one for one in made.credit if one is not None)])
-    ranges = [range_of(judge) or (0.0, 1.0) for judge in judges]
-    return fmean([low if high <= 0 else max(low, 0.0) for low, high in ranges] or [0.0])
+        return min([0.0, *(credit for credit in answers.credit if credit is not None)])
+    floors = []
+    for low, high in map(_range, judges):
+        floors.append(max(low, 0.0) if high > 0 else low)
+    return fmean(floors or [0.0])
 
 
-def _counts(made: Answers, scores: Scores) -> list[dict[float, int]]:
+def _sums(answers: Answers, values: Sequence[float]) -> list[float]:
+    """By prompt, the sum over its samples."""
+    return [sum(part) for part in answers.by_row(values)]
+
+
+def _counts(answers: Answers, scores: Scores) -> list[dict[float, int]]:
     """By prompt, {score: samples}."""
-    judged = [[one for one in part if one is not None] for part in made.by_row(scores)]
-    return [dict(sorted(Counter(part).items())) for part in judged]
+    counts = [Counter(part) for part in answers.by_row(scores)]
+    for count in counts:
+        count.pop(None, None)
+    return [dict(sorted(count.items())) for count in counts]
 
 
 def _audited(task: Task, rows: Sequence[dict]) -> str | None:
@@ -508,13 +474,3 @@ def _audited(task: Task, rows: Sequence[dict]) -> str | None:
         return audit(task, rows[:8], n=8).summary
     except ValueError:  # no answers in the rows, or a reward that needs more columns
         return None
-
-
-def _earns_more(constant: Constant | None, value: float) -> bool:
-    return constant is not None and constant[1] > value
-
-
-def _share(value: float, threshold: float) -> str:
-    """In per cent, with one more digit if rounding would show the threshold although the value differs."""
-    short = f"{value:.0%}"
-    return f"{value:.1%}" if short == f"{threshold:.0%}" and value != threshold else short

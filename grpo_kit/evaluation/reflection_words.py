@@ -39,19 +39,26 @@ WORDS: dict[str, tuple[str, str]] = {
 }
 # Everyday words: weak evidence alone, so the total leaves them out.
 COMMON = ("however", "alternatively")
-_PATTERNS = {word: re.compile(rf"\b(?:{spelt})\b", re.IGNORECASE) for word, (spelt, _) in WORDS.items()}
+_PATTERNS = {
+    word: re.compile(rf"\b(?:{spellings})\b", re.IGNORECASE) for word, (spellings, _) in WORDS.items()
+}
 
 
 def count_words(texts: Sequence[str]) -> dict[str, int]:
     """How many texts hold each of WORDS, whole words in any case; "any" counts those that hold one not in COMMON.
 
-    >>> found = count_words(["Wait, let me re-check.", "He waited. However, 5"])
-    >>> {word: n for word, n in found.items() if n}
+    >>> counts = count_words(["Wait, let me re-check.", "He waited. However, 5"])
+    >>> {word: n for word, n in counts.items() if n}
     {'wait': 1, 'recheck': 1, 'however': 1, 'any': 1}
     """
-    held = [{word for word, pattern in _PATTERNS.items() if pattern.search(text)} for text in texts]
-    counts = {word: sum(word in words for words in held) for word in WORDS}
-    return counts | {"any": sum(bool(words.difference(COMMON)) for words in held)}
+    counts = dict.fromkeys([*WORDS, "any"], 0)
+    for text in texts:
+        words = {word for word, pattern in _PATTERNS.items() if pattern.search(text)}
+        if not words <= set(COMMON):
+            words.add("any")
+        for word in words:
+            counts[word] += 1
+    return counts
 
 
 def word_table(counts: Mapping[str, int], n: int) -> pd.DataFrame:
@@ -59,13 +66,13 @@ def word_table(counts: Mapping[str, int], n: int) -> pd.DataFrame:
 
     counts: from count_words over n texts.
     """
-    found = sorted((w for w in counts if counts[w] and w != "any"), key=lambda w: -counts[w])
-    rows = {
-        word: {
-            "samples": counts[word],
-            "per 1000": round(1000 * counts[word] / n, 1),
-            "source": WORDS[word][1] if word in WORDS else f"any of these but {', '.join(COMMON)}",
-        }
-        for word in [*found, "any"]
+    sources = {word: source for word, (_, source) in WORDS.items()}
+    sources["any"] = f"any of these but {', '.join(COMMON)}"
+    words = [word for word, count in counts.items() if count and word != "any"]
+    words = [*sorted(words, key=counts.get, reverse=True), "any"]
+    columns = {
+        "samples": [counts[word] for word in words],
+        "per 1000": [round(1000 * counts[word] / n, 1) for word in words],
+        "source": [sources[word] for word in words],
     }
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("word")
+    return pd.DataFrame(columns, index=pd.Index(words, name="word"))

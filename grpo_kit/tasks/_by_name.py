@@ -16,10 +16,12 @@ _GIVEN_ROWS = ("code", "science")  # as many rows as there are, split by the tas
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
     """Raises ValueError for an argument that the task of this name does not take."""
-    takes = inspect.signature(_function(name)).parameters
-    if unknown := sorted(set(options) - set(takes)):
+    parameters = inspect.signature(_function(name)).parameters
+    unknown = sorted(set(options) - set(parameters))
+    if unknown:
         raise ValueError(
-            f"task_options has {', '.join(unknown)}, which task {name!r} does not take; it takes {', '.join(takes)}. "
+            f"task_options has {', '.join(unknown)}, which task {name!r} does not take; it takes "
+            f"{', '.join(parameters)}. "
             f"preset(..., task={name!r}) begins with its own"
         )
 
@@ -32,8 +34,9 @@ def make(name: str | None, options: Mapping[str, Any], held_out: int) -> Task:
     if name is None:
         raise ValueError(f"task=None: name one of {', '.join(NAMES)}, or give the trainer a task of your own")
     check_options(name, options)
-    rows = {} if name in _GIVEN_ROWS else {"n_held_out": held_out}
-    return _function(name)(**rows | dict(options))
+    if name not in _GIVEN_ROWS:
+        options = {"n_held_out": held_out, **options}
+    return _function(name)(**options)
 
 
 def _function(name: str) -> Callable[..., Task]:

@@ -16,12 +16,13 @@ class DataNotFoundError(ValueError):
     """Data that no file, package or hub provides here; the message explains how to get it."""
 
 
-def packaged(package: str, inside: str) -> Path | None:
+def packaged(package: str, name: str) -> Path | None:
     """The file at a path inside an installed package, found without importing it; None if it is not there."""
     spec = importlib.util.find_spec(package)
-    for folder in (spec.submodule_search_locations if spec else None) or ():
-        if (Path(folder) / inside).is_file():
-            return Path(folder) / inside
+    for folder in getattr(spec, "submodule_search_locations", None) or ():
+        path = Path(folder) / name
+        if path.is_file():
+            return path
     return None
 
 
@@ -36,30 +37,34 @@ def read_rows(argument: str, source: str | os.PathLike, ways: str) -> list[Any]:
         raise ValueError(
             f"{argument}={source!r:.100} must name a file; rows of your own go into kit.tasks.from_rows"
         )
-    path, given = path_of(source, argument), f"{argument}={os.fspath(source)!r}"
+    path, name = path_of(source, argument), f"{argument}={os.fspath(source)!r}"
     if not path.is_file():
-        raise DataNotFoundError(f"{given} is no file; give {ways}")
-    zipped = path.suffix == ".gz"
+        raise DataNotFoundError(f"{name} is no file; give {ways}")
+    kind, opener = "UTF-8", open
+    if path.suffix == ".gz":
+        kind, opener = "UTF-8 and gzip", gzip.open
     try:
-        with (
-            gzip.open(path, "rt", encoding="utf-8-sig") if zipped else path.open(encoding="utf-8-sig") as file
-        ):
+        with opener(path, "rt", encoding="utf-8-sig") as file:
             text = file.read()
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
-        start = b"" if zipped else path.read_bytes()[:2]
-        cure = "it begins as UTF-16 does; " * (start in (b"\xff\xfe", b"\xfe\xff")) + "save it as UTF-8"
-        raise ValueError(
-            f"{given} cannot be read as text in UTF-8{' and gzip' * zipped}: {error}; {cure}"
-        ) from error
+        cure = "save it as UTF-8"
+        if path.read_bytes()[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            cure = f"it begins as UTF-16 does; {cure}"
+        raise ValueError(f"{name} cannot be read as text in {kind}: {error}; {cure}") from error
     if text.lstrip().startswith("["):
         return _json(text, str(path))
-    lines = enumerate(text.split("\n"), 1)
-    rows = [_json(line, f"{path}, line {place}") for place, line in lines if line.strip()]
-    return [row.get("doc", row) if isinstance(row, dict) else row for row in rows]
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            row = _json(line, f"{path}, line {number}")
+            if isinstance(row, dict):
+                row = row.get("doc", row)
+            rows.append(row)
+    return rows
 
 
-def _json(text: str, where: str) -> Any:
+def _json(text: str, source: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is not JSON: {error}") from error
+        raise ValueError(f"{source} is not JSON: {error}") from error

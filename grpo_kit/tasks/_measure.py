@@ -6,6 +6,7 @@ where your own reward judges rows without an answer: nothing is right there.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any, Literal
 
 from grpo_kit.rewards._parts import Reward, judges_answer, range_of, with_parts
@@ -33,7 +34,8 @@ def has_accuracy(task: Any) -> bool:
     """
     if not isinstance(task.is_correct, PaidInFull):
         return task.is_correct is not None
-    if any(str(row["answer"]).strip() for row in [*task.train, *task.held_out]):
+    rows = [*task.train, *task.held_out]
+    if any(str(row["answer"]).strip() for row in rows):
         return True
     return any(range_of(part) is not None or not is_own(part) for part in _judges(task))
 
@@ -50,14 +52,16 @@ def measure_of(task: Any, verdicts: Verdicts = (), credit: Scores = ()) -> Measu
     if not isinstance(task.is_correct, PaidInFull):
         return "accuracy"
     judges = _judges(task)
-    if not judges or any(getattr(part, "soft", False) for part in judges):
+    if not judges or any(getattr(judge, "soft", False) for judge in judges):
         return "reward"
     if not any(map(is_own, judges)):
         return "accuracy"
     if not verdicts:
         return None
-    pairs = zip(verdicts, credit, strict=True)
-    return "reward" if any(paid is not None and paid > 0 and not full for full, paid in pairs) else "accuracy"
+    for full, score in zip(verdicts, credit, strict=True):
+        if score is not None and score > 0 and not full:
+            return "reward"
+    return "accuracy"
 
 
 def reads_tag(task: Any) -> bool:
@@ -73,11 +77,11 @@ def reads_tag(task: Any) -> bool:
         return True
     if any(getattr(part, "tag", None) or isinstance(part, SoftFormat) for part in with_parts(task.rewards)):
         return True
-    shown = [task.prefill, task.system or "", *(text for pair in task.examples for text in pair)]
-    return any(f"<{task.answer_tag}>" in text for text in [*shown, task.train[0]["question"]])
+    prompt = [task.prefill, task.system or "", task.train[0]["question"], *chain(*task.examples)]
+    return any(f"<{task.answer_tag}>" in text for text in prompt)
 
 
 def _judges(task: Any) -> list[Reward]:
     """The innermost rewards that judge the answer, among those whose full pay makes it right."""
-    parts = with_parts(task.is_correct.judges)
-    return [part for part in parts if not getattr(part, "made_of_others", False) and judges_answer(part)]
+    judges = filter(judges_answer, with_parts(task.is_correct.judges))
+    return [judge for judge in judges if not getattr(judge, "made_of_others", False)]

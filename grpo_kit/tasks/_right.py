@@ -6,7 +6,7 @@ The strict reading judges the completion itself. The lenient reading judges the 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -32,7 +32,8 @@ from grpo_kit.rewards.combine import (
 from grpo_kit.rewards.response import last_number
 from grpo_kit.rewards.scoring import RewardError, Scores, score
 
-_NONE: Mapping[str, list] = {}
+Columns = Mapping[str, Sequence[Any]]  # name -> one entry a completion
+_NO_COLUMNS: Columns = {}
 _OWN_ANSWERS = 8  # rows whose own answers are scored when a task is made
 _SCORED = ("train", "rewards", "reward_weights", "prefill", "answer_tag", "read_answer", "write_answer")
 # Where the rewards of others look for an answer, besides the task's own tags and the text alone.
@@ -57,20 +58,21 @@ class PaidInFull:
 
     def __init__(self, task: Any, before: PaidInFull | None = None) -> None:
         if before is not None and all(getattr(task, n) is getattr(before.task, n) for n in _SCORED):
-            self.__dict__ |= before.__dict__ | {"task": task}  # known, and said
+            self.__dict__ |= before.__dict__ | {"task": task}  # known, and warned of
             return
         self.task = task
         for reward in task.rewards:
             bare_name(reward)  # refuses what is no reward
-        weighted = [reward for reward, w in zip(task.rewards, task.reward_weights, strict=True) if w > 0]
-        judging = [reward for reward in weighted if judges_answer(reward)]
-        judging = judging or [reward for reward in task.rewards if judges_answer(reward)]
+        pairs = zip(task.rewards, task.reward_weights, strict=True)
+        weighted = [reward for reward, weight in pairs if weight > 0]
+        judging = list(filter(judges_answer, weighted)) or list(filter(judges_answer, task.rewards))
         answered = [row for row in task.train if str(row["answer"]).strip()]
+        step = max(1, len(answered) // _OWN_ANSWERS)
         judges = [part for reward in judging for part in _innermost(reward)]
-        unpaid = _not_payable(task, judges, answered[:: len(answered) // _OWN_ANSWERS or 1][:_OWN_ANSWERS])
+        unpaid = _not_payable(task, judges, answered[::step][:_OWN_ANSWERS])
         self.judges = [part for part in judges if part not in unpaid]
         self.left_out = [
-            whole for whole in with_parts(judging) if all(part in unpaid for part in _innermost(whole))
+            reward for reward in with_parts(judging) if all(part in unpaid for part in _innermost(reward))
         ]
         self.rewards = [reward for reward in judging if reward not in self.left_out]
         if not judging and not answered:
@@ -87,7 +89,10 @@ def _innermost(reward: Reward) -> list[Reward]:
     """The parts of sums and gates that judge the answer, and of those their parts; else the reward itself."""
     if not isinstance(reward, WeightedSum | Gated):
         return [reward]
-    return [inner for part in reward.parts if judges_answer(part) for inner in _innermost(part)]
+    innermost = []
+    for part in filter(judges_answer, reward.parts):
+        innermost += _innermost(part)
+    return innermost
 
 
 def _not_payable(task: Any, judges: Sequence[Reward], rows: Sequence[dict]) -> list[Reward]:
@@ -98,21 +103,24 @@ def _not_payable(task: Any, judges: Sequence[Reward], rows: Sequence[dict]) -> l
     if not rows:
         return []
     golds = [str(row["answer"]).strip() for row in rows]
-    writings = [giving(task, golds), golds, *([habit.format(gold) for gold in golds] for habit in _HABITS)]
+    writings = [giving(task, golds), golds]
+    writings += [list(map(habit.format, golds)) for habit in _HABITS]
     columns = columns_of(rows) | {"prefill": [task.prefill] * len(rows)}
     columns["prompts"] = [row["question"] for row in rows]
     unpaid = []
     for judge in judges:
         if not (is_own(judge) or isinstance(judge, AnswerReward | Clipped)):
             continue  # the kit's, whose gold is a program or a state of a game
-        full = (range_of(judge) or (0.0, 1.0))[1]
-        best = _best_scores(judge, writings[:1], columns)  # most pay the first way: a call may cost something
-        if not best or not _pays_half(best, full):
-            best = _best_scores(judge, writings, columns)
-        if _pays_half(best, full):  # or it can score none of them
+        full = full_score(judge)
+        scores = _best_scores(
+            judge, writings[:1], columns
+        )  # most pay the first way: a call may cost something
+        if not scores or not _pays_half(scores, full):
+            scores = _best_scores(judge, writings, columns)
+        if _pays_half(scores, full):  # or it can score none of them
             continue
         unpaid.append(judge)
-        name, most = bare_name(judge), max(best)
+        name, most = bare_name(judge), max(scores)
         warnings.warn(
             f"task {task.name!r}: reward {name!r} needs a column of the row, so it judges answers. But it pays few of "
             f"the rows' own answers in full ({most:g} at most, {full:g} is full; such as {golds[0]!r:.50}). Accuracy "
@@ -121,8 +129,15 @@ def _not_payable(task: Any, judges: Sequence[Reward], rows: Sequence[dict]) -> l
             UserWarning,
             stacklevel=6,
         )
-    alone = len(unpaid) == len(judges)
-    return [judge for judge in unpaid if not alone or range_of(judge) is None]
+    if len(unpaid) == len(judges):
+        return [judge for judge in unpaid if range_of(judge) is None]
+    return unpaid
+
+
+def full_score(reward: Reward) -> float:
+    """The highest score of the range that a reward states, else 1.0."""
+    low, high = range_of(reward) or (0.0, 1.0)
+    return high
 
 
 def _pays_half(scores: Sequence[float], full: float) -> bool:
@@ -131,25 +146,23 @@ def _pays_half(scores: Sequence[float], full: float) -> bool:
 
 
 def _best_scores(
-    reward: Reward, writings: Sequence[Sequence[str]], columns: Mapping[str, list], least: float | None = None
+    reward: Reward, writings: Sequence[Sequence[str]], columns: Columns, least: float | None = None
 ) -> list[float]:
     """The highest score of each row over several ways to write its answer.
 
     least: the score of rows that the reward cannot judge; None: they are left out.
     """
-    best: list[float | None] = [least] * len(writings[0])
+    by_row = [[least] for _ in writings[0]]
     for texts in writings:
         with suppress(RewardError):  # a reward made for completions of a model
-            scores = score(reward, texts, **columns)
-            best = [
-                max((x for x in pair if x is not None), default=None)
-                for pair in zip(best, scores, strict=True)
-            ]
-    return [paid for paid in best if paid is not None]
+            for scores, score_of_text in zip(by_row, score(reward, texts, **columns), strict=True):
+                scores.append(score_of_text)
+    judged = [[value for value in scores if value is not None] for scores in by_row]
+    return [max(scores) for scores in judged if scores]
 
 
 def are_correct(
-    task: Any, texts: Sequence[str], rows: Sequence[dict], columns: Mapping[str, list] = _NONE
+    task: Any, texts: Sequence[str], rows: Sequence[dict], columns: Columns = _NO_COLUMNS
 ) -> list[bool]:
     """Is each answer text right for its row? Calls the rewards once for all, on completions that keep the format.
 
@@ -163,15 +176,29 @@ def are_correct(
 
 
 def verdicts(
-    task: Any, rows: Sequence[dict], completions: Sequence[str], columns: Mapping[str, list] = _NONE
+    task: Any, rows: Sequence[dict], completions: Sequence[str], columns: Columns = _NO_COLUMNS
 ) -> Verdicts:
     """Do the answer rewards (at least one) pay each completion in full? None: no reward can judge it."""
     if not completions:
         return []
-    given = {**columns_of(rows), **columns, "prefill": [task.prefill] * len(completions)}
-    how = {"full_pay": full_pay(task, rows, given), "left_out": task.is_correct.left_out}
-    pays = [score_in_full(reward, completions, given, **how) for reward in task.is_correct.rewards]
+    columns = {**columns_of(rows), **columns, "prefill": [task.prefill] * len(completions)}
+    pays = [
+        score_in_full(
+            reward,
+            completions,
+            columns,
+            full_pay=full_pay(task, rows, columns),
+            left_out=task.is_correct.left_out,
+        )
+        for reward in task.is_correct.rewards
+    ]
     return all_in_full([pay.verdicts for pay in pays])
+
+
+def entries(columns: Columns, places: Iterable[int]) -> dict[str, list[Any]]:
+    """The columns' entries at these places."""
+    places = list(places)
+    return {name: [values[place] for place in places] for name, values in columns.items()}
 
 
 def is_own(reward: Reward) -> bool:
@@ -181,30 +208,32 @@ def is_own(reward: Reward) -> bool:
     return not isinstance(reward, AnswerReward) and not module.startswith("grpo_kit.")
 
 
-def full_pay(task: Any, rows: Sequence[dict], columns: Mapping[str, list]) -> FullPay:
+def full_pay(task: Any, rows: Sequence[dict], columns: Columns) -> FullPay:
     """The full pay of a user's reward without a stated range: the score of the row's own answer, at least 1.0.
 
     rows, columns: one entry a completion. Calls the reward only for completions of 1.0 and more, once a row: a call may
     cost something. A row's answer that earns less than 1.0 does not lower the bar: if a reward pays for format too, a
     wrong answer in that format earns as much as the bare answer.
     """
-    known: dict[tuple[int, str, str], float] = task.__dict__.setdefault("_full_pay", {})
+    gold_scores = task.__dict__.setdefault("_full_pay", {})  # (id of the reward, question, gold) -> score
 
-    def bars(one: Reward, scores: Scores) -> Sequence[float]:
-        stated = range_of(one)
-        if stated is not None or not is_own(one):
-            return [stated[1] if stated else 1.0] * len(scores)
-        keys = [(id(one), str(row["question"]), str(row.get("answer") or "").strip()) for row in rows]
-        places: dict[tuple[int, str, str], int] = {}
-        for place, (key, paid) in enumerate(zip(keys, scores, strict=True)):
-            if paid is not None and paid > 1.0 and key[2] and key not in known:
+    def bars(reward: Reward, scores: Scores) -> Sequence[float]:
+        if range_of(reward) is not None or not is_own(reward):
+            return [full_score(reward)] * len(scores)
+        keys = []
+        places = {}  # of rows whose gold may earn more than 1.0, by key
+        for place, (row, value) in enumerate(zip(rows, scores, strict=True)):
+            gold = str(row.get("answer") or "").strip()
+            key = (id(reward), str(row["question"]), gold)
+            keys.append(key)
+            if value is not None and value > 1.0 and gold and key not in gold_scores:
                 places[key] = place
         if places:
-            picked = {name: [values[i] for i in places.values()] for name, values in columns.items()}
-            golds = [key[2] for key in places]
-            earned = _best_scores(one, (giving(task, golds), golds), picked, least=1.0)
-            known.update(zip(places, earned, strict=True))
-        return [known.get(key, 1.0) for key in keys]
+            golds = [gold for _, _, gold in places]
+            gold_columns = entries(columns, places.values())
+            best = _best_scores(reward, (giving(task, golds), golds), gold_columns, least=1.0)
+            gold_scores.update(zip(places, best, strict=True))
+        return [gold_scores.get(key, 1.0) for key in keys]
 
     return bars
 
@@ -214,7 +243,7 @@ def leniently_right(
     rows: Sequence[dict],
     completions: Sequence[str],
     strict: Sequence[bool],
-    columns: Mapping[str, list] = _NONE,
+    columns: Columns = _NO_COLUMNS,
 ) -> list[bool]:
     """Right strictly, or as the last number, or as the text from the last opening tag to a closing tag or line end.
 
@@ -224,25 +253,32 @@ def leniently_right(
     judges = task.answer_rewards
     if task.answers_are == "programs" or (judges and not any(map(judges_answer, judges))):
         return list(strict)
-    read = [
-        [] if right else [(id(row), text) for text in _read(task, completion)]
-        for row, completion, right in zip(rows, completions, strict, strict=True)
-    ]
-    first = {key: place for place in reversed(range(len(read))) for key in read[place]}  # each is judged once
-    more = {name: [values[place] for place in first.values()] for name, values in columns.items()}
-    found = are_correct(task, [text for _, text in first], [rows[place] for place in first.values()], more)
-    meant = {key for key, correct in zip(first, found, strict=True) if correct}
-    return [right or not meant.isdisjoint(keys) for right, keys in zip(strict, read, strict=True)]
+    keys_of = []
+    places = {}  # (row, text) -> its first place: each is judged once
+    for place, (row, completion, right) in enumerate(zip(rows, completions, strict, strict=True)):
+        keys = []
+        if not right:
+            keys = [(id(row), text) for text in _read(task, completion)]
+        keys_of.append(keys)
+        for key in keys:
+            places.setdefault(key, place)
+    texts = [text for _, text in places]
+    text_rows = [rows[place] for place in places.values()]
+    correct = are_correct(task, texts, text_rows, entries(columns, places.values()))
+    right_keys = {key for key, right in zip(places, correct, strict=True) if right}
+    return [right or not right_keys.isdisjoint(keys) for right, keys in zip(strict, keys_of, strict=True)]
 
 
 def _read(task: Any, completion: str) -> list[str]:
+    """The texts that a completion seems to answer with."""
     opening, closing = f"<{task.answer_tag}>", f"</{task.answer_tag}>"
     response = task.prefill + completion
     start = response.rfind(opening)
+    block, end = "", start + len(opening)
     # A prefill that goes on after the tag would add its own words to the answer.
-    own = start >= 0 and start + len(opening) >= len(task.prefill)
-    open_block = response[start + len(opening) :].split(closing)[0].strip() if own else ""
-    return [text for text in (open_block.split("\n")[0].strip(), last_number(completion)) if text]
+    if start >= 0 and end >= len(task.prefill):
+        block = response[end:].split(closing)[0].strip()
+    return [text for text in (block.split("\n")[0].strip(), last_number(completion)) if text]
 
 
 def giving(task: Any, texts: Sequence[str]) -> list[str]:
@@ -250,15 +286,18 @@ def giving(task: Any, texts: Sequence[str]) -> list[str]:
     if task.answers_are == "programs":
         write = task.write_answer or (lambda text, prefill: text)
         return [write(text, task.prefill) for text in texts]
-    before, after, think = f"<{task.answer_tag}>", f"</{task.answer_tag}>", think_of(task.rewards)
-    if any(getattr(part, "tag", "") is None for part in with_parts(task.rewards) if judges_answer(part)):
-        before = after = ""  # the whole completion is the answer
-    elif before in task.prefill:
-        before = ""
+    opening, closing = f"<{task.answer_tag}>", f"</{task.answer_tag}>"
+    think = think_of(task.rewards)
+    judges = filter(judges_answer, with_parts(task.rewards))
+    if any(getattr(judge, "tag", "") is None for judge in judges):
+        opening = closing = ""  # the whole completion is the answer
+    elif opening in task.prefill:
+        opening = ""
     elif think and f"</{think}>" not in task.prefill:
-        opened = "" if f"<{think}>" in task.prefill else f"<{think}>\n"
-        before = f"{opened}Reasoning.\n</{think}>\n{before}"
-    return [before + text + after for text in texts]
+        opening = f"Reasoning.\n</{think}>\n{opening}"
+        if f"<{think}>" not in task.prefill:
+            opening = f"<{think}>\n{opening}"
+    return [opening + text + closing for text in texts]
 
 
 def think_of(rewards: Sequence[Reward]) -> str | None:

@@ -38,13 +38,13 @@ def task_digest(task: Any) -> str:
     >>> task_digest(largest(n_train=4)) == task_digest(largest(n_train=5))
     False
     """
-    prompt: dict[str, Any] = {"name": task.name, "length": task.max_completion_tokens}
+    prompt = {"name": task.name, "length": task.max_completion_tokens}
     if hasattr(task, "made_of"):
         prompt |= task.made_of()
     else:
-        prompt |= {"system": task.system, "prefill": task.prefill, "examples": task.examples}
-        names = [getattr(reward, "__name__", type(reward).__name__) for reward in task.rewards]
-        prompt |= {"rewards": names, "weights": task.reward_weights}
+        prompt["system"], prompt["prefill"] = task.system, task.prefill
+        prompt["examples"], prompt["weights"] = task.examples, task.reward_weights
+        prompt["rewards"] = [getattr(r, "__name__", type(r).__name__) for r in task.rewards]
     return content_digest([prompt, task.train, task.held_out], lambda value: type(value).__name__)
 
 
@@ -54,52 +54,62 @@ def reward_digest(reward: Reward) -> str:
     Settings: defaults of arguments, what a function closes over, attributes of an object and of its class, private ones
     too. Of a private dict only its name counts: rewards remember verdicts in such a one.
     """
-    found: list[Any] = []
+    contents = []
     for part in with_parts([reward]):
         while isinstance(part, functools.partial):
-            found.append([part.args, part.keywords])
+            contents.append([part.args, part.keywords])
             part = part.func
-        functions = [part] if inspect.isroutine(part) else _in_classes(part, inspect.isfunction).values()
+        functions = [part]
+        if not inspect.isroutine(part):
+            functions = _members(part, inspect.isfunction).values()
         for function in functions:
-            found += _code_of(function)
-            found += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-        found.append(_attributes(part.__self__ if inspect.ismethod(part) else part))
-    return sha256(json.dumps(found, skipkeys=True, default=_words).encode()).hexdigest()[:8]
+            contents += _code_of(function)
+            contents += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+        owner = part.__self__ if inspect.ismethod(part) else part
+        contents.append(_attributes(owner))
+    return sha256(json.dumps(contents, skipkeys=True, default=_json_value).encode()).hexdigest()[:8]
 
 
 def _code_of(function: Any) -> list[Any]:
-    """The source, where there is one, and the defaults of arguments."""
-    found = [getattr(function, name, None) for name in ("__defaults__", "__kwdefaults__")]
+    """The defaults of arguments, and the source, where there is one."""
+    code = [getattr(function, name, None) for name in ("__defaults__", "__kwdefaults__")]
     with suppress(OSError, TypeError):  # typed at a prompt, or compiled
-        found.append(inspect.getsource(function))
-    return found
+        code.append(inspect.getsource(function))
+    return code
 
 
-def _in_classes(value: Any, fits: Callable[[Any], bool]) -> dict[str, Any]:
-    """What fits in the classes of an object, the nearest class last."""
-    classes = type(value).__mro__[-2::-1]  # without object
-    return {name: each for one in classes for name, each in vars(one).items() if fits(each)}
+def _members(value: Any, fits: Callable[[Any], bool]) -> dict[str, Any]:
+    """The members of an object's classes that fit, by name; those of the nearest class last."""
+    members = {}
+    for cls in reversed(type(value).__mro__[:-1]):  # without object
+        members |= {name: member for name, member in vars(cls).items() if fits(member)}
+    return members
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Attributes of an object by name, those of its classes and those in slots too."""
-    slots = [name for name in _in_classes(value, inspect.ismemberdescriptor) if hasattr(value, name)]
-    shared = _in_classes(value, lambda each: not (callable(each) or hasattr(each, "__get__")))
-    attributes = {name: each for name, each in shared.items() if not name.startswith("__")}
-    attributes |= {name: getattr(value, name) for name in slots} | getattr(value, "__dict__", {})
-    kept = {n: None if n[0] == "_" and isinstance(each, dict) else each for n, each in attributes.items()}
-    return dict(sorted(kept.items()))
+    """Attributes of an object by name, those of its classes and those in slots too; of a private dict only the name."""
+    shared = _members(value, lambda member: not (callable(member) or hasattr(member, "__get__")))
+    attributes = {name: member for name, member in shared.items() if not name.startswith("__")}
+    for name in _members(value, inspect.ismemberdescriptor):
+        if hasattr(value, name):
+            attributes[name] = getattr(value, name)
+    attributes |= getattr(value, "__dict__", {})
+    for name, attribute in attributes.items():
+        if name.startswith("_") and isinstance(attribute, dict):
+            attributes[name] = None
+    return dict(sorted(attributes.items()))
 
 
-def _words(value: Any) -> Any:
-    """What JSON cannot hold: its text, unless that is an address; then its kind, and its attributes as texts."""
+def _json_value(value: Any) -> Any:
+    """A value that JSON cannot hold, as its text; where that is an address, as its class and attributes in texts."""
     if isinstance(value, set | frozenset):
         return sorted(map(str, value))
     if is_dataclass(value) and not isinstance(value, type):
         return [type(value).__name__, vars(value)]
     if inspect.isfunction(value):
         return _code_of(value)  # without what it closes over, which may be itself
-    if " at 0x" not in (text := repr(value)):
+    text = repr(value)
+    if " at 0x" not in text:
         return text
-    inside = {name: repr(each).partition(" at 0x")[0] for name, each in _attributes(value).items()}
-    return [type(value).__name__, inside]
+    attributes = {name: repr(item).partition(" at 0x")[0] for name, item in _attributes(value).items()}
+    return [type(value).__name__, attributes]

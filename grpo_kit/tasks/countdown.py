@@ -12,6 +12,7 @@ import random
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from grpo_kit._support.argument_checks import check_choice, check_whole, is_whole
@@ -34,22 +35,33 @@ _EXAMPLES = {
     3: ("Use 3, 5 and 2, each exactly once, with + - * / to make 16.", "(3 + 5) * 2"),
     4: ("Use 3, 5, 2 and 9, each exactly once, with + - * / to make 25.", "(3 + 5) * 2 + 9"),
 }
-# Shown where the model is to think: (numbers, target, tries, answer). Each example fails before it succeeds, because a
-# model copies what it sees: examples with the answer at once teach guessing (docs/results.md has the base rates).
-# The longer search comes last: 83 % of groups then have a signal, 71 % otherwise (24 prompts; it may be chance).
-_SEARCHES = {
-    2: (
-        ((7, 30), 23, ("7 + 30 = 37", "7 - 30 = -23", "30 - 7 = 23"), "30 - 7"),
-        ((48, 4), 12, ("48 + 4 = 52", "48 - 4 = 44", "48 * 4 = 192", "48 / 4 = 12"), "48 / 4"),
-    ),
-    3: (
-        (
+# Shown where the model is to think: two searches of each count, as (numbers, target, tries, answer). Each fails before
+# it succeeds, because a model copies what it sees: examples with the answer at once teach guessing (docs/results.md has
+# the base rates). The longer search comes last: 83 % of groups then have a signal, 71 % otherwise (24 prompts; it may
+# be chance).
+_SEARCHES = (
+    {
+        2: ((7, 30), 23, ("7 + 30 = 37", "7 - 30 = -23", "30 - 7 = 23"), "30 - 7"),
+        3: (
             (3, 5, 2),
             16,
             ("3 + 5 = 8, 8 + 2 = 10", "3 + 5 = 8, 8 - 2 = 6", "3 + 5 = 8, 8 * 2 = 16"),
             "(3 + 5) * 2",
         ),
-        (
+        4: (
+            (3, 5, 2, 9),
+            25,
+            (
+                "3 + 5 = 8, 8 + 2 = 10, 10 + 9 = 19",
+                "3 + 5 = 8, 8 * 2 = 16, 16 - 9 = 7",
+                "3 + 5 = 8, 8 * 2 = 16, 16 + 9 = 25",
+            ),
+            "(3 + 5) * 2 + 9",
+        ),
+    },
+    {
+        2: ((48, 4), 12, ("48 + 4 = 52", "48 - 4 = 44", "48 * 4 = 192", "48 / 4 = 12"), "48 / 4"),
+        3: (
             (40, 11, 6),
             35,
             (
@@ -60,19 +72,7 @@ _SEARCHES = {
             ),
             "40 - 11 + 6",
         ),
-    ),
-    4: (
-        (
-            (3, 5, 2, 9),
-            25,
-            (
-                "3 + 5 = 8, 8 + 2 = 10, 10 + 9 = 19",
-                "3 + 5 = 8, 8 * 2 = 16, 16 - 9 = 7",
-                "3 + 5 = 8, 8 * 2 = 16, 16 + 9 = 25",
-            ),
-            "(3 + 5) * 2 + 9",
-        ),
-        (
+        4: (
             (12, 30, 4, 7),
             20,
             (
@@ -83,8 +83,8 @@ _SEARCHES = {
             ),
             "30 - 12 / 4 - 7",
         ),
-    ),
-}
+    },
+)
 
 
 def countdown(
@@ -128,50 +128,61 @@ def countdown(
     if not is_whole(highest, 10) or highest > 999:
         raise ValueError(f"highest={highest!r} must lie in 10..999")
     rng = random.Random(f"countdown {seed}")
-
-    def draw() -> dict:
-        while True:
-            # Keep the balanced operators while numbers are redrawn, so that no operator takes another's place.
-            signs = [rng.choice("+-*/") for _ in range(rng.randint(low, high) - 1)] if balanced else None
-            for _ in range(_TRIES if signs else 1):
-                drawn = rng.sample(range(1, highest + 1), len(signs) + 1 if signs else rng.randint(low, high))
-                solution, target = _random_expression(drawn, rng, signs)
-                if target is not None and target.denominator == 1 and 1 <= target <= 2 * highest:
-                    question = _question(drawn, int(target))
-                    return {"question": question, "answer": solution, "numbers": drawn, "target": int(target)}
-
     counts = range(low, high + 1)
-    shown = [_known(n) for n in counts]
     if think:  # one of each count, then the second of each
-        shown = [
-            _searched(*search) for turn in zip(*map(_SEARCHES.get, counts), strict=True) for search in turn
+        first, second = _SEARCHES
+        examples = [_thinking(*first[count]) for count in counts]
+        examples += [_thinking(*second[count]) for count in counts]
+        system = "Think in <think> tags, then: answer in <answer> tags with one expression."
+        task_prefill, length, reasoning_tag = "<think>\n", 64 * high, "think"
+    else:
+        examples = [
+            (question, f"<answer>{answer}</answer>") for question, answer in map(_EXAMPLES.get, counts)
         ]
-
+        system = "Answer in <answer> tags with one expression."
+        task_prefill, length, reasoning_tag = "<answer>", 24, None
+    if prefill is None:
+        prefill = task_prefill
+    if max_completion_tokens is None:
+        max_completion_tokens = length
     train, held_out = split_distinct(
-        draw,
+        partial(_draw_row, rng, low, high, highest, balanced),
         n_train,
         n_held_out,
         what=f"countdown with numbers={numbers!r}",
-        avoid=[question for question, _ in (*_EXAMPLES.values(), *shown)],
+        avoid=[question for question, _ in (*_EXAMPLES.values(), *examples)],
     )
-    system = "Answer in <answer> tags with one expression."
-    length = 64 * high if think else 24
     task = Task(
         name="countdown",
         train=train,
         held_out=held_out,
-        rewards=[
-            CountdownAnswer(partial_credit=partial_credit),
-            SoftFormat(think="think" if think else None),
-        ],
+        rewards=[CountdownAnswer(partial_credit=partial_credit), SoftFormat(think=reasoning_tag)],
         reward_weights=[0.75, 0.25],
         strategies=_strategies(high),
-        system=f"Think in <think> tags, then: {system[0].lower()}{system[1:]}" if think else system,
-        prefill=("<think>\n" if think else "<answer>") if prefill is None else prefill,
-        examples=tuple(shown),
-        max_completion_tokens=length if max_completion_tokens is None else max_completion_tokens,
+        system=system,
+        prefill=prefill,
+        examples=tuple(examples),
+        max_completion_tokens=max_completion_tokens,
     )
     return with_answer_tag(task, answer_tag)
+
+
+def _draw_row(rng: random.Random, low: int, high: int, highest: int, balanced: bool) -> dict:
+    """A row of low..high numbers up to the highest, with a solution."""
+    while True:
+        signs, tries = None, 1
+        if balanced:
+            # Keep the balanced operators while numbers are redrawn, so that no operator takes another's place.
+            signs = [rng.choice("+-*/") for _ in range(rng.randint(low, high) - 1)]
+            tries = _TRIES
+        for _ in range(tries):
+            count = len(signs) + 1 if signs else rng.randint(low, high)
+            numbers = rng.sample(range(1, highest + 1), count)
+            solution, value = _random_expression(numbers, rng, signs)
+            if value is not None and value.denominator == 1 and 1 <= value <= 2 * highest:
+                target = int(value)
+                question = _question(numbers, target)
+                return {"question": question, "answer": solution, "numbers": numbers, "target": target}
 
 
 class CountdownAnswer(AnswerReward):
@@ -191,24 +202,25 @@ class CountdownAnswer(AnswerReward):
 
     def score(self, answer: str | None, numbers: Any, target: Any) -> float | None:
         """1.0 or 0.0; with partial credit 0.0, 0.25, 0.5 or 1.0; None where the row has no numbers or no target."""
-        given, targets = _numbers_in(numbers), _numbers_in(target)
-        if not given or len(targets) != 1:
+        row_numbers, targets = _numbers_in(numbers), _numbers_in(target)
+        if not row_numbers or len(targets) != 1:
             return None
-        credit = _credit(answer, given, targets[0])
+        credit = _credit(answer, row_numbers, targets[0])
         return credit if self.partial_credit else float(credit == 1.0)
 
     def cheats(self, honest: Case) -> list[Case]:
         """Ways to name the target without making it. Training found the first (notebook 02b shows that run)."""
-        numbers, (target, *_) = (_numbers_in(honest.columns[name]) for name in ("numbers", "target"))
+        numbers = _numbers_in(honest.columns["numbers"])
+        target = _numbers_in(honest.columns["target"])[0]
         added = " + ".join(map(str, numbers))
-        made = {
+        texts = {
             "the target itself": f"{target}",
             "the target and nothing": f"{target} + {numbers[0]} - {numbers[0]}",
             "the numbers times 0": f"{target} + 0 * ({added})",
             "one number left out": " + ".join(map(str, numbers[:-1])),
             "an equation": f"{added} = {target}",
         }
-        return answer_cases(honest, made, tag=self.tag)
+        return answer_cases(honest, texts, tag=self.tag)
 
 
 def evaluate(expression: str) -> Fraction | None:
@@ -220,8 +232,10 @@ def evaluate(expression: str) -> Fraction | None:
     (Fraction(16, 1), None, None)
     """
     tree = _parse(expression)
+    if tree is None:
+        return None
     try:
-        return None if tree is None else _value(tree)
+        return _value(tree)
     except ZeroDivisionError:
         return None
 
@@ -236,7 +250,9 @@ def _parse(text: str) -> ast.expr | None:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, RecursionError, MemoryError):
         return None
-    return tree if _is_plain(tree) else None
+    if _is_plain(tree):
+        return tree
+    return None
 
 
 def _is_plain(node: ast.expr) -> bool:
@@ -253,22 +269,24 @@ def _value(node: ast.expr) -> Fraction:
 
 def _numbers_in(column: Any) -> list[Fraction]:
     """The numbers of a column, a text of them too; [] where a value is no number."""
-    value = python_value(column)
-    if isinstance(value, str):
-        value = _NUMBER.findall(value)
+    numbers = python_value(column)
+    if isinstance(numbers, str):
+        numbers = _NUMBER.findall(numbers)
+    if not isinstance(numbers, list | tuple):
+        numbers = [numbers]
     try:
-        return [Fraction(number) for number in (value if isinstance(value, list | tuple) else [value])]
+        return [Fraction(number) for number in numbers]
     except (TypeError, ValueError, OverflowError):  # no number; NaN; infinite
         return []
 
 
 def _credit(answer: str | None, numbers: Sequence[Fraction], target: Fraction) -> float:
     """0.25 for an expression, 0.5 for one with each number exactly once, 1.0 for one that also makes the target."""
-    tree = _parse(answer) if answer else None
+    tree = _parse(answer or "")
     if tree is None or isinstance(tree, ast.Constant):
         return 0.0
-    used = sorted(node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    if used != sorted(numbers):
+    operands = sorted(node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    if operands != sorted(numbers):
         return 0.25
     return 1.0 if evaluate(answer) == target else 0.5
 
@@ -277,19 +295,23 @@ def _random_expression(
     numbers: Sequence[int], rng: random.Random, signs: Sequence[str] | None
 ) -> tuple[str, Fraction | None]:
     """Numbers in random order with random brackets, and the value (None: divides by 0). signs None: random signs."""
-    parts: list[tuple[str, Fraction | None]] = [
-        (str(n), Fraction(n)) for n in rng.sample(numbers, len(numbers))
-    ]
+    parts = []
+    for number in rng.sample(numbers, len(numbers)):
+        parts.append((str(number), Fraction(number)))
     while len(parts) > 1:
-        (left, a), (right, b) = (parts.pop(rng.randrange(len(parts))) for _ in range(2))
+        left, left_value = parts.pop(rng.randrange(len(parts)))
+        right, right_value = parts.pop(rng.randrange(len(parts)))
         sign = signs[len(parts)] if signs else rng.choice("+-*/")  # parts: all but these two
-        impossible = a is None or b is None or (sign == "/" and not b)
-        parts.append((f"({left} {sign} {right})", None if impossible else _BY_SIGN[sign](a, b)))
-    return parts[0][0][1:-1], parts[0][1]
+        value = None
+        if left_value is not None and right_value is not None and (sign != "/" or right_value):
+            value = _BY_SIGN[sign](left_value, right_value)
+        parts.append((f"({left} {sign} {right})", value))
+    expression, value = parts[0]
+    return expression[1:-1], value
 
 
 def _strategies(most: int) -> dict[str, Strategy]:
-    strategies: dict[str, Strategy] = {}
+    strategies = {}
     for signs in itertools.product("+-*/", repeat=most - 1):
         pattern = _joined("abcd", signs)
         strategies[f"always {pattern}"] = lambda row, signs=signs: _joined(row["numbers"], signs)
@@ -301,23 +323,23 @@ def _strategies(most: int) -> dict[str, Strategy]:
 
 def _joined(values: Sequence[Any], signs: Sequence[str]) -> str:
     """The values with signs between them; the longer of the two is cut."""
-    others = "".join(f" {sign} {value}" for sign, value in zip(signs, values[1:], strict=False))
-    return f"{values[0]}{others}"
+    text = str(values[0])
+    for sign, value in zip(signs, values[1:], strict=False):
+        text += f" {sign} {value}"
+    return text
 
 
-def _known(count: int) -> tuple[str, str]:
-    question, solution = _EXAMPLES[count]
-    return question, f"<answer>{solution}</answer>"
-
-
-def _searched(numbers: Sequence[int], target: int, tries: Sequence[str], answer: str) -> tuple[str, str]:
+def _thinking(numbers: Sequence[int], target: int, tries: Sequence[str], answer: str) -> tuple[str, str]:
     """The question, and a response that thinks: each try, and why it fails."""
-    found = [int(text.rpartition("= ")[2]) for text in tries]
-    verdicts = [
-        "yes" if value == target else f"too {'large' if value > target else 'small'}" for value in found
-    ]
-    thoughts = "\n".join(f"{text}, {verdict}." for text, verdict in zip(tries, verdicts, strict=True))
-    return _question(numbers, target), f"<think>\n{thoughts}\n</think>\n<answer>{answer}</answer>"
+    thoughts = "<think>\n"
+    for equations in tries:
+        value = int(equations.rpartition("= ")[2])
+        if value == target:
+            verdict = "yes"
+        else:
+            verdict = "too large" if value > target else "too small"
+        thoughts += f"{equations}, {verdict}.\n"
+    return _question(numbers, target), f"{thoughts}</think>\n<answer>{answer}</answer>"
 
 
 def _question(numbers: Sequence[int], target: int) -> str:

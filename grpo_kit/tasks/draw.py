@@ -7,11 +7,12 @@ from typing import Any
 
 from grpo_kit._support.argument_checks import check_whole, is_whole
 
+Draw = Callable[[], dict | None]  # a row; None where there are no more
 _HELD_OUT_FIRST = 256  # so many rows are drawn before the train rows, though fewer may be held out
 
 
 def split_distinct(
-    draw: Callable[[], dict | None], n_train: int, n_held_out: int, *, what: str, avoid: Sequence[str] = ()
+    draw: Draw, n_train: int, n_held_out: int, *, what: str, avoid: Sequence[str] = ()
 ) -> tuple[list[dict], list[dict]]:
     """(train, held_out) rows with distinct questions from `draw`; see distinct_rows.
 
@@ -20,46 +21,41 @@ def split_distinct(
     """
     for name, count in (("n_train", n_train), ("n_held_out", n_held_out)):
         check_whole(name, count)
-    needed, wanted = n_train + n_held_out, n_train + max(n_held_out, _HELD_OUT_FIRST)
-    rows = _draw_distinct(draw, wanted, avoid)
-    if len(rows) < needed:
-        raise _too_few(what, len(rows), needed)
-    first = _HELD_OUT_FIRST if len(rows) == wanted else n_held_out
-    train, others = rows[first : first + n_train], rows[:first] + rows[first + n_train :]
-    return train, others[:n_held_out]
+    enough, most = n_train + n_held_out, n_train + max(n_held_out, _HELD_OUT_FIRST)
+    rows = _draw_distinct(draw, enough, most, what, avoid)
+    first = _HELD_OUT_FIRST if len(rows) == most else n_held_out
+    train = rows[first : first + n_train]
+    held_out = rows[:first] + rows[first + n_train :]
+    return train, held_out[:n_held_out]
 
 
-def distinct_rows(
-    draw: Callable[[], dict | None], count: int, *, what: str, avoid: Iterable[str] = ()
-) -> list[dict]:
+def distinct_rows(draw: Draw, count: int, *, what: str, avoid: Iterable[str] = ()) -> list[dict]:
     """Draws rows until `count` have distinct questions, none of them in `avoid`; a draw of None ends it early.
 
-    Raises ValueError if draws keep repeating, with the number of distinct questions found.
+    Raises ValueError if draws keep repeating, with the number of distinct questions drawn.
     """
-    if count < 1:
-        raise ValueError(f"{what}: {count!r} rows asked for; ask for at least 1")
-    rows = _draw_distinct(draw, count, avoid)
-    if len(rows) < count:
-        raise _too_few(what, len(rows), count)
-    return rows
+    check_whole(f"{what}: count", count)
+    return _draw_distinct(draw, count, count, what, avoid)
 
 
-def _draw_distinct(draw: Callable[[], dict | None], count: int, avoid: Iterable[str]) -> list[dict]:
-    """Fewer than count rows if draws keep repeating or end."""
-    rows: dict[str, dict] = {}
-    avoid, draws = set(avoid), 0
-    while len(rows) < count and draws < 1000 + 20 * count and (row := draw()) is not None:
-        draws += 1
+def _draw_distinct(draw: Draw, enough: int, most: int, what: str, avoid: Iterable[str]) -> list[dict]:
+    """Draws until there are `most` distinct questions. If draws repeat or end, `enough` will do."""
+    rows = {}
+    avoid = set(avoid)
+    for _ in range(1000 + 20 * most):
+        row = draw()
+        if row is None:
+            break
         if row["question"] not in avoid:
             rows.setdefault(row["question"], row)
+        if len(rows) == most:
+            break
+    if len(rows) < enough:
+        raise ValueError(
+            f"{what} has too few distinct questions: found {len(rows)} of {enough} (n_train and n_held_out together); "
+            "ask for fewer rows or a wider range"
+        )
     return list(rows.values())
-
-
-def _too_few(what: str, found: int, count: int) -> ValueError:
-    return ValueError(
-        f"{what} has too few distinct questions: found {found} of {count} (n_train and n_held_out together); ask for "
-        "fewer rows or a wider range"
-    )
 
 
 def check_range(name: str, value: Any, least: int, most: int) -> tuple[int, int]:
@@ -69,10 +65,12 @@ def check_range(name: str, value: Any, least: int, most: int) -> tuple[int, int]
     Traceback (most recent call last):
     ValueError: numbers=3 must be (fewest, most) with 2 <= fewest <= most <= 90, such as (3, 3)
     """
-    pair = value if isinstance(value, tuple | list) and len(value) == 2 else (None, None)
-    if not all(is_whole(n, least) for n in pair) or not pair[0] <= pair[1] <= most:
-        given = f", such as ({value}, {value})" if is_whole(value, least) and value <= most else ""
-        raise ValueError(
-            f"{name}={value!r} must be (fewest, most) with {least} <= fewest <= most <= {most}{given}"
-        )
-    return int(pair[0]), int(pair[1])
+    is_pair = isinstance(value, tuple | list) and len(value) == 2
+    if is_pair and all(is_whole(n, least) for n in value) and value[0] <= value[1] <= most:
+        return int(value[0]), int(value[1])
+    example = ""
+    if is_whole(value, least) and value <= most:
+        example = f", such as ({value}, {value})"
+    raise ValueError(
+        f"{name}={value!r} must be (fewest, most) with {least} <= fewest <= most <= {most}{example}"
+    )

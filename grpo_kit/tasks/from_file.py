@@ -34,19 +34,22 @@ def from_file(path: str | os.PathLike, name: str = "task") -> Task:
         sys.path.append(str(path.parent))
     try:
         exec(compile(path.read_text(encoding="utf-8-sig"), str(path), "exec"), vars(module))
-        found = vars(module).get(name)
-        found = found() if isinstance(found, types.FunctionType) else found
+        task = vars(module).get(name)
+        if isinstance(task, types.FunctionType):
+            task = task()
     except Exception as error:
-        lines = [
-            step.lineno for step in traceback.extract_tb(error.__traceback__) if step.filename == str(path)
-        ]
+        steps = traceback.extract_tb(error.__traceback__)
+        lines = [step.lineno for step in steps if step.filename == str(path)]
         if isinstance(error, UnicodeDecodeError) and not lines:
             raise ValueError(f"{path} is no text in UTF-8 ({error}); save it as that") from error
         line = lines[-1] if lines else getattr(error, "lineno", None)
         raise ValueError(f"{path}, line {line}: {type(error).__name__}: {error}") from error
-    if isinstance(found, type) or not (hasattr(found, "train") and hasattr(found, "file")):
-        what = f"defines no `{name}`" if found is None else f"has a {type(found).__name__} called `{name}`"
+    if isinstance(task, type) or not (hasattr(task, "train") and hasattr(task, "file")):
+        problem = f"has a {type(task).__name__} called `{name}`"
+        if task is None:
+            problem = f"defines no `{name}`"
         raise ValueError(
-            f"{path} {what}; write {name} = kit.tasks.from_rows(...) in it, or a function {name}() that returns a task"
+            f"{path} {problem}; write {name} = kit.tasks.from_rows(...) in it, or a function {name}() that returns a "
+            "task"
         )
-    return replace(found, file=f"{path}:{name}")
+    return replace(task, file=f"{path}:{name}")

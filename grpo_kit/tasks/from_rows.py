@@ -5,7 +5,6 @@ Longer than 300 lines because every form that data comes in has to give the same
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 import re
@@ -78,8 +77,8 @@ def from_rows(
     >>> from_rows("yes", [{"question": str(i), "answer": "yes"} for i in range(10)], reward=says_yes)
     Task('yes', train=8, held_out=2)
     """
-    *known, _ = inspect.signature(from_rows).parameters
-    check_known("from_rows has no such argument", unknown, known)
+    arguments = ["name", "train", "held_out", *from_rows.__kwdefaults__]
+    check_known("from_rows has no such argument", unknown, arguments)
     if isinstance(reward, Mapping):
         raise ValueError(
             f"task {name!r}: reward={reward!r:.100} is a dict; kit.rewards.WeightedSum(...) makes one reward of it"
@@ -89,40 +88,26 @@ def from_rows(
             f"task {name!r}: train={os.fspath(train)!r} is a path; give its rows, such as "
             "[json.loads(line) for line in open(path, encoding='utf-8-sig')] of a .jsonl file"
         )
-    rewards = list(reward) if isinstance(reward, Sequence) and not isinstance(reward, str) else [reward]
-    for one in rewards:
-        if isinstance(one, type):
-            bare_name(one)
-        if not callable(one) or hasattr(one, "state_dict"):
-            raise ValueError(
-                f"task {name!r}: reward={one!r:.100} is no function of completions; wrap a reward model in one that "
-                "gives values in [0, 1]"
-            )
+    if isinstance(reward, str) or not isinstance(reward, Sequence):
+        reward = [reward]
+    rewards = list(reward)
+    _check_functions(name, rewards)
     rows = _rows(name, "train", train, question, answer, answer_after)
     if held_out is None:
-        if len(rows) < 5:
-            raise ValueError(f"task {name!r}: train has {len(rows)} rows, too few to split; give held_out")
-        # Split by question, so that a repeated question is on one side only.
-        places = {text: place for place, text in enumerate(dict.fromkeys(row["question"] for row in rows))}
-        if len(places) < 5:
-            raise ValueError(
-                f"task {name!r}: train has {len(places)} different questions, too few to split; give held_out"
-            )
-        held = [row for row in rows if places[row["question"]] % 5 == 4]
-        rows = [row for row in rows if places[row["question"]] % 5 != 4]
+        rows, held_out_rows = _split(name, rows)
     else:
-        held = _rows(name, "held_out", held_out, question, answer, answer_after)
-    _check_worked_answers(name, [*rows, *held], rewards)
+        held_out_rows = _rows(name, "held_out", held_out, question, answer, answer_after)
+    _check_worked_answers(name, [*rows, *held_out_rows], rewards)
+    if reward_weights is None:
+        reward_weights = [1] * len(rewards)
     return Task(
         name=name,
         train=rows,
-        held_out=held,
+        held_out=held_out_rows,
         rewards=rewards,
-        reward_weights=_adding_up_to_1(
-            name, [1] * len(rewards) if reward_weights is None else reward_weights
-        ),
+        reward_weights=_adding_up_to_1(name, reward_weights, len(rewards)),
         is_correct=correct,
-        strategies=_most_frequent(rows) if strategies is None else strategies,
+        strategies=most_frequent_answer(rows) if strategies is None else strategies,
         system=system,
         prefill=prefill,
         examples=tuple(examples) if isinstance(examples, list) else examples,
@@ -131,106 +116,129 @@ def from_rows(
     )
 
 
-def _adding_up_to_1(name: str, weights: Any) -> Any:
-    """The weights over their sum, which a line says unless they are alike. Task refuses what holds no numbers."""
-    if not isinstance(weights, list | tuple) or not weights or not all(map(is_number, weights)):
+def _check_functions(name: str, rewards: list[Any]) -> None:
+    for reward in rewards:
+        if isinstance(reward, type):
+            bare_name(reward)  # says what to do
+        if not callable(reward) or hasattr(reward, "state_dict"):
+            raise ValueError(
+                f"task {name!r}: reward={reward!r:.100} is no function of completions; wrap a reward model in one "
+                "that gives values in [0, 1]"
+            )
+
+
+def _split(name: str, rows: list[dict]) -> tuple[list[dict], list[dict]]:
+    """(train, held out): every fifth question is held out, so that a repeated one is on one side only."""
+    questions = dict.fromkeys(row["question"] for row in rows)
+    if len(questions) < 5:
+        raise ValueError(
+            f"task {name!r}: train has {len(questions)} different questions in {len(rows)} rows, too few to split; "
+            "give held_out"
+        )
+    held_out = set(list(questions)[4::5])
+    train = [row for row in rows if row["question"] not in held_out]
+    return train, [row for row in rows if row["question"] in held_out]
+
+
+def _adding_up_to_1(name: str, weights: Any, count: int) -> Any:
+    """The weights over their sum, which a line says unless they are alike. Task refuses other counts and no numbers."""
+    if not isinstance(weights, list | tuple) or not weights or len(weights) != count:
         return weights
-    if min(weights) < 0 or not 0 < (whole := sum(weights)) < math.inf:
+    if not all(map(is_number, weights)):
+        return weights
+    total = sum(weights)
+    if min(weights) < 0 or not 0 < total < math.inf:
         raise ValueError(
             f"task {name!r}: reward_weights={weights!r} must be at least 0, and not all of them 0"
         )
-    if abs(whole - 1) <= 1e-9:
+    if abs(total - 1) <= 1e-9:
         return weights
-    shares = [weight / whole for weight in weights]
+    shares = [weight / total for weight in weights]
     if len({*weights}) > 1:
-        shown = ", ".join(f"{share:.4g}" for share in shares)
-        print(f"reward_weights={weights!r} add up to {whole:g}; task {name!r} has {shown}.", flush=True)
+        words = ", ".join(f"{share:.4g}" for share in shares)
+        print(f"reward_weights={weights!r} add up to {total:g}; task {name!r} has {words}.", flush=True)
     return shares
 
 
 def _check_worked_answers(name: str, rows: list[dict], rewards: list[Reward]) -> None:
     """Raises ValueError for GSM8K's worked solutions as answers: a reward that compares answers would pay nothing."""
-    compares = any(isinstance(part, AnswerReward) for part in with_parts(rewards))
-    worked = (
-        next((row["answer"] for row in rows if _WORKED.search(row["answer"])), None) if compares else None
-    )
-    if worked is not None:
-        raise ValueError(
-            f"task {name!r}: the answer {worked[-80:]!r} is a worked solution with '####' before its result, as GSM8K "
-            "has them, and no answer of a model would equal all of it; read the result by answer_after='####'"
-        )
-
-
-def _most_frequent(rows: Sequence[dict]) -> dict[str, Strategy]:
-    """Empty if no row has an answer."""
-    answered = [row for row in rows if str(row["answer"]).strip()]
-    return most_frequent_answer(answered) if answered else {}
+    if not any(isinstance(part, AnswerReward) for part in with_parts(rewards)):
+        return
+    for row in rows:
+        if _WORKED.search(row["answer"]):
+            raise ValueError(
+                f"task {name!r}: the answer {row['answer'][-80:]!r} is a worked solution with '####' before its "
+                "result, as GSM8K has them, and no answer of a model would equal all of it; read the result by "
+                "answer_after='####'"
+            )
 
 
 def _rows(
-    name: str, split: str, rows: Rows, question: str, answer: str, after: str | None = None
-) -> list[dict]:
-    made: list[dict[str, Any]] = []
+    name: str, split: str, records: Rows, question: str, answer: str, after: str | None
+) -> list[dict[str, Any]]:
+    rows = []
     answered = False
-    for place, row in enumerate(_records(name, split, rows)):
-        where = f"task {name!r}: {split} row {place}"
-        if not isinstance(row, Mapping):
-            raise ValueError(f"{where} is a {type(row).__name__}; use a dict of its columns")
-        row = {column: _without_nan(python_value(value)) for column, value in row.items()}
-        for argument, column in (("question", question), ("answer", answer)):
-            if column not in row and column != "answer":
-                raise ValueError(
-                    f"{where} has no column {argument}={column!r}; it has {sorted(map(str, row))}{_other(row)}"
-                )
-        if not isinstance(row[question], str) or not row[question].strip():
+    for place, record in enumerate(_records(name, split, records)):
+        row_name = f"task {name!r}: {split} row {place}"
+        if not isinstance(record, Mapping):
+            raise ValueError(f"{row_name} is a {type(record).__name__}; use a dict of its columns")
+        record = {column: _without_nan(python_value(value)) for column, value in record.items()}
+        _check_record(row_name, record, question, answer)
+        gold = _answer(row_name, record, answer)
+        if place == 0:
+            answered = answer in record
+        if (answer in record) != answered:
             raise ValueError(
-                f"{where} has the question {row[question]!r:.200}, a {type(row[question]).__name__}; use text"
-                f"{cure_of(row[question])}"
+                f"{row_name} and row 0 do not both have the column {answer!r}; give '' where none is known"
             )
         # A data set's own `prompt` or `completion` is copied to question and answer, and needed no more.
-        kept = {
-            name: value
-            for name, value in row.items()
-            if name not in (question, answer) or reaches_rewards(name)
-        }
-        gold = _answer(where, row, answer)
-        answered = answer in row if not made else answered
-        if (answer in row) != answered:
-            raise ValueError(
-                f"{where} and row 0 do not both have the column {answer!r}; give '' where none is known"
-            )
+        copied = {column for column in (question, answer) if not reaches_rewards(column)}
+        row = {column: value for column, value in record.items() if column not in copied}
         if after is not None:
             solution, mark, gold = gold.rpartition(after) if after else ("", "", "")
             if not mark or not gold.strip():
                 raise ValueError(
-                    f"{where}, column {answer!r}: nothing stands behind answer_after={after!r} in "
-                    f"{row.get(answer)!r:.200}"
+                    f"{row_name}, column {answer!r}: nothing stands behind answer_after={after!r} in "
+                    f"{record.get(answer)!r:.200}"
                 )
-            kept, gold = {**kept, "solution": solution.strip()}, gold.strip()
-        made.append({**kept, "question": row[question], "answer": gold})
-    if not made:
+            row["solution"], gold = solution.strip(), gold.strip()
+        rows.append(row | {"question": record[question], "answer": gold})
+    if not rows:
         raise ValueError(f"task {name!r}: {split} is empty; give at least one row")
-    return made
+    return rows
+
+
+def _check_record(row_name: str, record: Mapping[str, Any], question: str, answer: str) -> None:
+    """Raises ValueError where a column is missing, or the question is no text."""
+    for argument, column in (("question", question), ("answer", answer)):
+        if column not in record and column != "answer":
+            raise ValueError(
+                f"{row_name} has no column {argument}={column!r}; it has {sorted(map(str, record))}{_other(record)}"
+            )
+    text = record[question]
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(
+            f"{row_name} has the question {text!r:.200}, a {type(text).__name__}; use text{cure_of(text)}"
+        )
 
 
 def _other(row: Mapping[str, Any]) -> str:
     """How a row without the column is read: by another column's name, or out of its messages."""
     for value in row.values():
-        if isinstance(value, list) and (cure := cure_of(value)):
-            return f"{cure}, in a column 'question' of its own"
-    named = [
-        name for name in ("prompt", "problem", "query", "instruction", "input", "Question") if name in row
-    ]
-    return f"; question={named[0]!r} reads that one" if named else ""
+        if isinstance(value, list) and cure_of(value):
+            return f"{cure_of(value)}, in a column 'question' of its own"
+    for name in ("prompt", "problem", "query", "instruction", "input", "Question"):
+        if name in row:
+            return f"; question={name!r} reads that one"
+    return ""
 
 
 def _records(name: str, split: str, rows: Rows) -> Iterable[Any]:
     """The rows one by one, from every form that from_rows accepts."""
     if isinstance(rows, pd.DataFrame):
         rows = {column: _cells(values) for column, values in rows.items()}
-    datasets = sys.modules.get(
-        "datasets"
-    )  # where nobody has imported it, which takes a second, rows are none of its
+    # Where nobody has imported it, which takes a second, rows are none of its.
+    datasets = sys.modules.get("datasets")
     if datasets and isinstance(rows, datasets.Dataset | datasets.IterableDataset):
         return _as_stored(rows)
     if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
@@ -244,10 +252,12 @@ def _records(name: str, split: str, rows: Rows) -> Iterable[Any]:
         raise ValueError(
             f"task {name!r}: {split} is a DatasetDict; give one of its splits {sorted(rows)}, and another as held_out"
         )
-    lengths = {
-        column: None if isinstance(v, str) else len(v) for column, v in rows.items() if hasattr(v, "__len__")
-    }
-    if len(lengths) < len(rows) or None in lengths.values() or len(set(lengths.values())) > 1:
+    lengths = {}
+    for column, values in rows.items():
+        lengths[column] = None
+        if hasattr(values, "__len__") and not isinstance(values, str):
+            lengths[column] = len(values)
+    if None in lengths.values() or len(set(lengths.values())) > 1:
         raise ValueError(
             f"task {name!r}: {split} is a dict whose values are no lists of one length ({lengths}); give a dict of "
             "lists (column -> values), or a list of dicts"
@@ -261,8 +271,12 @@ def _without_nan(value: Any) -> Any:
         return [_without_nan(item) for item in value]
     if not isinstance(value, dict):
         return value
-    gaps = {key for key, item in value.items() if pd.api.types.is_scalar(item) and pd.isna(item)}
-    return {key: None if key in gaps else _without_nan(item) for key, item in value.items()}
+    result = {}
+    for key, item in value.items():
+        result[key] = _without_nan(item)
+        if pd.api.types.is_scalar(item) and pd.isna(item):
+            result[key] = None
+    return result
 
 
 def _cells(column: pd.Series) -> list[Any]:
@@ -299,16 +313,17 @@ def _kinds(fields: Iterable[pa.Field]) -> dict[str, pa.DataType]:
     return {field.name: field.type for field in fields}
 
 
-def _answer(where: str, row: Mapping[str, Any], column: str) -> str:
-    if column not in row:
-        return ""
+def _answer(row_name: str, row: Mapping[str, Any], column: str) -> str:
+    value = row.get(column, "")
     try:
-        text = gold_text(row[column])
+        text = gold_text(value)
     except ValueError as error:
-        raise ValueError(f"{where}, column {column!r}: {error}") from error
-    if text is None and not isinstance(row[column], str):
+        raise ValueError(f"{row_name}, column {column!r}: {error}") from error
+    if isinstance(value, str):
+        return value
+    if text is None:
         raise ValueError(
-            f"{where} has the answer {row[column]!r} in column {column!r}; drop the row, or give '' where nothing is "
+            f"{row_name} has the answer {value!r} in column {column!r}; drop the row, or give '' where nothing is "
             "known that a reward could compare with"
         )
-    return row[column] if isinstance(row[column], str) else text
+    return text

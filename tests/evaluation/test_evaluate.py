@@ -20,10 +20,9 @@ from grpo_kit._support.cuda import peak_gib
 from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine.complete import Completion, complete
 from grpo_kit.evaluation.accuracy import Evaluation, evaluate
-from grpo_kit.evaluation.comparison import compare
+from grpo_kit.evaluation.comparison import compare, results
 from grpo_kit.evaluation.generate_and_score import Answers
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mcnemar_p, pass_at_k, wilson_interval
-from grpo_kit.evaluation.results import results
 from grpo_kit.models import load_policy
 from grpo_kit.tasks import countdown, from_rows, largest
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from grpo_kit.engine.complete import Completion
-from grpo_kit.evaluation._constant import compared, constant_reward
+from grpo_kit.evaluation._constant import constant_reward, no_better_than
 from grpo_kit.evaluation.accuracy import Evaluation, evaluation_of
 from grpo_kit.evaluation.comparison import compare
 from grpo_kit.evaluation.generate_and_score import Answers
@@ -263,7 +263,7 @@ def test_credit_of_a_task_with_a_rule_of_its_own():
     ],
 )  # fmt: skip
 def test_what_a_constant_is_compared_with(result, constant, words):
-    assert compared(result, constant) == words
+    assert no_better_than(constant, result) == words
 
 
 # ---- readiness ----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch
 from loop_runs import make, record, same, task, weights
 
 from grpo_kit.evaluation.accuracy import Evaluation
-from grpo_kit.evaluation.results import results
+from grpo_kit.evaluation.comparison import results
 from grpo_kit.loop.protocols import Hook
 from grpo_kit.models import load_policy
 from grpo_kit.record._digests import checkpoints, write_digests

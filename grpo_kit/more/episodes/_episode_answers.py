@@ -12,7 +12,7 @@ import pandas as pd
 
 from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine.complete import Completion, complete
-from grpo_kit.evaluation.generate_and_score import Answers, Asked
+from grpo_kit.evaluation.generate_and_score import Answers, Request
 from grpo_kit.models._model_facts import context_length
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.more.episodes.observation import Renderer
@@ -68,7 +68,7 @@ class Played(Answers):
         return super().table().assign(**more)
 
 
-def play(task: Any, model: Any, tokenizer: Any, rows: Sequence[dict], asked: Asked) -> Played:
+def play(task: Any, model: Any, tokenizer: Any, rows: Sequence[dict], asked: Request) -> Played:
     """Episodes of each row of an EpisodeTask, in parallel."""
     if asked.folder is not None:
         raise ValueError(

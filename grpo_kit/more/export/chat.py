@@ -212,7 +212,7 @@ def chat(
         check_whole("max_completion_tokens", limit)
         check_whole("seed", seed, 0)
     asked = next(iter(sides.values()))
-    say_difference(asked.model, task, what="chat", temperature=temperature, tokens=limit)
+    say_difference(asked.model, task, caller="chat", temperature=temperature, tokens=limit)
     return Chat(sides, temperature=temperature, tokens=limit, seed=seed)
 
 

@@ -159,7 +159,7 @@ def export(
     say_difference(
         model,
         task,
-        what="export",
+        caller="export",
         temperature=sampling["temperature"],
         tokens=sampling["max_completion_tokens"],
         run=run,

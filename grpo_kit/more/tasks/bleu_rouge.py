@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from grpo_kit._support.argument_checks import check_choice, is_whole
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
 from grpo_kit.rewards.form import ngrams, words
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
 
 _TOO_LONG = 50  # times the longest reference; the overlap of a longer answer is about 1/50 at most
-_TOKENIZERS = ("13a", "intl", "zh", "char")
-_VARIANTS = ("rouge1", "rouge2", "rougeL")
 _KEYWORDS = (
     "water oxygen hydrogen carbon nitrogen sodium chloride acid base salt ion electron proton atom molecule cell "
     "nucleus protein enzyme membrane energy light heat gas liquid solid plant animal reaction equilibrium"
@@ -59,16 +58,13 @@ class _OverlapReward(AnswerReward):
             answers["one word of the gold"] = max(pieces, key=len)
         if len(golds) > 1:
             answers["all references"] = " ".join(golds)
-        right = [words(gold) for gold in golds]
-        differ = {name: text for name, text in answers.items() if words(text) not in right}
-        return answer_cases(honest, differ, tag=self.tag)
+        gold_words = [words(gold) for gold in golds]
+        wrong = {name: text for name, text in answers.items() if words(text) not in gold_words}
+        return answer_cases(honest, wrong, tag=self.tag)
 
     def score(self, answer: str | None, gold: Any) -> float | None:
         """The overlap in [0, 1], None if the gold has no words."""
         return self._overlap(answer or "", references(gold))
-
-    def _overlap(self, answer: str, golds: list[str]) -> float | None:
-        raise NotImplementedError
 
 
 class Bleu(_OverlapReward):
@@ -101,12 +97,11 @@ class Bleu(_OverlapReward):
         tokenize: Literal["13a", "intl", "zh", "char"] = "13a",
     ) -> None:
         super().__init__("bleu", column, tag=tag)
-        if isinstance(max_order, bool) or max_order not in range(1, 10):
+        if not is_whole(max_order, 1) or max_order > 9:
             raise ValueError(
                 f"max_order={max_order!r} must be from 1 to 9; 4 is usual, 2 for answers of few words"
             )
-        if tokenize not in _TOKENIZERS:
-            raise ValueError(f"tokenize={tokenize!r} is not one of {_TOKENIZERS}")
+        check_choice("tokenize", tokenize, ("13a", "intl", "zh", "char"))
         if importlib.util.find_spec("sacrebleu") is None:
             raise ImportError('Bleu needs the package sacrebleu: run `pip install "grpo-kit[rewards]"`')
         self.lowercase, self.max_order, self.tokenize = bool(lowercase), int(max_order), tokenize
@@ -114,10 +109,9 @@ class Bleu(_OverlapReward):
     def _overlap(self, answer: str, golds: list[str]) -> float | None:
         if not golds:
             return None
-        answer = "" if _too_long(answer, golds) else normalize(answer)
-        if not answer:
+        if _too_long(answer, golds) or not normalize(answer):
             return 0.0
-        answer, *golds = unpointed([answer, *golds])
+        answer, *golds = unpointed([normalize(answer), *golds])
         metric = _sacrebleu(self.lowercase, self.max_order, self.tokenize)
         score = metric.sentence_score(answer, golds).score / 100
         _forget(metric)
@@ -148,41 +142,45 @@ class Rouge(_OverlapReward):
         column: str = "answer",
         tag: str | None = "answer",
     ) -> None:
-        super().__init__("rouge_l" if variant == "rougeL" else str(variant), column, tag=tag)
-        if variant not in _VARIANTS:
-            raise ValueError(f"variant={variant!r} is not one of {_VARIANTS}")
+        check_choice("variant", variant, ("rouge1", "rouge2", "rougeL"))
+        super().__init__("rouge_l" if variant == "rougeL" else variant, column, tag=tag)
         self.variant = variant
 
     def cheats(self, honest: Case) -> list[Case]:
         """The cheats of Bleu. "rouge1" leaves out the gold's words backwards, which it cannot tell from the gold."""
         cases = super().cheats(honest)
-        return [case for case in cases if self.variant != "rouge1" or case.name != "gold backwards"]
+        if self.variant == "rouge1":
+            return [case for case in cases if case.name != "gold backwards"]
+        return cases
 
     def _overlap(self, answer: str, golds: list[str]) -> float | None:
-        order = 2 if self.variant == "rouge2" else 1
         answer, *golds = unpointed([normalize(answer), *golds])
-        wanted = [found for gold in golds if len(found := words(gold)) >= order]
-        if not wanted:
-            return None
-        given = [] if _too_long(answer, golds) else words(answer)
-        return max(self._f_measure(given, gold, order) for gold in wanted)
+        answer_words = [] if _too_long(answer, golds) else words(answer)
+        scores, order = [], 1
+        if self.variant == "rouge2":
+            order = 2
+        for gold_words in map(words, golds):
+            if len(gold_words) >= order:
+                scores.append(self._f_measure(answer_words, gold_words, order))
+        return max(scores, default=None)
 
-    def _f_measure(self, given: list[str], gold: list[str], order: int) -> float:
+    def _f_measure(self, answer: list[str], gold: list[str], order: int) -> float:
         if self.variant == "rougeL":
-            return 2 * common_subsequence(given, gold) / (len(given) + len(gold))
-        a, b = ngrams(given, order), ngrams(gold, order)
+            return 2 * common_subsequence(answer, gold) / (len(answer) + len(gold))
+        a, b = ngrams(answer, order), ngrams(gold, order)
         return 2 * (Counter(a) & Counter(b)).total() / (len(a) + len(b))
 
 
 def references(gold: Any) -> list[str]:
     """The gold as a list of normalized references, without empty ones."""
-    many = gold if isinstance(gold, Iterable) and not isinstance(gold, (str, bytes)) else [gold]
-    texts = [normalize(str(text)) for text in many if text is not None]
+    if isinstance(gold, str | bytes) or not isinstance(gold, Iterable):
+        gold = [gold]
+    texts = [normalize(str(text)) for text in gold if text is not None]
     return [text for text in texts if text]
 
 
 def _too_long(answer: str, golds: list[str]) -> bool:
-    return len(answer) > _TOO_LONG * max(map(len, golds))
+    return len(answer) > _TOO_LONG * max(map(len, golds), default=0)
 
 
 @functools.cache
@@ -217,8 +215,9 @@ def unpointed(texts: Sequence[str]) -> list[str]:
     >>> unpointed(["كَتَبَ", "كتب"]) == ["كتب", "كتب"]
     True
     """
-    pointed = [bool(_POINTS.search(text)) for text in texts]
-    return [_POINTS.sub("", text) for text in texts] if any(pointed) and not all(pointed) else list(texts)
+    if all(map(_POINTS.search, texts)):
+        return list(texts)
+    return [_POINTS.sub("", text) for text in texts]
 
 
 def common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
@@ -227,8 +226,8 @@ def common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
     >>> common_subsequence("the cat sat".split(), "the dog sat down".split())
     2
     """
-    a, b = (a, b) if len(a) <= len(b) else (b, a)
-    places: dict[str, int] = {}
+    a, b = sorted((a, b), key=len)
+    places = {}
     for place, piece in enumerate(a):
         places[piece] = places.get(piece, 0) | 1 << place
     full = (1 << len(a)) - 1

@@ -34,6 +34,8 @@ import random
 import re
 import string
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from grpo_kit.rewards import SoftFormat
@@ -48,9 +50,11 @@ _MOST_EVENTS = 8  # in a question of this task; the reward accepts as many as th
 _FIRST_HOUR, _LAST_HOUR, _MOST_HOURS, _MOST_PRIORITY = 8, 18, 4, 3
 # Shown in every prompt: a day whose best schedule has two events, and one whose best is a single event. With only the
 # pair a small model writes overlapping pairs, all worth nothing; with only the single event it never writes a pair.
-_EXAMPLES = (((8, 10, 2), (9, 11, 1), (11, 13, 1)), ((9, 12, 1), (10, 13, 3), (12, 14, 1)))
+_EXAMPLES = {((8, 10, 2), (9, 11, 1), (11, 13, 1)): "A C", ((9, 12, 1), (10, 13, 3), (12, 14, 1)): "B"}
 
 Event = Sequence[int]  # (start, end, priority)
+Events = Sequence[Event]
+Value = Callable[[Event], int]  # of an event, by which a rule picks
 
 
 class Best(NamedTuple):
@@ -94,24 +98,26 @@ def interval_scheduling(
     def draw() -> dict:
         greedy_is_best = rng.random() < 0.5
         while True:
-            drawn = _draw_events(rng, rng.randint(low, high))
-            best = best_schedule(drawn)
-            overlap = len(best.picked) < len(drawn)
-            if overlap and greedy_is_best == (worth_of(_greedy(drawn, _worth), drawn) == best.worth):
+            events = _draw_events(rng, rng.randint(low, high))
+            best = best_schedule(events)
+            greedy = worth_of(_greedy(events, _worth), events)
+            if len(best.picked) < len(events) and greedy_is_best == (greedy == best.worth):
                 break
         return {
-            "question": _question(drawn),
+            "question": _question(events),
             "answer": _spelled(best.picked),
-            "events": [list(event) for event in drawn],
+            "events": [list(event) for event in events],
             "best": best.worth,
             "ways": best.ways,
         }
 
-    examples = tuple(
-        (_question(day), f"<answer>{_spelled(best_schedule(day).picked)}</answer>") for day in _EXAMPLES
-    )
+    examples = [(_question(day), f"<answer>{answer}</answer>") for day, answer in _EXAMPLES.items()]
     train, held_out = split_distinct(
-        draw, n_train, n_held_out, what=f"events with count={count!r}", avoid=[text for text, _ in examples]
+        draw,
+        n_train,
+        n_held_out,
+        what=f"events with count={count!r}",
+        avoid=[question for question, _ in examples],
     )
     task = Task(
         name="interval_scheduling",
@@ -123,7 +129,7 @@ def interval_scheduling(
         system="Answer in <answer> tags with the letters of the events, in order. "
         "Best means the most hours times priority.",
         prefill="<answer>" if prefill is None else prefill,
-        examples=examples,
+        examples=tuple(examples),
         max_completion_tokens=16,
     )
     return with_answer_tag(task, answer_tag)
@@ -153,10 +159,7 @@ class ScheduleShare(AnswerReward):
         letters = _LETTERS[: len(listed)]
         best = best_schedule(listed)
         right = _spelled(best.picked)
-        pairs = [p for p in itertools.combinations(range(len(listed)), 2) if not _is_schedule(p, listed)]
-        heaviest = max(range(len(listed)), key=lambda place: _worth(listed[place]))
-        few = letters[:_MOST_EVENTS]  # each letter doubles the number of subsets
-        subsets = [s for size in range(1, len(few) + 1) for s in itertools.combinations(few, size)]
+        heaviest = _place_of_highest(listed, _worth)
         texts = {
             "letters repeated": " ".join(letter * 2 for letter in right.split()),
             "every event named twice": " ".join(f"{letter} {letter}" for letter in right.split()),
@@ -169,11 +172,16 @@ class ScheduleShare(AnswerReward):
             "the question's words": f"Pick {right}",
         }
         if len(listed) > 1:
-            texts["every subset spelled"] = ", ".join(" ".join(subset) for subset in subsets)
-        if pairs:
+            subsets = _subsets(letters[:_MOST_EVENTS])  # each letter doubles their number
+            texts["every subset spelled"] = ", ".join(map(" ".join, subsets))
+        pairs = itertools.combinations(range(len(listed)), 2)
+        overlapping = [pair for pair in pairs if not _is_schedule(pair, listed)]
+        if overlapping:
             texts["all events"] = " ".join(letters)
             texts["all events, run together"] = letters
-            texts["heaviest overlapping pair"] = _spelled(max(pairs, key=lambda pair: worth_of(pair, listed)))
+            texts["heaviest overlapping pair"] = _spelled(
+                max(overlapping, key=lambda pair: worth_of(pair, listed))
+            )
         if len(best.picked) > 1:
             texts["out of order"] = " ".join(right.split()[::-1])
             texts["an event dropped"] = " ".join(right.split()[1:])
@@ -190,8 +198,8 @@ class ScheduleShare(AnswerReward):
             best = best_schedule(listed)
         except ValueError as error:
             raise ValueError(f"reward {self.__name__!r}, column 'events': {error}") from error
-        worth = None if answer is None else schedule_worth(answer, listed)
-        return 0.0 if worth is None else worth / best.worth
+        worth = schedule_worth(answer or "", listed) or 0
+        return worth / best.worth
 
 
 def _events_in(column: Any) -> Any:
@@ -203,7 +211,7 @@ def _events_in(column: Any) -> Any:
     return [numbers[place : place + 3] for place in range(0, len(numbers), 3)]
 
 
-def best_schedule(listed: Sequence[Event]) -> Best:
+def best_schedule(listed: Events) -> Best:
     """The best schedule of (start, end, priority) events, exactly: by dynamic programming over their ends.
 
     Raises ValueError for an event that does not end after its start, a priority below 1, more than 26 events.
@@ -223,27 +231,33 @@ def best_schedule(listed: Sequence[Event]) -> Best:
     ends = [listed[place][1] for place in by_end]
     bests = [Best(0, (), 1)]  # bests[k]: with the first k events by end
     for k, place in enumerate(by_end):
-        before = bests[bisect.bisect_right(ends, listed[place][0], hi=k)]
-        worth, skipped = before.worth + _worth(listed[place]), bests[-1]
-        ways = before.ways + (skipped.ways if worth == skipped.worth else 0)
-        taken = Best(worth, (*before.picked, place), ways)
-        bests.append(taken if worth >= skipped.worth else skipped)
+        start = listed[place][0]
+        before = bests[bisect.bisect_right(ends, start, hi=k)]
+        without = bests[-1]
+        worth, ways = before.worth + _worth(listed[place]), before.ways
+        if worth < without.worth:
+            bests.append(without)
+            continue
+        if worth == without.worth:
+            ways += without.ways
+        bests.append(Best(worth, (*before.picked, place), ways))
     return bests[-1]
 
 
-def schedule_worth(answer: str, listed: Sequence[Event]) -> int | None:
+def schedule_worth(answer: str, listed: Events) -> int | None:
     """The worth of the answer's schedule; None if it is no schedule. White space and commas separate the letters.
 
     >>> schedule_worth("A, C", [(9, 11, 2), (10, 12, 1), (12, 13, 1)])
     5
     """
-    places = [_LETTERS.find(name) if len(name) == 1 else -1 for name in answer.replace(",", " ").split()]
-    if not places or min(places) < 0 or max(places) >= len(listed) or not _is_schedule(places, listed):
+    names = answer.replace(",", " ").split()
+    if not names or not set(names) <= set(_LETTERS[: len(listed)]):
         return None
-    return worth_of(places, listed)
+    places = list(map(_LETTERS.index, names))
+    return worth_of(places, listed) if _is_schedule(places, listed) else None
 
 
-def worth_of(places: Sequence[int], listed: Sequence[Event]) -> int:
+def worth_of(places: Sequence[int], listed: Events) -> int:
     """Sum of hours times priority of the events at these places."""
     return sum(_worth(listed[place]) for place in places)
 
@@ -257,32 +271,40 @@ def strategy_shares(task: Task, rows: Sequence[dict] | None = None) -> dict[str,
     'greedy by priority'
     """
     share = ScheduleShare().score
-    return strategy_means(task, rows, lambda pairs: (share(answer, row["events"]) for answer, row in pairs))
+
+    def shares(answers: Sequence[str | None], rows: Sequence[dict]) -> list[float | None]:
+        return [share(answer, row["events"]) for answer, row in zip(answers, rows, strict=True)]
+
+    return strategy_means(task, rows, shares)
 
 
-def _is_schedule(places: Sequence[int], listed: Sequence[Event]) -> bool:
+def _is_schedule(places: Sequence[int], listed: Events) -> bool:
     return all(listed[a][1] <= listed[b][0] for a, b in itertools.pairwise(places))
 
 
+def _hours(event: Event) -> int:
+    return event[1] - event[0]
+
+
 def _worth(event: Event) -> int:
-    return (event[1] - event[0]) * event[2]
+    return _hours(event) * event[2]
 
 
 def _draw_events(rng: random.Random, count: int) -> list[tuple[int, int, int]]:
-    drawn: set[tuple[int, int, int]] = set()
-    while len(drawn) < count:
+    events = set()
+    while len(events) < count:
         hours = rng.randint(1, _MOST_HOURS)
         start = rng.randint(_FIRST_HOUR, _LAST_HOUR - hours)
-        drawn.add((start, start + hours, rng.randint(1, _MOST_PRIORITY)))
-    return sorted(drawn)
+        events.add((start, start + hours, rng.randint(1, _MOST_PRIORITY)))
+    return sorted(events)
 
 
-def _listed(listed: Sequence[Event]) -> str:
-    lines = (f"{_LETTERS[i]}: {start} to {end}, priority {p}" for i, (start, end, p) in enumerate(listed))
-    return "\n".join(lines)
+def _listed(listed: Events) -> str:
+    events = zip(_LETTERS, listed, strict=False)
+    return "\n".join(f"{letter}: {start} to {end}, priority {p}" for letter, (start, end, p) in events)
 
 
-def _question(listed: Sequence[Event]) -> str:
+def _question(listed: Events) -> str:
     return f"Which events give the best schedule without overlap?\n{_listed(listed)}"
 
 
@@ -290,38 +312,50 @@ def _spelled(places: Sequence[int]) -> str:
     return " ".join(_LETTERS[place] for place in places)
 
 
-def _greedy(listed: Sequence[Event], worth: Callable[[Event], int]) -> list[int]:
+def _place_of_highest(listed: Events, value: Value) -> int:
+    return max(range(len(listed)), key=lambda place: value(listed[place]))
+
+
+def _greedy(listed: Events, worth: Value) -> list[int]:
     """Events in falling order of `worth`, each taken if it overlaps none taken before."""
-    picked: list[int] = []
-    for place in sorted(range(len(listed)), key=lambda i: (-worth(listed[i]), i)):
+    picked = []
+    for place in sorted(range(len(listed)), key=lambda i: -worth(listed[i])):
         if _is_schedule(sorted([*picked, place], key=lambda i: listed[i][0]), listed):
             picked.append(place)
     return sorted(picked)
 
 
+def _subsets(items: Sequence[Any]) -> list[tuple]:
+    """All subsets but the empty one, small ones first."""
+    subsets = []
+    for size in range(1, len(items) + 1):
+        subsets += itertools.combinations(items, size)
+    return subsets
+
+
 def _strategies(most: int) -> dict[str, Strategy]:
-    def greedy(by: Callable[[Event], int]) -> Strategy:
-        return lambda row: _spelled(_greedy(row["events"], by))
+    def greedy(value: Value) -> Strategy:
+        return lambda row: _spelled(_greedy(row["events"], value))
 
-    def single(by: Callable[[Event], int]) -> Strategy:
-        return lambda row: _spelled([max(range(len(row["events"])), key=lambda i: by(row["events"][i]))])
+    def highest(value: Value) -> Strategy:
+        return lambda row: _spelled([_place_of_highest(row["events"], value)])
 
-    def always(places: tuple[int, ...]) -> Strategy:
-        return lambda row: _spelled(places) if places[-1] < len(row["events"]) else None
-
-    made: dict[str, Strategy] = {
+    strategies = {
         "greedy by worth": greedy(_worth),
-        "greedy by priority": greedy(lambda event: event[2]),
-        "greedy by hours": greedy(lambda event: event[1] - event[0]),
+        "greedy by priority": greedy(itemgetter(2)),
+        "greedy by hours": greedy(_hours),
         "earliest end first": greedy(lambda event: -event[1]),
-        "the heaviest event": single(_worth),
-        "the longest event": single(lambda event: event[1] - event[0]),
-        "the event of highest priority": single(lambda event: event[2]),
+        "the heaviest event": highest(_worth),
+        "the longest event": highest(_hours),
+        "the event of highest priority": highest(itemgetter(2)),
         "the last event": lambda row: _spelled([len(row["events"]) - 1]),
         "the first and the last event": lambda row: _spelled([0, len(row["events"]) - 1]),
         "all events": lambda row: _spelled(range(len(row["events"]))),
     }
-    for size in range(1, most + 1):
-        for places in itertools.combinations(range(most), size):
-            made[f"always {_spelled(places)!r}"] = always(places)
-    return made
+    for places in _subsets(range(most)):
+        strategies[f"always {_spelled(places)!r}"] = partial(_always, places)
+    return strategies
+
+
+def _always(places: Sequence[int], row: dict) -> str | None:
+    return _spelled(places) if places[-1] < len(row["events"]) else None

@@ -62,7 +62,10 @@ def science(
     'What is a Brønsted acid?'
     """
     check_choice("overlap", overlap, ("rougeL", "bleu"))
-    reward = Rouge("rougeL", column="answers") if overlap == "rougeL" else Bleu(column="answers")
+    if overlap == "rougeL":
+        reward = Rouge("rougeL", column="answers")
+    else:
+        reward = Bleu(column="answers")
     rows = [{"answer": row["answers"][0], **row} for row in load_rows()]
     train = [row for row in rows if not _is_held_out(row["question"])]
     task = Task(
@@ -102,10 +105,14 @@ def same_words(text: str, answer: str) -> bool:
 
 
 def _core(text: str) -> list[str]:
-    def singular(word: str) -> str:
-        return word[:-1] if len(word) > 3 and word[-1] == "s" and word[-2] not in "suiy" else word
-
-    return [singular(word) for word in words(text) if word not in _SMALL]
+    core = []
+    for word in words(text):
+        if word in _SMALL:
+            continue
+        if len(word) > 3 and word[-1] == "s" and word[-2] not in "suiy":
+            word = word[:-1]  # a plural
+        core.append(word)
+    return core
 
 
 def _is_held_out(question: str) -> bool:
