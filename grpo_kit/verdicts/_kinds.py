@@ -47,6 +47,10 @@ class Row:
     brackets: str
     items: tuple[Any, ...]
 
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return (self,)
+
 
 @dataclass(frozen=True)
 class Union:
