@@ -14,7 +14,7 @@ function that nobody defines: f(x), f^{-1}(x) with the letter "f^-1", f'(x) with
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
@@ -44,6 +44,16 @@ def num(value: int | str | Fraction) -> Tree:
     return "num", Fraction(value)
 
 
+def children(tree: Tree) -> list[Tree]:
+    """The trees directly inside a tree."""
+    return [part for part in tree[1:] if isinstance(part, tuple)]
+
+
+def map_children(function: Callable[[Tree], Tree], tree: Tree) -> Tree:
+    """The tree, with the function of each tree directly inside it in its place."""
+    return tuple(function(part) if isinstance(part, tuple) else part for part in tree)
+
+
 def nodes(tree: Tree) -> Iterator[Tree]:
     """The tree and all trees inside it, in no order.
 
@@ -54,7 +64,7 @@ def nodes(tree: Tree) -> Iterator[Tree]:
     while waiting:
         node = waiting.pop()
         yield node
-        waiting += [part for part in node[1:] if isinstance(part, tuple)]
+        waiting += children(node)
 
 
 @lru_cache(4096)

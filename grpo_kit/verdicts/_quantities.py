@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from grpo_kit.verdicts._formula import Tree, nodes, num, parse
+from grpo_kit.verdicts._formula import Tree, map_children, nodes, num, parse
 from grpo_kit.verdicts._formula_tokens import NotUnderstoodError, number_of
 from grpo_kit.verdicts._kinds import INFINITY, PLAIN, Habit, Quantity, Several
 from grpo_kit.verdicts._rational import TooLargeError, UndefinedError, exact
@@ -74,7 +74,7 @@ def read_quantity(text: str, habit: Habit) -> Quantity | Several | None:
     quantity = _bare_quantity(text, habit)
     if quantity is None or not _has_two(quantity.tree):
         return quantity
-    ends = (replace(quantity, tree=_one_of_two(quantity.tree, sign)) for sign in ("pm", "mp"))
+    ends = (replace(quantity, tree=_with_signs(quantity.tree, sign)) for sign in ("pm", "mp"))
     return Several(tuple(ends), "\\pm")
 
 
@@ -220,12 +220,12 @@ def _has_two(tree: Tree) -> bool:
     return any(node[0] in ("pm", "mp") for node in nodes(tree))
 
 
-def _one_of_two(tree: Tree, plus: str) -> Tree:
+def _with_signs(tree: Tree, plus: str) -> Tree:
     """The tree with every plus-minus a plus (plus="pm") or a minus; minus-plus the other way."""
-    parts = tuple(_one_of_two(part, plus) if isinstance(part, tuple) else part for part in tree[1:])
-    if tree[0] not in ("pm", "mp"):
-        return (tree[0], *parts)
-    left, right = parts
-    if tree[0] == plus:
-        return right if left is None else ("add", left, right)
-    return ("neg", right) if left is None else ("sub", left, right)
+    tree = map_children(lambda part: _with_signs(part, plus), tree)
+    match tree:
+        case ("pm" | "mp" as sign, None, right):
+            return right if sign == plus else ("neg", right)
+        case ("pm" | "mp" as sign, left, right):
+            return ("add" if sign == plus else "sub", left, right)
+    return tree

@@ -12,7 +12,7 @@ from fractions import Fraction
 from itertools import product
 from typing import Any
 
-from grpo_kit.verdicts._formula import Tree, nodes, num
+from grpo_kit.verdicts._formula import Tree, children, map_children, nodes, num
 from grpo_kit.verdicts._kinds import (
     Bounds,
     Choice,
@@ -355,10 +355,8 @@ def _scale(quantity: Quantity) -> str | None:
 def _renamed(quantity: Quantity, old: str, new: str) -> Quantity:
     """The quantity with another name of a letter."""
 
-    def renamed(part: Any) -> Any:
-        if part == ("sym", old):
-            return ("sym", new)
-        return tuple(map(renamed, part)) if isinstance(part, tuple) else part
+    def renamed(tree: Tree) -> Tree:
+        return ("sym", new) if tree == ("sym", old) else map_children(renamed, tree)
 
     return replace(quantity, tree=renamed(quantity.tree))
 
@@ -386,7 +384,7 @@ def unfinished(tree: Tree) -> bool:
                 return top != 0 and (top / bottom).denominator == 1
     except UndefinedError:
         return True
-    return any(unfinished(part) for part in tree[1:] if isinstance(part, tuple))
+    return any(map(unfinished, children(tree)))
 
 
 def _same_number(gold: Tree, answer: Tree, rules: Rules) -> bool:
