@@ -107,7 +107,9 @@ class _Parser:
 
     def accept(self, *kinds: str) -> Token | None:
         """The next token, taken, if it is of one of these kinds."""
-        return self.take() if self.next.kind in kinds else None
+        if self.next.kind in kinds:
+            return self.take()
+        return None
 
     def follow(self, *kinds: str) -> bool:
         """Whether the next tokens are of these kinds."""
@@ -199,7 +201,9 @@ class _Parser:
         if sign is None:
             return self.primary()
         tree = self.exponent()
-        return ("neg", tree) if sign.kind == "-" else tree
+        if sign.kind == "-":
+            return ("neg", tree)
+        return tree
 
     def arguments(self, opening: str = "(") -> list[Tree]:
         """The values in brackets, between commas."""
@@ -232,11 +236,10 @@ class _Parser:
         digits = self.take("num").text
         if not digits.isdigit():
             raise NotUnderstoodError(f"{digits!r} as an argument")
-        first, others = digits[0], digits[1:]
-        if others:
+        if len(digits) > 1:  # the others stay: \frac12 has two arguments
             self.place -= 1
-            self.tokens[self.place] = Token("num", others, False, Fraction(others))
-        return num(first)
+            self.tokens[self.place] = Token("num", digits[1:], False, Fraction(digits[1:]))
+        return num(digits[0])
 
     def primary(self) -> Tree:
         token = self.next
@@ -361,7 +364,9 @@ class _Parser:
         tree = ("call", name, *arguments)
         if base is not None:
             tree = ("call", "logb", *arguments, base)
-        return tree if power is None else ("pow", tree, power)
+        if power is None:
+            return tree
+        return ("pow", tree, power)
 
     def bare_argument(self) -> Tree:
         """sin 2x, ln x: factors side by side up to the next sign or function."""
@@ -375,7 +380,9 @@ class _Parser:
     def root(self) -> Tree:
         index = self.group("[") if self.next.kind == "[" else None
         tree = self.group("(") if self.next.kind == "(" else self.argument()
-        return ("call", "sqrt", tree) if index is None else ("call", "root", tree, index)
+        if index is None:
+            return ("call", "sqrt", tree)
+        return ("call", "root", tree, index)
 
     def command(self) -> Tree:
         token = self.take()

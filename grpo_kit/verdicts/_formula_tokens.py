@@ -76,10 +76,10 @@ def number_of(text: str, *, comma: bool = False) -> Fraction | None:
 
 def _repeating(text: str) -> Fraction:
     """The value of 0.1(6) or 0.1\\overline{6}."""
-    whole, _, decimals = text.partition(".")
+    integer, _, decimals = text.partition(".")
     fixed, period = re.fullmatch(r"(\d*)\D+(\d+)\D*", decimals).groups()
     ninths = Fraction(int(period), 10 ** len(period) - 1)
-    return int(whole or 0) + (int(fixed or 0) + ninths) / 10 ** len(fixed)
+    return int(integer or 0) + (int(fixed or 0) + ninths) / 10 ** len(fixed)
 
 
 def number_at(text: str, start: int, *, comma: bool, brackets: bool) -> str:

@@ -89,7 +89,9 @@ def _bare_quantity(text: str, habit: Habit) -> Quantity | None:
     percent = _PERCENT_WORD.search(text)
     if percent:
         tree = _value(text[: percent.start()], habit)
-        return None if tree is None or tree[0] == "percent" else Quantity(("percent", tree))
+        if tree is None or tree[0] == "percent":
+            return None
+        return Quantity(("percent", tree))
     for match in _UNIT_BEGINS.finditer(text):
         quantity = _with_unit(text[: match.start()], text[match.start() :], habit)
         if quantity is not None:
@@ -97,7 +99,9 @@ def _bare_quantity(text: str, habit: Habit) -> Quantity | None:
     tree = _value(text, habit)
     if tree is None or _words_alone(text, tree):
         return None
-    return Quantity(tree[1], read_unit("^\\circ")) if tree[0] == "degree" else Quantity(tree)
+    if tree[0] == "degree":
+        return Quantity(tree[1], read_unit("^\\circ"))
+    return Quantity(tree)
 
 
 def _money(match: re.Match, habit: Habit) -> Quantity | None:
@@ -190,7 +194,9 @@ def _compound(tree: Tree, text: str, habit: Habit) -> Quantity | None:
         return None
     units = read_unit(match[1])
     smaller = _bare_quantity(match[2], habit) if units else None
-    return put_together(Quantity(tree, units), smaller) if smaller else None
+    if smaller:
+        return put_together(Quantity(tree, units), smaller)
+    return None
 
 
 def put_together(larger: Quantity, smaller: Quantity) -> Quantity | None:
@@ -199,7 +205,9 @@ def put_together(larger: Quantity, smaller: Quantity) -> Quantity | None:
         if large.dimensions == small.dimensions and small.factor < large.factor:
             scale = num(small.factor / large.factor)
             value = exact_or_none(("add", larger.tree, ("mul", smaller.tree, scale)))
-            return None if value is None else Quantity(num(value), (large,))
+            if value is None:
+                return None
+            return Quantity(num(value), (large,))
     return None
 
 
@@ -210,7 +218,9 @@ def read_in_words(text: str) -> Quantity | None:
         value = number_in_words(" ".join(words[:end]))
         if value is not None:
             units = read_unit(" ".join(words[end:]), count=value)
-            return Quantity(num(value), units) if units or end == len(words) else None
+            if units or end == len(words):
+                return Quantity(num(value), units)
+            return None
     return None
 
 
@@ -227,7 +237,9 @@ def _with_signs(tree: Tree, plus: str) -> Tree:
     tree = map_children(lambda part: _with_signs(part, plus), tree)
     match tree:
         case ("pm" | "mp" as sign, None, right):
-            return right if sign == plus else ("neg", right)
+            if sign == plus:
+                return right
+            return ("neg", right)
         case ("pm" | "mp" as sign, left, right):
             return ("add" if sign == plus else "sub", left, right)
     return tree

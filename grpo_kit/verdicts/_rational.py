@@ -81,7 +81,9 @@ def exact(tree: Tree, env: Mapping[str, Fraction] | None = None) -> Fraction | N
         return series(tree, env, exact)
     if kind in ("call", "apply"):
         values = [exact(part, env) for part in tree[2:]]
-        return None if None in values else exact_call(tree[1], values)
+        if None in values:
+            return None
+        return exact_call(tree[1], values)
     if kind in ("pm", "mp"):
         raise UndefinedError("two values")
     values = [exact(part, env) for part in tree[1:]]
@@ -162,7 +164,9 @@ def exact_call(name: str, values: list[Fraction]) -> Fraction | None:
                 raise UndefinedError("a factorial")
             return Fraction(math.factorial(int(a)))
         case "binom", [n, k] if whole and 0 <= n <= 2_000:
-            return bounded(Fraction(math.comb(int(n), int(k)))) if k >= 0 else Fraction(0)
+            if k >= 0:
+                return bounded(Fraction(math.comb(int(n), int(k))))
+            return Fraction(0)
         case "gcd", _ if whole:
             return Fraction(math.gcd(*map(int, values)))
         case "lcm", _ if whole:
@@ -184,7 +188,9 @@ def exact_call(name: str, values: list[Fraction]) -> Fraction | None:
 def _exact_root(value: Fraction, index: int) -> Fraction | None:
     """The root where it is rational."""
     top, bottom = _whole_root(value.numerator, index), _whole_root(value.denominator, index)
-    return None if top is None or bottom is None else Fraction(top, bottom)
+    if top is None or bottom is None:
+        return None
+    return Fraction(top, bottom)
 
 
 def _whole_root(power: int, index: int) -> int | None:

@@ -138,7 +138,9 @@ def _clock_or_date(text: str, habit: Habit) -> Clock | Date | None:
         return Date(*date)
     # 2/5/2020: either may be the month, and it is no quotient
     digits = re.fullmatch(r"(\d{1,2})[-/.](\d{1,2})[-/.](\d{4})", text)
-    return Words("date {} {} {}".format(*map(int, digits.groups()))) if digits else None
+    if digits:
+        return Words("date {} {} {}".format(*map(int, digits.groups())))
+    return None
 
 
 _SIDES = r"(?:(.*?)(?:\\equiv|=))?(.*?)"  # x \equiv 3
@@ -179,14 +181,16 @@ def _several(text: str, habit: Habit) -> Any:
     return Several(_flat(items), word)
 
 
-def _set(inside: str, habit: Habit) -> Any:
-    if re.search(r"\||:|\\\{", inside):
-        return _set_of(inside, habit)
-    parts, word = pieces(inside, comma=habit.comma, brackets=True)
+def _set(content: str, habit: Habit) -> Any:
+    if re.search(r"\||:|\\\{", content):
+        return _set_of(content, habit)
+    parts, word = pieces(content, comma=habit.comma, brackets=True)
     if word != ",":  # a set of this or that
         return None
     items = [read(part, habit) for part in parts if parts != [""]]
-    return None if None in items else Several(_flat(_named_alike(items)), "{")
+    if None in items:
+        return None
+    return Several(_flat(_named_alike(items)), "{")
 
 
 def _are(kind: type, items: Iterable[Any]) -> bool:
@@ -219,9 +223,9 @@ def _flat(items: list[Any]) -> tuple[Any, ...]:
     return tuple(flat)
 
 
-def _set_of(inside: str, habit: Habit) -> Bounds | Row | Union | None:
+def _set_of(content: str, habit: Habit) -> Bounds | Row | Union | None:
     """{x | x > 3}, {x in R : 1 < x < 2}, {x | x in R}: the bounds behind the bar."""
-    match = re.fullmatch(r"\s*([a-zA-Z])\s*(?:\\in\s*\\mathbb\{R\})?\s*[|:](.*)", inside)
+    match = re.fullmatch(r"\s*([a-zA-Z])\s*(?:\\in\s*\\mathbb\{R\})?\s*[|:](.*)", content)
     if match is None:
         return None
     bounds = read(match[2].strip(), habit)
@@ -245,11 +249,15 @@ def _rows(text: str, habit: Habit) -> Any:
     if exception:
         points = read(exception[1], habit)
         points = list(points.items) if isinstance(points, Several) else [points]
-        return without(points) if _are(Quantity, points) else None
+        if _are(Quantity, points):
+            return without(points)
+        return None
     rows = [_row(part.strip(), habit) for part in re.split(r"\\cup(?![a-z])", text)]
     if None in rows:
         return None
-    return rows[0] if len(rows) == 1 else Union(tuple(rows))
+    if len(rows) == 1:
+        return rows[0]
+    return Union(tuple(rows))
 
 
 def _row(text: str, habit: Habit) -> Row | Matrix | None:
@@ -274,11 +282,15 @@ def _row(text: str, habit: Habit) -> Row | Matrix | None:
 def _ratio(text: str, habit: Habit) -> Ratio | None:
     parts = _RATIO_WORD.sub(":", text).split(":")
     trees = [formula(part, habit) for part in parts]
-    return None if None in trees or len(trees) == 1 else Ratio(tuple(trees))
+    if None in trees or len(trees) == 1:
+        return None
+    return Ratio(tuple(trees))
 
 
 def _words(text: str, habit: Habit) -> Words | None:
-    return Words(text) if _WORDS.fullmatch(text) else None
+    if _WORDS.fullmatch(text):
+        return Words(text)
+    return None
 
 
 _READERS = (_choice, _matrix, _clock_or_date, read_based, _congruence, _several, _relation, _rows, _ratio,

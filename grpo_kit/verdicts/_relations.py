@@ -40,16 +40,21 @@ _MIRRORED = {">": "<", "\\ge": "\\le"}
 _DENIED = re.compile(r"\b(?:not|no|never|isn't|neither|nor|or|and|except)\b", re.I)
 
 
-def read_relation(text: str, habit: Habit, read: Callable[..., Any]) -> Any:
-    """What the relation signs of a text make of it; read: reads a side. None if it has none, or is not understood."""
+def read_relation(text: str, habit: Habit, read_side: Callable[..., Any]) -> Any:
+    """What the relation signs of a text make of it; None if it has none, or is not understood.
+
+    read_side: reads the text on one side of a sign.
+    """
     sides, signs = split_relations(text)
     if not signs or not all(sides):
         return None
     if set(signs) == {"="}:
-        return _equality([_DERIVATIVE.sub(r"\1\3'", side) for side in sides], habit, read)
+        return _equality([_DERIVATIVE.sub(r"\1\3'", side) for side in sides], habit, read_side)
     if signs == ["\\in"] and _NAME.fullmatch(sides[0]):
-        value = read(re.sub(r"^\{(.*)\}$", r"\\{\1\\}", sides[1]), habit)
-        return None if value is None else Named(_name(sides[0]), value)
+        value = read_side(re.sub(r"^\{(.*)\}$", r"\\{\1\\}", sides[1]), habit)
+        if value is None:
+            return None
+        return Named(_name(sides[0]), value)
     trees = [formula(side, habit) for side in sides]
     if None in trees:
         return None
@@ -58,17 +63,19 @@ def read_relation(text: str, habit: Habit, read: Callable[..., Any]) -> Any:
     if {*signs} <= {">", "\\ge"}:
         trees.reverse()
         signs = [_MIRRORED[sign] for sign in reversed(signs)]
-    return _increasing(trees, signs) if {*signs} <= {"<", "\\le"} else None
+    if {*signs} <= {"<", "\\le"}:
+        return _increasing(trees, signs)
+    return None
 
 
-def _equality(sides: list[str], habit: Habit, read: Callable[..., Any]) -> Any:
-    first, *others = sides
-    if not _is_name(first) and len(others) == 1 and _is_name(others[0]):
-        first, others = others[0], [first]
-    is_named = _is_name(first)
-    if is_named and len(others) == 1:
-        return _named(_name(first), others[0], habit, read)
-    trees = [formula(side, habit) for side in (others if is_named else sides)]
+def _equality(sides: list[str], habit: Habit, read_side: Callable[..., Any]) -> Any:
+    if len(sides) == 2 and not _is_name(sides[0]) and _is_name(sides[1]):
+        sides.reverse()
+    is_named = _is_name(sides[0])
+    name = _name(sides[0])
+    if is_named and len(sides) == 2:
+        return _named(name, sides[1], habit, read_side)
+    trees = [formula(side, habit) for side in sides[is_named:]]
     if None in trees:
         return None
     if len(sides) == 2 and any(map(symbols, trees)):
@@ -76,12 +83,14 @@ def _equality(sides: list[str], habit: Habit, read: Callable[..., Any]) -> Any:
     if not all(same_value(trees[0], tree) for tree in trees[1:]):  # 2 + 3 = 5 is 5, 4 = 5 is nothing
         return None
     value = Quantity(trees[-1])
-    return Named(_name(first), value) if is_named else value
+    if is_named:
+        return Named(name, value)
+    return value
 
 
-def _named(name: str, side: str, habit: Habit, read: Callable[..., Any]) -> Any:
+def _named(name: str, side: str, habit: Habit, read_side: Callable[..., Any]) -> Any:
     """The value of the other side under its name; for (x, y) = (1, 2) a value for each letter."""
-    value = read(side, habit)
+    value = read_side(side, habit)
     if isinstance(value, Words) and re.fullmatch(r"[A-Za-z]{2,3}", side):  # F = ma
         tree = formula(side)
         value = Quantity(tree) if tree else value
@@ -138,8 +147,8 @@ def _increasing(trees: list[Tree], signs: list[str]) -> Any:
             high = Quantity(bound)
         case [bound, ("sym", name)] if not symbols(bound):
             low = Quantity(bound)
-        case [below, ("sym", name), above] if not symbols(below) and not symbols(above):
-            low, high = Quantity(below), Quantity(above)
+        case [lower, ("sym", name), upper] if not symbols(lower) and not symbols(upper):
+            low, high = Quantity(lower), Quantity(upper)
         case [left, right] if symbols(left) or symbols(right):
             return Inequality(("sub", left, right), signs[0] == "<")
         case _:
@@ -171,13 +180,14 @@ def joined(items: list[Bounds], word: str) -> Bounds | None:
         return Bounds(name, Union(tuple(rows)))
     if all(len(item.value.rows) == 2 for item in items):  # x is not 2, x is not 3
         pairs = list(zip(rows[::2], rows[1::2], strict=True))
-        if any(below.items[1] != above.items[0] for below, above in pairs):
+        if any(lower.items[1] != upper.items[0] for lower, upper in pairs):
             return None
-        return _excluding(name, [below.items[1] for below, _ in pairs])
+        return _excluding(name, [lower.items[1] for lower, _ in pairs])
     if len(rows) != 2:
         return None
-    above, below = sorted(rows, key=lambda row: row.items[0] == LOWEST)
-    (low, above_end), (below_end, high) = above.items, below.items
-    if (below_end, above_end) != (LOWEST, HIGHEST) or low == LOWEST or high == HIGHEST:
+    upper, lower = sorted(rows, key=lambda row: row.items[0] == LOWEST)
+    low, upper_end = upper.items
+    lower_end, high = lower.items
+    if (lower_end, upper_end) != (LOWEST, HIGHEST) or low == LOWEST or high == HIGHEST:
         return None
-    return Bounds(name, Union((Row(above.brackets[0] + below.brackets[1], (low, high)),)))
+    return Bounds(name, Union((Row(upper.brackets[0] + lower.brackets[1], (low, high)),)))

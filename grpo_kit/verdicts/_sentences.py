@@ -145,7 +145,9 @@ def read_date(text: str) -> tuple[int | None, int, int] | None:
         dates = [(year, second, first), (year, first, second)]
     dates = [date for date in dates if 1 <= date[1] <= 12 and 1 <= date[2] <= 31]
     is_dotted = text.count(".") == 2  # then the day comes first
-    return dates[0] if len(set(dates)) == 1 or (dates and is_dotted) else None
+    if len(set(dates)) == 1 or (dates and is_dotted):
+        return dates[0]
+    return None
 
 
 def number_in_words(text: str) -> Fraction | None:
@@ -180,7 +182,9 @@ _PARTS |= {"fourth": 4, "halves": 2}
 def _fraction_in_words(words: list[str], part: int, *, plural: bool) -> Fraction | None:
     """So many parts, and a whole number before them: two and three (quarters)."""
     if not words:
-        return Fraction(1, 2) if part == 2 and not plural else None
+        if part == 2 and not plural:
+            return Fraction(1, 2)
+        return None
     *before, count = words
     top = 1 if count in ("a", "an") else _whole_in_words([count])
     if top is None or not 0 < top < part or plural != (top > 1):
@@ -189,7 +193,9 @@ def _fraction_in_words(words: list[str], part: int, *, plural: bool) -> Fraction
         return Fraction(top, part)
     *before, joint = before
     whole = _whole_in_words(before) if joint == "and" else None
-    return None if whole is None else whole + Fraction(top, part)
+    if whole is None:
+        return None
+    return whole + Fraction(top, part)
 
 
 def _whole_in_words(words: list[str]) -> int | None:

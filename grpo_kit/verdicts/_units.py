@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 
 from grpo_kit.verdicts._sentences import number_in_words
@@ -53,13 +55,13 @@ class Unit:
     dimensions: tuple[tuple[str, int], ...]
     factor: Fraction = Fraction(1)
 
-    def times(self, other: Unit, power: int = 1) -> Unit:
-        """This unit times the other one to the power."""
-        powers = dict(self.dimensions)
-        for name, count in other.dimensions:
-            powers[name] = powers.get(name, 0) + power * count
+    def times(self, unit: Unit, power: int = 1) -> Unit:
+        """This unit times another one to the power."""
+        powers = Counter(dict(self.dimensions))
+        for name, count in unit.dimensions:
+            powers[name] += power * count
         dimensions = sorted((name, count) for name, count in powers.items() if count)
-        return Unit(tuple(dimensions), self.factor * other.factor**power)
+        return Unit(tuple(dimensions), self.factor * unit.factor**power)
 
 
 _NONE = Unit(())
@@ -140,9 +142,9 @@ def _side_by_side(text: str) -> tuple[Unit, ...]:
     return units
 
 
-def _products(units: tuple[Unit, ...], others: tuple[Unit, ...], power: int = 1) -> tuple[Unit, ...]:
-    """Each meaning of the one times each meaning of the other to the power."""
-    return tuple(unit.times(other, power) for unit in units for other in others)
+def _products(units: tuple[Unit, ...], factors: tuple[Unit, ...], power: int = 1) -> tuple[Unit, ...]:
+    """Each meaning of a unit times each meaning of a factor to the power."""
+    return tuple(unit.times(factor, power) for unit, factor in product(units, factors))
 
 
 def _is_measure(unit: Unit) -> bool:
@@ -190,12 +192,12 @@ def _singular(words: list[str]) -> str:
     return " ".join([*words[:-1], noun])
 
 
-def same_dimension(unit: Unit, other: Unit) -> bool:
+def same_dimension(unit: Unit, second: Unit) -> bool:
     """Whether both measure the same; of counted things, whether one names the other more closely ("red apples")."""
-    match unit.dimensions, other.dimensions:
+    match unit.dimensions, second.dimensions:
         case (((thing, 1),), ((other_thing, 1),)) if thing.startswith("of ") and other_thing.startswith(
             "of "
         ):
             thing, other_thing = thing.removeprefix("of"), other_thing.removeprefix("of")
             return thing.endswith(other_thing) or other_thing.endswith(thing)
-    return unit.dimensions == other.dimensions
+    return unit.dimensions == second.dimensions

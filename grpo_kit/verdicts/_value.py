@@ -106,7 +106,9 @@ class _Evaluator:
         values = [self.value(part, env) for part in parts]
         if kind == "degree":
             return values[0] * mp.pi / 180
-        return self.power(*values) if kind == "pow" else arithmetic(kind, values)
+        if kind == "pow":
+            return self.power(*values)
+        return arithmetic(kind, values)
 
     def power(self, a: Any, b: Any) -> Any:
         mp = self.mp
@@ -256,7 +258,9 @@ def _pairs_of_values(left: Tree, right: Tree) -> list[_Pair]:
         except TooLargeError:
             if k < 2:
                 raise
-    return pairs if len(pairs) >= (2 if has_letters else 1) else []
+    if len(pairs) >= (2 if has_letters else 1):
+        return pairs
+    return []
 
 
 def _pair_at(point: dict, left: Tree, right: Tree, is_real: bool, most: int) -> _Pair:
@@ -299,7 +303,9 @@ def distance(left: Tree, right: Tree) -> Any:
     if symbols(left) | symbols(right):
         return None
     pairs = _pairs_of_values(left, right)
-    return abs(pairs[0].left - pairs[0].right) if pairs else None
+    if pairs:
+        return abs(pairs[0].left - pairs[0].right)
+    return None
 
 
 def ratio(left: Tree, right: Tree) -> int | None:

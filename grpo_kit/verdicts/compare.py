@@ -276,8 +276,8 @@ def _same_ratio(gold: Sequence[Tree], answer: Sequence[Tree]) -> bool:
     pairs = list(zip(gold, answer, strict=True))
     if any(same_value(part, num(0)) for part in (*gold, *answer)):
         return all(same_value(*pair) for pair in pairs)
-    (a, b), *others = pairs
-    return all(same_value(("mul", a, d), ("mul", b, c)) for c, d in others)
+    a, b = pairs[0]
+    return all(same_value(("mul", a, d), ("mul", b, c)) for c, d in pairs[1:])
 
 
 def _same_congruence(gold: Congruence, answer: Congruence) -> bool:
@@ -286,8 +286,10 @@ def _same_congruence(gold: Congruence, answer: Congruence) -> bool:
         return gold == answer
     if gold.name and answer.name and gold.name != answer.name:
         return False
-    rest, answer_rest = exact(gold.rest), exact(answer.rest)
-    return rest is not None and answer_rest is not None and (rest - answer_rest) % modulus == 0
+    remainders = exact(gold.remainder), exact(answer.remainder)
+    if None in remainders:
+        return False
+    return (remainders[0] - remainders[1]) % modulus == 0
 
 
 def _same_quantity(gold: Quantity, answer: Quantity, rules: Rules) -> bool:
@@ -356,7 +358,9 @@ def _renamed(quantity: Quantity, old: str, new: str) -> Quantity:
     """The quantity with another name of a letter."""
 
     def renamed(tree: Tree) -> Tree:
-        return ("sym", new) if tree == ("sym", old) else map_children(renamed, tree)
+        if tree == ("sym", old):
+            return ("sym", new)
+        return map_children(renamed, tree)
 
     return replace(quantity, tree=renamed(quantity.tree))
 

@@ -75,7 +75,9 @@ def verdict(
     except (RecursionError, UndefinedError):  # brackets in brackets in brackets; a modulus of 1/0
         return None if gold_read is None else False
     except TooLargeError:
-        return None if gold_read is None or _is_too_large(gold_read, timeout) else False
+        if gold_read is None or _is_too_large(gold_read, timeout):
+            return None
+        return False
 
 
 _SUBSTANCE = re.compile(r"(?=.*\d)(?:[A-Z][a-z]?\d*|\((?:[A-Z][a-z]?\d*)+\)\d*){2,}")
@@ -203,7 +205,9 @@ def _ordered(tree: Tree) -> Tree:
                 parts = [part for part in map(_ordered, side) if part != neutral]
                 sides.append(tuple(sorted(parts, key=repr)))
             above, below = sides
-            return above[0] if len(above) == 1 and not below else (operation, above, below)
+            if len(above) == 1 and not below:
+                return above[0]
+            return (operation, above, below)
     return map_children(_ordered, tree)
 
 
