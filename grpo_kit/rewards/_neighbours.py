@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_kit.verdicts import _kinds as kinds
-from grpo_kit.verdicts._formula import Tree, nodes
+from grpo_kit.verdicts._formula import nodes
 from grpo_kit.verdicts._quantities import formula
-from grpo_kit.verdicts._rational import TooLargeError, UndefinedError, exact
+from grpo_kit.verdicts._rational import TooLargeError, exact_or_none
 from grpo_kit.verdicts._reading import read
 from grpo_kit.verdicts._spelling import plain
 
@@ -30,7 +30,7 @@ Fields = dict[str, str | None]
 _SIGN = re.compile(r" *(<|>|\\le(?![a-z])|\\ge(?![a-z])) *")
 _FLIP = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
 _TERM = r"\(?\d+(?:\.\d+)?\)?"
-_ASKED = re.compile(rf"(?<![\w.^/*+-]){_TERM}(?:\s*[-+*/×÷−]\s*{_TERM})+(?![\w^/*+]|[.,]\d)")
+_ARITHMETIC = re.compile(rf"(?<![\w.^/*+-]){_TERM}(?:\s*[-+*/×÷−]\s*{_TERM})+(?![\w^/*+]|[.,]\d)")
 _DIGITS_OF = r"(\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)"
 _LITERAL = re.compile(rf"(-?)([$€£]?){_DIGITS_OF}((?!\s*[\d,.'/_])[^\d!^_]*(?:\^\{{?\d\}}?|\^\\circ.*)?)")
 _DIGITS = {"arabic": "٠١٢٣٤٥٦٧٨٩٫", "wide": "０１２３４５６７８９．"}
@@ -63,8 +63,8 @@ def equal_texts(gold: str) -> dict[str, str]:
     >>> [equal_texts("0.5")[name] for name in ("a fraction", "per cent of a part", "in bold", "in a sentence")]
     ['1/2', '50%', '**0.5**', 'The answer is 0.5.']
     """
-    made = _filled("equal", plain(gold))
-    return {name: text for name, text in made.items() if text != gold.strip()}
+    texts = _filled("equal", plain(gold))
+    return {name: text for name, text in texts.items() if text != gold.strip()}
 
 
 def near_misses(gold: str, question: str | None = None) -> dict[str, str]:
@@ -75,9 +75,9 @@ def near_misses(gold: str, question: str | None = None) -> dict[str, str]:
     >>> near_misses("6", "What is 12/2?")["copied from the question"]
     '12/2'
     """
-    wanted = plain(gold)
-    made = _filled("near", wanted, _copied(wanted, question or ""))
-    return {name: text for name, text in made.items() if text not in (gold.strip(), wanted)}
+    spelling = plain(gold)
+    texts = _filled("near", spelling, _arithmetic_of(question or "", spelling))
+    return {name: text for name, text in texts.items() if text not in (gold.strip(), spelling)}
 
 
 def why(name: str) -> str:
@@ -87,8 +87,13 @@ def why(name: str) -> str:
 
 def excused(rules: Any) -> set[str]:
     """Names of texts that are no evidence against a reward with these rules: its arguments accept, or refuse, them."""
-    asked = {name for rule, names in _BY_RULE.items() if getattr(rules, rule, None) for name in names}
-    return asked | ({"without its unit"} if getattr(rules, "units", None) == "required" else set())
+    names = set()
+    for rule, excused_names in _BY_RULE.items():
+        if getattr(rules, rule, None):
+            names |= excused_names
+    if getattr(rules, "units", None) == "required":
+        names.add("without its unit")
+    return names
 
 
 @lru_cache(1)
@@ -97,38 +102,37 @@ def _table() -> list[dict[str, str]]:
     return list(csv.DictReader(lines, delimiter=";", quoting=csv.QUOTE_NONE))
 
 
-def _filled(which: str, gold: str, copied: str | None = None) -> dict[str, str]:
+def _filled(list_name: str, gold: str, copied: str | None = None) -> dict[str, str]:
     """The rows of the table that apply, each name and each text once. <other>: the first of them, a wrong answer."""
     kind, fields = _kind_and_fields(gold)
     fields |= {"g": gold, "copied": copied, "other": f"{gold} 7"}
     texts: dict[str, str] = {}
     for row in _table():
-        if (
-            row["list"] != which
-            or row["name"] in texts
-            or (row["kinds"] and kind not in row["kinds"].split())
-        ):
-            continue
+        is_for_kind = not row["kinds"] or kind in row["kinds"].split()
         match = re.search(row["pattern"] or r"\A.*\Z", gold, re.S)
-        if match is None:
+        if row["list"] != list_name or row["name"] in texts or not is_for_kind or match is None:
             continue
         values = fields | {str(place): group or "" for place, group in enumerate(match.groups(), 1)}
-        if all(values.get(name) is not None for name in re.findall(r"<(\w+)>", row["text"])):
-            filled = re.sub(r"<(\w+)>", lambda field, values=values: values[field[1]], row["text"])
-            text = (gold[: match.start()] + filled + gold[match.end() :]).strip(" ")
-            if text and text not in texts.values():
-                texts[row["name"]] = text
-                fields["other"] = next(iter(texts.values()))
+        if any(values.get(name) is None for name in re.findall(r"<(\w+)>", row["text"])):
+            continue
+        replacement = re.sub(r"<(\w+)>", lambda field, values=values: values[field[1]], row["text"])
+        text = (gold[: match.start()] + replacement + gold[match.end() :]).strip(" ")
+        if text and text not in texts.values():
+            texts[row["name"]] = text
+            fields["other"] = next(iter(texts.values()))
     return texts
 
 
 def _kind_and_fields(text: str) -> tuple[str, Fields]:
     """The kind of a gold, by the table's name, and the fields of its texts."""
-    known = _known(text)
-    number, kind = _number_of(text, known), type(known).__name__
-    if isinstance(known, kinds.Quantity):
-        alone = not (known.units or known.is_percent)
-        kind = "Number" if number else "Based" if known.base else "Formula" if alone else "Measured"
+    gold = _read(text)
+    number, kind = _number_of(text, gold), type(gold).__name__
+    if number:
+        kind = "Number"
+    elif isinstance(gold, kinds.Quantity):
+        kind = "Measured" if gold.units or gold.is_percent else "Formula"
+        if gold.base:
+            kind = "Based"
     fields: Fields = {"invisible": "\u200b", "hard": "\u00a0", "bumped": _bump(text)}
     if not re.search("[$%]", text):  # signs that mean something else in LaTeX
         fields["formula"] = rf"\text{{{text}}}" if kind == "Words" else text
@@ -141,19 +145,22 @@ def _kind_and_fields(text: str) -> tuple[str, Fields]:
         left, _, right = _SIGN.split(text)
         fields |= {"left": left, "right": right, "flipped": _FLIP[signs[0]]}
     if number:
-        fields |= _number_fields(number, known)
+        fields |= _number_fields(number, gold)
     elif kind == "Formula":
-        fields |= _formula_fields(text, known)
-    elif kind in ("Words", "Choice"):
-        fields |= _word_fields(text, known)
-    elif isinstance(known, kinds.Clock) and known.half:
-        fields["hours24"] = f"{int(known.minutes) // 60:02d}:{int(known.minutes) % 60:02d}"
-    elif isinstance(known, kinds.Date) and known.year:
-        fields["iso"] = f"{known.year}-{known.month:02d}-{known.day:02d}"
+        fields |= _formula_fields(text, gold)
+    elif kind == "Choice":
+        fields |= _choice_fields(text, gold.letter)
+    elif kind == "Words":
+        fields |= _word_fields(text)
+    elif isinstance(gold, kinds.Clock) and gold.half:
+        hours, minutes = divmod(int(gold.minutes), 60)
+        fields["hours24"] = f"{hours:02d}:{minutes:02d}"
+    elif isinstance(gold, kinds.Date) and gold.year:
+        fields["iso"] = f"{gold.year}-{gold.month:02d}-{gold.day:02d}"
     return kind, fields
 
 
-def _known(text: str) -> Any:
+def _read(text: str) -> Any:
     """The kind of the text; letters and spaces are words, even if they could be a product of letters ("a few")."""
     if re.fullmatch(r"[^\W\d_]+(?: [^\W\d_]+)*", text) and len(text) > 1:
         return kinds.Words(text)
@@ -163,92 +170,112 @@ def _known(text: str) -> Any:
         return None
 
 
-def _exact(tree: Tree | None) -> Fraction | None:
-    try:
-        return None if tree is None else exact(tree)
-    except (TooLargeError, UndefinedError):
-        return None
-
-
 def _bump(text: str) -> str | None:
     """The text with its last whole number one higher; None without a whole number."""
-    found = re.search(r"\d+(?!.*\d)", text, re.S)
-    return f"{text[: found.start()]}{int(found[0]) + 1}{text[found.end() :]}" if found else None
+    match = re.search(r"\d+(?!.*\d)", text, re.S)
+    if match is None:
+        return None
+    return f"{text[: match.start()]}{int(match[0]) + 1}{text[match.end() :]}"
 
 
-def _formula_fields(text: str, known: kinds.Quantity) -> Fields:
-    """The fields of a formula. Of its value only this is known: whether it is infinite, or exactly 0."""
-    zero = "infty" in text or _exact(known.tree) == 0
-    root = re.fullmatch(r"(\d*)(?:\\sqrt\{(\d+)\}|\\pi)", text)
-    surd = root and (not root[2] or math.isqrt(int(root[2])) ** 2 != int(root[2]))
-    size = int(root[1] or 1) * (math.sqrt(int(root[2])) if root[2] else math.pi) if surd else 0
-    return {"not_zero": None if zero else text, "rounded": f"{size:.6f}" if size else None}
+def _formula_fields(text: str, gold: kinds.Quantity) -> Fields:
+    """The fields of a formula that is not 0, and of a multiple of a root or of pi."""
+    fields: Fields = {}
+    if "infty" not in text and exact_or_none(gold.tree) != 0:
+        fields["not_zero"] = text
+    match = re.fullmatch(r"(\d*)(?:\\sqrt\{(\d+)\}|\\pi)", text)
+    if match:
+        count, radicand = int(match[1] or 1), int(match[2] or 0)
+        factor = math.sqrt(radicand) if match[2] else math.pi
+        is_irrational = not match[2] or math.isqrt(radicand) ** 2 != radicand
+        if count and is_irrational:
+            fields["rounded"] = f"{count * factor:.6f}"
+    return fields
 
 
-def _word_fields(text: str, known: kinds.Words | kinds.Choice) -> Fields:
-    if isinstance(known, kinds.Choice):
-        other = "BCDEA"["ABCDE".find(known.letter)]
-        other = re.sub(rf"\b{known.letter}\b", other, text, count=1)
-        return {"other_case": text.lower() if text == known.letter else None, "other_choice": other}
+def _choice_fields(text: str, letter: str) -> Fields:
+    next_letter = "BCDEA"["ABCDE".find(letter)]
+    fields: Fields = {"other_choice": re.sub(rf"\b{letter}\b", next_letter, text, count=1)}
+    if text == letter:
+        fields["other_case"] = text.lower()
+    return fields
+
+
+def _word_fields(text: str) -> Fields:
+    fields: Fields = {}
     longest = max(text.split(), key=len)
     backwards = text.replace(longest, longest[::-1], 1)
-    case = {"other_case": text.swapcase()} if text.isupper() and " " not in text or len(text) == 1 else {}
-    anagram = {"anagram": backwards} if backwards.casefold() != text.casefold() else {}
-    return anagram | (case or {"sentence_case": text[0].swapcase() + text[1:]})
+    if backwards.casefold() != text.casefold():
+        fields["anagram"] = backwards
+    if (text.isupper() and " " not in text) or len(text) == 1:
+        fields["other_case"] = text.swapcase()
+    else:
+        fields["sentence_case"] = text[0].swapcase() + text[1:]
+    return fields
 
 
-def _copied(text: str, question: str) -> str | None:
+def _arithmetic_of(question: str, gold: str) -> str | None:
     """The question's own arithmetic, where it equals the gold, a whole number: 12/2 for 6."""
-    if re.fullmatch(r"-?[\d,]*\d", text):
-        for asked in _ASKED.findall(question):
-            tree = formula(asked.replace("×", "*").replace("÷", "/").replace("−", "-"))
-            if _exact(tree) == int(text.replace(",", "")):
-                return asked.strip()
+    if not re.fullmatch(r"-?[\d,]*\d", gold):
+        return None
+    for sum_text in _ARITHMETIC.findall(question):
+        tree = formula(sum_text.translate({ord("×"): "*", ord("÷"): "/", ord("−"): "-"}))
+        if tree and exact_or_none(tree) == int(gold.replace(",", "")):
+            return sum_text.strip()
     return None
 
 
 class _Number(NamedTuple):
-    """A gold that is one number, as written: -$1,234.50 has the money sign $, 5 km has the rest " km"."""
+    """A gold that is one number, as written: -$1,234.50 has the money sign $, 5 km has the unit " km"."""
 
     value: Fraction
     money: str = ""
-    rest: str = ""
+    unit: str = ""
 
-    def text(self, value: Fraction | str) -> str:
+    def with_digits(self, digits: str) -> str:
+        """The same spelling with other digits."""
+        sign = "-" if digits.startswith("-") else ""
+        return f"{sign}{self.money}{digits.removeprefix('-')}{self.unit}"
+
+    def text(self, value: Fraction) -> str:
         """The same spelling with another number."""
-        text = value if isinstance(value, str) else _decimal(value)
-        return f"{'-' * text.startswith('-')}{self.money}{text.removeprefix('-')}{self.rest}"
+        return self.with_digits(_decimal(value))
 
 
 def _decimal(value: Fraction) -> str:
     """The digits of a fraction whose decimal ends, else "a/b"."""
-    text = f"{Decimal(value.numerator) / value.denominator:f}"
-    return text if value.denominator != 1 and Fraction(text) == value else str(value)
+    decimal = f"{Decimal(value.numerator) / value.denominator:f}"
+    if value.denominator != 1 and Fraction(decimal) == value:
+        return decimal
+    return str(value)
 
 
-def _number_of(text: str, known: Any) -> _Number | None:
+def _number_of(text: str, gold: Any) -> _Number | None:
     """The gold as one number with its money, unit or per cent; None if it is something else."""
-    if not isinstance(known, kinds.Quantity) or known.base is not None:
+    if not isinstance(gold, kinds.Quantity) or gold.base is not None:
         return None
-    tree = known.tree[1] if known.is_percent else known.tree
-    is_literal = {node[0] for node in nodes(tree)} <= {"num", "neg", "div", "mixed"}
-    value = _exact(tree) if is_literal else None
+    tree = gold.tree[1] if gold.is_percent else gold.tree
+    if any(node[0] not in ("num", "neg", "div", "mixed") for node in nodes(tree)):
+        return None
+    value = exact_or_none(tree)
     if value is None:
         return None
-    is_measured = bool(known.units) or known.is_percent
+    is_measured = bool(gold.units) or gold.is_percent
     literal = _LITERAL.fullmatch(text)
     if literal and (not literal[4] or is_measured or literal[4].endswith("illion")):
         return _Number(Fraction(literal[1] + literal[3].replace(",", "")), literal[2], literal[4])
     return None if is_measured else _Number(value)
 
 
-def _number_fields(number: _Number, known: kinds.Quantity) -> Fields:
+def _number_fields(number: _Number, gold: kinds.Quantity) -> Fields:
     """The fields of neighbours.csv for a number: its neighbours, its spellings, its parts."""
-    value, amount, put = number.value, _decimal(number.value), number.text
-    size, unit, is_whole = abs(value), number.rest.strip(), value.denominator == 1
-    fields: Fields = {"amount": amount, "one_more": put(value + 1)}
+    value, amount, put = number.value, _decimal(number.value), number.with_digits
+    size, unit, is_whole = abs(value), number.unit.strip(), value.denominator == 1
+    fields: Fields = {"amount": amount, "one_more": number.text(value + 1)}
     if value:
-        fields |= {"opposite": put(-value), "ten": put(10 * value), "tenth": put(value / 10)}
+        fields["opposite"] = number.text(-value)
+        fields["ten"] = number.text(10 * value)
+        fields["tenth"] = number.text(value / 10)
     backwards = str(size)[::-1]
     if is_whole and size % 10 and backwards != str(size):
         fields["backwards"] = put(backwards)
@@ -257,48 +284,48 @@ def _number_fields(number: _Number, known: kinds.Quantity) -> Fields:
     if "/" not in amount:
         for name, digits in _DIGITS.items():
             fields[name] = put(amount.translate(str.maketrans("0123456789.", digits)))
-        fields["zeros"] = put(amount + (".0" if is_whole else "0"))
+        fields["zeros"] = put(f"{amount}.0" if is_whole else f"{amount}0")
     if is_whole and size >= 1000:
-        for name, sign in _THOUSANDS.items():
-            fields[name] = put(f"{value.numerator:,}".replace(",", sign))
+        for name, separator in _THOUSANDS.items():
+            fields[name] = put(f"{value.numerator:,}".replace(",", separator))
     if number.money:
-        money, another = _MONEY[number.money]
-        fields |= {"money": money, "other_unit": f"{amount} {another}"}
-    elif known.is_percent:
+        money, other_money = _MONEY[number.money]
+        fields |= {"money": money, "other_unit": f"{amount} {other_money}"}
+    elif gold.is_percent:
         fields |= {"per_cent": amount, "per_cent_decimal": _decimal(value / 100)}
-    if known.units:
+    if gold.units:
         fields["unit_optional"] = amount
-    if known.units and re.fullmatch("[A-Za-z]+", unit) and value:
+    if gold.units and re.fullmatch("[A-Za-z]+", unit) and value:
         count, smaller = _UNITS.get(unit, (0, "kg"))
         fields |= {"unit": unit, "other_unit": f"{amount} {smaller}"}
         if count:
             fields |= {"smaller": smaller, "smaller_amount": _decimal(value * count)}
             fields["squared_unit"] = f"{amount} {unit}^2"
-    if not number.money and not number.rest:
+    if not number.money and not number.unit:
         fields |= _bare_fields(value, amount)
     return fields
 
 
 def _bare_fields(value: Fraction, text: str) -> Fields:
     """The fields of a number without money, unit or per cent."""
-    size, sign = abs(value), "-" * (value < 0)
-    above, below = size.numerator, size.denominator
-    fields: Fields = {"bare": text, "sign": sign, "above": str(above)}
+    size, sign = abs(value), "-" if value < 0 else ""
+    top, bottom = size.numerator, size.denominator
+    fields: Fields = {"bare": text, "sign": sign, "above": str(top)}
     if value:
         fields["nonzero"] = text
     if size not in (0, 1):
-        fields |= {"unlike": text, "upside": f"{sign}{below}"}
-    if below == 1:
+        fields |= {"unlike": text, "upside": f"{sign}{bottom}"}
+    if bottom == 1:
         return fields | _whole_fields(int(value))
-    fields |= {"twice_above": str(2 * above), "twice_below": str(2 * below), "below": str(below)}
-    fields["rest"] = str(above % below)
+    fields |= {"twice_above": str(2 * top), "twice_below": str(2 * bottom), "below": str(bottom)}
+    fields["rest"] = str(top % bottom)
     if size > 1:
-        fields["ones"] = str(above // below)
+        fields["ones"] = str(top // bottom)
     vulgar = _VULGAR.get(str(size % 1))
     if vulgar:
-        fields["vulgar"] = f"{sign}{above // below or ''}{vulgar}"
+        fields["vulgar"] = f"{sign}{top // bottom or ''}{vulgar}"
     if "/" in text:
-        fields["rounded"] = f"{Decimal(value.numerator) / below:.6f}"
+        fields["rounded"] = f"{Decimal(value.numerator) / bottom:.6f}"
         return fields
     fields["decimal"] = text
     if size < 1:

@@ -13,10 +13,10 @@ from typing import Any
 Reward = Callable[..., list[float | None]]
 
 # Arguments that TRL gives every reward besides the columns of the data set.
-_GIVEN_BY_TRL = frozenset(
+_TRL_ARGUMENTS = frozenset(
     "self prompts completions completion_ids trainer_state log_extra log_metric environments".split()
 )
-_TAKEN = dict.fromkeys(_GIVEN_BY_TRL, "rewards are given something else under that name") | {
+_RESERVED = dict.fromkeys(_TRL_ARGUMENTS, "rewards are given something else under that name") | {
     "self": "a reward that is an object cannot be given it",
     "prompt": "the rendered prompt is kept under that name",
     "prefill": "the prompt's prefill is kept under that name",
@@ -33,9 +33,12 @@ def all_parts(reward: Reward) -> list[Reward]:
     >>> reward_names(all_parts(Gated(ExactAnswer(), on=SoftFormat())))
     ['exact_answer', 'soft_format']
     """
-    direct = list(reward.parts) if getattr(reward, "made_of_others", False) is True else []
-    inside = direct + [part for outer in direct for part in all_parts(outer)]
-    return list({id(part): part for part in inside}.values())
+    if getattr(reward, "made_of_others", False) is not True:
+        return []
+    parts = [*reward.parts]
+    for part in reward.parts:
+        parts += all_parts(part)
+    return list({id(part): part for part in parts}.values())
 
 
 def with_parts(rewards: Iterable[Reward]) -> list[Reward]:
@@ -53,15 +56,14 @@ def reward_names(rewards: Sequence[Reward]) -> list[str]:
     >>> reward_names([functools.partial(short, most=8), lambda completions, **columns: [1.0]])
     ['short', '<lambda>']
     """
-    bares = [bare_name(reward) for reward in rewards]
+    bare_names = [bare_name(reward) for reward in rewards]
     part_names = _part_names(rewards)
     for reward in rewards:
         part_names.pop(id(reward), None)
-    taken = set(part_names.values())
     names: list[str] = []
-    for bare in bares:
+    for bare in bare_names:
         name, number = bare, 1
-        while name in taken:
+        while name in names or name in part_names.values():
             number += 1
             name = f"{bare}_{number}"
         if name != bare:
@@ -71,7 +73,6 @@ def reward_names(rewards: Sequence[Reward]) -> list[str]:
                 UserWarning,
                 stacklevel=3,
             )
-        taken.add(name)
         names.append(name)
     return names
 
@@ -118,16 +119,17 @@ def range_of(reward: Any) -> tuple[float, float] | None:
     """
     while isinstance(reward, functools.partial) and not hasattr(reward, "range"):
         reward = reward.func
-    stated = getattr(reward, "range", None)
-    if stated is None:
+    stated_range = getattr(reward, "range", None)
+    if stated_range is None:
         return None
     try:
-        low, high = map(float, stated)
+        low, high = map(float, stated_range)
     except (TypeError, ValueError):
         low = high = math.nan
     if not -math.inf < low < high < math.inf:
         raise ValueError(
-            f"reward {bare_name(reward)!r} has range={stated!r}; use (low, high), two finite numbers with low < high"
+            f"reward {bare_name(reward)!r} has range={stated_range!r}; use (low, high), two finite numbers with "
+            "low < high"
         )
     return low, high
 
@@ -138,13 +140,13 @@ def reaches_rewards(column: Any) -> bool:
     >>> reaches_rewards("name"), reaches_rewards("prompt")
     (True, False)
     """
-    return isinstance(column, str) and column not in _TAKEN
+    return isinstance(column, str) and column not in _RESERVED
 
 
-def check_column_names(columns: Iterable[Any], where: str) -> None:
+def check_column_names(columns: Iterable[Any], owner: str) -> None:
     """Raises ValueError for the first column that rewards cannot be given under its name, and suggests another name.
 
-    where: the owner of these columns, for the message. All other names are allowed: `name`, `reward`, `step`, ...
+    owner: of these columns, for the message. All other names are allowed: `name`, `reward`, `step`, ...
 
     >>> check_column_names(["question", "answer", "name", "reward"], "train")
     >>> check_column_names(["answer", "completions"], "train")  # doctest: +ELLIPSIS
@@ -155,19 +157,19 @@ def check_column_names(columns: Iterable[Any], where: str) -> None:
     for column in columns:
         if not isinstance(column, str):
             raise ValueError(
-                f"{where} has a column {column!r}, a {type(column).__name__}; call it {str(column)!r}"
+                f"{owner} has a column {column!r}, a {type(column).__name__}; call it {str(column)!r}"
             )
-        if column in _TAKEN:
+        if column in _RESERVED:
             raise ValueError(
-                f"{where} has a column {column!r}, but {_TAKEN[column]}; call it {f'row_{column}'!r}"
+                f"{owner} has a column {column!r}, but {_RESERVED[column]}; call it {f'row_{column}'!r}"
             )
 
 
-def check_calls(rewards: Sequence[Reward], given: Collection[str], where: str) -> None:
-    """Raises ValueError, naming the reward, where a call by keyword with all of `given` would fail in training.
+def check_calls(rewards: Sequence[Reward], keywords: Collection[str], owner: str) -> None:
+    """Raises ValueError, naming the reward, where a call with all of the keywords would fail in training.
 
-    That is: a parameter that nothing is given for, no parameter for something given, parts of one name, or a range
-    that is none. where: the owner of the columns among `given`, for the message.
+    Such a reward has a parameter without a keyword, or a keyword without a parameter, or parts of one name, or a range
+    that is none. owner: of the columns among the keywords, for the message.
 
     >>> check_calls([lambda completions: [1.0]], {"completions", "answer"}, "task 'sums'")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -175,9 +177,10 @@ def check_calls(rewards: Sequence[Reward], given: Collection[str], where: str) -
     ValueError: reward '<lambda>' has the parameters (completions), but is called with answer too, by keyword; add ...
     """
     counts = Counter(_part_names(rewards).values())
-    if twice := sorted(name for name, count in counts.items() if count > 1):
+    repeated = sorted(name for name, count in counts.items() if count > 1)
+    if repeated:
         raise ValueError(
-            f"rewards have several parts named {twice}; metrics are kept by name, so set __name__ on one"
+            f"rewards have several parts named {repeated}; metrics are kept by name, so set __name__ on one"
         )
     for reward in rewards:
         name, _ = bare_name(reward), range_of(reward)
@@ -185,29 +188,32 @@ def check_calls(rewards: Sequence[Reward], given: Collection[str], where: str) -
             parameters = inspect.signature(reward).parameters
         except (TypeError, ValueError):  # some built-in callables have none
             continue
-        check_columns([reward], given, where)
+        check_columns([reward], keywords, owner)
         by_keyword = keyword_parameters(reward)
-        if unknown := [name for name, needed in by_keyword.items() if needed and name not in given]:
+        required = [parameter for parameter, is_required in by_keyword.items() if is_required]
+        unknown = [parameter for parameter in required if parameter not in keywords]
+        if unknown:
             raise ValueError(f"reward {name!r} asks for {unknown}, which it is not given in training")
-        refused = sorted(set(given) - by_keyword.keys())
-        if refused and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        unexpected = sorted(set(keywords) - by_keyword.keys())
+        if unexpected and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             raise ValueError(
                 f"reward {name!r} has the parameters ({', '.join(parameters)}), but is called with "
-                f"{', '.join(refused)} too, by keyword; add **columns to its parameters"
+                f"{', '.join(unexpected)} too, by keyword; add **columns to its parameters"
             )
 
 
-def check_columns(rewards: Sequence[Reward], given: Collection[str], where: str) -> None:
-    """Raises ValueError, naming reward and column, where a reward needs a column that is not among those given.
+def check_columns(rewards: Sequence[Reward], columns: Collection[str], owner: str) -> None:
+    """Raises ValueError, naming reward and column, where a reward needs a column that is not among the columns.
 
-    where: the owner of these columns, for the message.
+    owner: of these columns, for the message.
     """
     for reward in rewards:
-        missing = [column for column in required_columns(reward) if column not in given]
-        if missing:
+        missing_columns = [column for column in required_columns(reward) if column not in columns]
+        if missing_columns:
+            plural = "s" if len(missing_columns) > 1 else ""
             raise ValueError(
-                f"reward {bare_name(reward)!r} asks for the column{'s' * (len(missing) > 1)} {missing}, "
-                f"which {where} does not have (it has {sorted(given)})"
+                f"reward {bare_name(reward)!r} asks for the column{plural} {missing_columns}, "
+                f"which {owner} does not have (it has {sorted(columns)})"
             )
 
 
@@ -219,8 +225,8 @@ def required_columns(reward: Reward) -> list[str]:
     ['answer']
     """
     columns = list(getattr(reward, "columns", ()))
-    for name, needed in keyword_parameters(reward).items():
-        if needed and name not in _GIVEN_BY_TRL and name not in columns:
+    for name, is_required in keyword_parameters(reward).items():
+        if is_required and name not in _TRL_ARGUMENTS and name not in columns:
             columns.append(name)
     return columns
 
@@ -245,14 +251,14 @@ def answer_parts(rewards: Sequence[Reward], names: Sequence[str] | None = None) 
     >>> list(answer_parts([WeightedSum({ExactAnswer(): 0.75, SoftFormat(): 0.25})]))
     ['exact_answer']
     """
-    found: dict[str, Reward] = {}
+    judges: dict[str, Reward] = {}
     for reward, name in zip(rewards, names or reward_names(rewards), strict=True):
         if getattr(reward, "sums", False):
             part_names = _part_names([reward])
-            found |= answer_parts(reward.parts, [part_names[id(part)] for part in reward.parts])
+            judges |= answer_parts(reward.parts, [part_names[id(part)] for part in reward.parts])
         elif judges_answer(reward):
-            found[name] = reward
-    return found
+            judges[name] = reward
+    return judges
 
 
 def judges_answer(reward: Reward) -> bool:

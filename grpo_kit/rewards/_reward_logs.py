@@ -37,10 +37,7 @@ class RewardLogs:
             raise ValueError(
                 f"log_extra({column!r}, ...): the record has {column!r} itself; choose another name"
             )
-        self._batch.extra[column] = [
-            value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
-            for value in values  # half a surrogate pair becomes its escape
-        ]
+        self._batch.extra[column] = list(map(_encodable, values))
 
     def log_metric(self, name: str, value: Any) -> None:
         """A number of the step; of several the mean. Raises ValueError for one that the record has."""
@@ -59,3 +56,10 @@ class RewardLogs:
                     "give one for each, once a call"
                 )
         return {name: fmean(values) for name, values in self._metrics.items()}
+
+
+def _encodable(value: Any) -> Any:
+    """The value; in a text, half a surrogate pair becomes its escape."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    return value

@@ -55,12 +55,13 @@ class AnswerReward(ResponseReward):
         self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
     ) -> list[float | None]:
         pairs = pair_prefill(completions, prefill)
-        wanted = [*self.columns, *(name for name in self.also if name in columns)]
-        cells = [get_column(columns, name, reward=self.__name__, rows=len(pairs)) for name in wanted]
-        return [
-            self.score(text if self.tag is None else own_answer(text, start, self.tag), *values)
-            for (text, start), *values in zip(pairs, *cells, strict=True)
-        ]
+        names = [*self.columns, *(name for name in self.also if name in columns)]
+        values = [get_column(columns, name, reward=self.__name__, rows=len(pairs)) for name in names]
+        scores = []
+        for (text, start), *row in zip(pairs, *values, strict=True):
+            answer = text if self.tag is None else own_answer(text, start, self.tag)
+            scores.append(self.score(answer, *row))
+        return scores
 
     def score(self, answer: str | None, *values: Any) -> float | None:
         """A score in [0, 1]; None: cannot judge. answer: None if there is none, or several, or the prefill holds it."""
@@ -85,10 +86,10 @@ class ExactAnswer(AnswerReward):
     def score(self, answer: str | None, gold: Any) -> float | None:
         from grpo_kit.verdicts._spelling import exact
 
-        wanted = gold_text(gold)
-        if wanted is None:
+        gold = gold_text(gold)
+        if gold is None:
             return None
-        return float(answer is not None and exact(answer) == exact(wanted))
+        return float(answer is not None and exact(answer) == exact(gold))
 
 
 class _ReadAnswer(AnswerReward):
@@ -109,28 +110,32 @@ class _ReadAnswer(AnswerReward):
         """Near misses of the gold: neighbours, hedges, a denial, an earlier draft, the question's own expression."""
         from grpo_kit.rewards._neighbours import TRIED, excused, near_misses
 
-        wanted, question = gold_text(honest.columns.get(self.column)), honest.columns.get("question")
-        if wanted is None:
+        gold = gold_text(honest.columns.get(self.column))
+        if gold is None:
             return []
-        wrong = near_misses(wanted, question if isinstance(question, str) else None)
+        wrong = near_misses(gold, _text_or_none(honest.columns.get("question")))
         names = [name for name in TRIED if name in wrong and name not in excused(self.rules)]
         return answer_cases(honest, {name: wrong[name] for name in names}, tag=self.tag)
 
     def score(self, answer: str | None, gold: Any, question: Any = None) -> float | None:
-        wanted = gold_text(gold)
-        if wanted is None or isinstance(gold, bool):
-            return None
         from grpo_kit.verdicts import verdict
 
-        judged = verdict(
-            wanted,
+        text = gold_text(gold)
+        if text is None or isinstance(gold, bool):
+            return None
+        is_right = verdict(
+            text,
             answer or "",
             rules=self.rules,
-            question=question if isinstance(question, str) else None,
+            question=_text_or_none(question),
             timeout=self.timeout,
             numbers_only=self.numbers_only,
         )
-        return None if judged is None else float(judged)
+        return None if is_right is None else float(is_right)
+
+
+def _text_or_none(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 class NumericAnswer(_ReadAnswer):
@@ -201,7 +206,7 @@ class MathAnswer(_ReadAnswer):
         super().__init__("math_answer", rules, timeout, column, tag)
 
 
-def _rules(*, units: str, tolerance: float | None, significant: int | None, **more: bool) -> Rules:
+def _rules(*, units: str, tolerance: float | None, significant: int | None, **options: bool) -> Rules:
     from grpo_kit.verdicts import Rules
 
     check_choice("units", units, ("optional", "required"))
@@ -209,7 +214,7 @@ def _rules(*, units: str, tolerance: float | None, significant: int | None, **mo
         check_number("tolerance", tolerance, 0, hint=", such as 0.01")
     if significant is not None:
         check_whole("significant", significant, hint=", the digits that count, such as 3")
-    return Rules(units=units, tolerance=tolerance or None, significant=significant, **more)
+    return Rules(units=units, tolerance=tolerance or None, significant=significant, **options)
 
 
 def as_number(value: Any) -> Fraction | None:
@@ -220,4 +225,6 @@ def as_number(value: Any) -> Fraction | None:
     """
     from grpo_kit.verdicts import number
 
-    return None if value is None or isinstance(value, bool) else number(str(value))
+    if value is None or isinstance(value, bool):
+        return None
+    return number(str(value))

@@ -44,8 +44,10 @@ class Audit:
             scores = self.texts.loc[self.texts["right"] == right, "score"]
             n = int(scores.count())
             wrong = int(((scores.dropna() >= 1 - _PAYS) != right).sum())
-            interval = wilson_interval(wrong, n) if n else (None, None)
-            rows[name] = (wrong / n if n else None, *interval, wrong, n, len(scores) - n)
+            rates = (None, None, None)
+            if n:
+                rates = (wrong / n, *wilson_interval(wrong, n))
+            rows[name] = (*rates, wrong, n, len(scores) - n)
         columns = ["rate", "low", "high", "wrong", "n", "not judged"]
         table = pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis(self.reward)
         return table.astype({"rate": float, "low": float, "high": float})
@@ -56,13 +58,13 @@ class Audit:
 
         Columns: gold, text, score, name, why (the text is right, or wrong), times (wrong scores of texts of that name).
         """
-        judged = self.texts.dropna(subset="score")
-        wrong = judged[(judged["score"] >= 1 - _PAYS) != judged["right"]]
+        scored = self.texts.dropna(subset="score")
+        wrong = scored[(scored["score"] >= 1 - _PAYS) != scored["right"]]
         times = wrong.groupby(["right", "name"])["text"].transform("size").astype(int)
-        found = wrong.assign(times=times, why=wrong["name"].map(why))
-        found = found.sort_values(["right", "times"], ascending=[True, False], kind="stable")
-        found = found.drop_duplicates(["right", "name"]).reset_index(drop=True)
-        return found[["gold", "text", "score", "name", "why", "times"]]
+        examples = wrong.assign(times=times, why=wrong["name"].map(why))
+        examples = examples.sort_values(["right", "times"], ascending=[True, False], kind="stable")
+        examples = examples.drop_duplicates(["right", "name"]).reset_index(drop=True)
+        return examples[["gold", "text", "score", "name", "why", "times"]]
 
     @property
     def summary(self) -> str:
@@ -71,24 +73,30 @@ class Audit:
             f"{row.rate:.1%} of {row.n}".replace("%", " %") if row.n else "none of 0"
             for row in self.table().itertuples()
         ]
-        told = f"{self.reward} refuses {rates[0]} right spellings and pays {rates[1]} near misses in full"
-        told += f" ({self.golds} golds)."
+        summary = f"{self.reward} refuses {rates[0]} right spellings and pays {rates[1]} near misses in full"
+        summary += f" ({self.golds} golds)."
         if self.left_out:
             gold, score = self.left_out[0]
             reason = "cannot judge" if score is None else "pays nothing for"
-            told += (
+            summary += (
                 f" Left out are {len(self.left_out)} golds whose own text it {reason}, such as {gold!r:.60}."
             )
-        return told
+        return summary
 
     def __repr__(self) -> str:
         parts = [self.summary, self.table().to_string(float_format="{:.4f}".format)]
-        return "\n".join([*parts, self.worst.head(8).to_string()] if len(self.worst) else parts)
+        worst = self.worst.head(8)
+        if len(worst):
+            parts.append(worst.to_string())
+        return "\n".join(parts)
 
     def _repr_html_(self) -> str:
-        pages = [self.table().to_html(float_format="{:.4f}".format, na_rep="")]
-        pages += [self.worst.head(8).to_html(float_format="{:g}".format)] if len(self.worst) else []
-        return f"<p><b>{html.escape(self.summary)}</b></p>{''.join(pages)}"
+        page = f"<p><b>{html.escape(self.summary)}</b></p>"
+        page += self.table().to_html(float_format="{:.4f}".format, na_rep="")
+        worst = self.worst.head(8)
+        if len(worst):
+            page += worst.to_html(float_format="{:g}".format)
+        return page
 
 
 def audit(
@@ -122,19 +130,22 @@ def audit(
     math_answer refuses 0.0 % of 24 right spellings and pays 0.0 % of 24 near misses in full (2 golds).
     """
     check_whole("n", n, hint=": the texts of either list that a gold gets")
-    rewards, honest_of = [task], None
-    if hasattr(task, "cases_for"):
+    is_task = hasattr(task, "cases_for")
+    rewards = [task]
+    if is_task:
         if task.answers_are == "programs":
             raise ValueError(
                 f"{task!r} has no answer tags to put other texts in; audit a reward of its answers"
             )
-        rows, column, tag = task.held_out[:_ROWS] if rows is None else rows, "answer", task.answer_tag
-        rewards, honest_of = list(answer_parts(task.rewards).values()), task.cases_for
+        if rows is None:
+            rows = task.held_out[:_ROWS]
+        column, tag = "answer", task.answer_tag
+        rewards = list(answer_parts(task.rewards).values())
     if not rows or not rewards:
         raise ValueError(f"rows={rows!r:.100}: give rows with a gold, and a reward that judges the answer")
     skipped = set().union(*(excused(getattr(part, "rules", None)) for part in with_parts(rewards)))
     left_out: list[tuple[str, float | None]] = []
-    tried: list[_Tried] = []
+    trials: list[_Trial] = []
     for place, row in enumerate(rows):
         if column not in row:
             raise ValueError(f"row {place} has no column {column!r}; it has {sorted(map(str, row))}")
@@ -142,29 +153,30 @@ def audit(
         if gold is None:
             left_out.append((str(row[column]), None))
             continue
-        if honest_of is None:
-            columns = {"answer": row[column]} | {n: value for n, value in row.items() if reaches_rewards(n)}
+        if is_task:
+            honest = next(case for case in task.cases_for(row, task.rewards) if case.honest)
+        else:
+            columns = {name: value for name, value in row.items() if reaches_rewards(name)}
+            columns.setdefault("answer", row[column])
             completion = gold if tag is None else f"<{tag}>{gold}</{tag}>"
             honest = Case("honest", completion, honest=True, columns=columns)
-        else:
-            honest = next(case for case in honest_of(row, task.rewards) if case.honest)
         if not answer_cases(honest, {"": gold}, tag=tag):
             raise ValueError(
                 f"{honest.completion!r:.200} has no <{tag}> answer of its own to put other texts in"
             )
-        draw = random.Random(f"{seed} {place} {gold}")
-        tried.append(_Tried(gold, honest))
-        near = near_misses(gold, str(row.get("question") or ""))
-        for right, texts in ((True, equal_texts(gold)), (False, near)):
+        rng = random.Random(f"{seed} {place} {gold}")
+        trials.append(_Trial(gold, honest))
+        misses = near_misses(gold, str(row.get("question") or ""))
+        for right, texts in ((True, equal_texts(gold)), (False, misses)):
             names = [name for name in texts if name not in skipped]
-            drawn = {name: texts[name] for name in draw.sample(names, min(n, len(names)))}
-            for case in answer_cases(honest, drawn, tag=tag):
-                tried.append(_Tried(gold, case, drawn[case.name], right))
-    return _judged(rewards, tried, left_out)
+            sample = {name: texts[name] for name in rng.sample(names, min(n, len(names)))}
+            for case in answer_cases(honest, sample, tag=tag):
+                trials.append(_Trial(gold, case, sample[case.name], right))
+    return _score_trials(rewards, trials, left_out)
 
 
-class _Tried(NamedTuple):
-    """A case of a gold: its own text, or another one that is right or wrong."""
+class _Trial(NamedTuple):
+    """A case of a gold: its own text, or another text that is right or wrong."""
 
     gold: str
     case: Case
@@ -172,24 +184,26 @@ class _Tried(NamedTuple):
     right: bool = True
 
 
-def _judged(
-    rewards: Sequence[Reward], tried: Sequence[_Tried], left_out: list[tuple[str, float | None]]
+def _score_trials(
+    rewards: Sequence[Reward], trials: Sequence[_Trial], left_out: list[tuple[str, float | None]]
 ) -> Audit:
     """The texts with their scores, divided by those of the honest case, which comes first for each gold."""
     names = reward_names(rewards)
-    parts = score_cases(rewards, [one.case for one in tried], names)
+    parts = score_cases(rewards, [trial.case for trial in trials], names)
     golds = 0
-    standards: tuple[float, ...] = ()  # of the gold; none for one that is left out
+    honest_scores: tuple[float, ...] = ()  # of the gold; () for one that is left out
     texts: list[tuple] = []
-    for (gold, case, text, right), scores in zip(tried, zip(*parts.values(), strict=True), strict=True):
-        if case.honest:
-            fits = None not in scores and min(scores) > 0
-            standards = scores if fits else ()
-            golds += fits
-            if not fits:
-                left_out.append((gold, None if None in scores else 0.0))
-        elif standards:
-            share = None if None in scores else min(map(operator.truediv, scores, standards))
-            texts.append((gold, text, case.name, right, share))
+    for trial, scores in zip(trials, zip(*parts.values(), strict=True), strict=True):
+        is_judged = None not in scores
+        if trial.case.honest:
+            honest_scores = ()
+            if is_judged and min(scores) > 0:
+                honest_scores = scores
+                golds += 1
+            else:
+                left_out.append((trial.gold, 0.0 if is_judged else None))
+        elif honest_scores:
+            share = min(map(operator.truediv, scores, honest_scores)) if is_judged else None
+            texts.append((trial.gold, trial.text, trial.case.name, trial.right, share))
     table = pd.DataFrame(texts, columns=["gold", "text", "name", "right", "score"])
     return Audit(" + ".join(names), golds, left_out, table.astype({"right": bool, "score": float}))

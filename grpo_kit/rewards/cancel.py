@@ -48,12 +48,12 @@ def cancelled_groups(
     else:
         table = _as_table(scores, weights, group_size)
     parts = [name for name in table if str(name).startswith("reward/")]
-    missing = [name for name in ("step", "group", "reward") if name not in table]
-    if missing or not parts:
+    if not parts or not {"step", "group", "reward"} <= {*table}:
         raise ValueError(
             f"scores has the columns {list(table)}; it needs step, group, reward and reward/<part>, as "
             "read_completions gives them"
         )
+    steps = table["step"].unique()
     table = table.dropna(subset=["reward"]).astype(dict.fromkeys([*parts, "reward"], float))  # None to NaN
     table = table[table.groupby(["step", "group"])["reward"].transform("size") > 1]
     groups = table.groupby(["step", "group"])[[*parts, "reward"]]
@@ -61,15 +61,15 @@ def cancelled_groups(
     varies = most - least > tolerance * np.maximum(1, np.maximum(least.abs(), most.abs()))
     cancelled = varies[parts].any(axis=1) & ~varies["reward"]
     rows = []
-    for step in dict.fromkeys(scores["step"] if isinstance(scores, pd.DataFrame) else [0]):
-        of_step = cancelled[cancelled.index.get_level_values("step") == step]
-        examples = [_example(groups.get_group(group)) for group in of_step.index[of_step][:1]]
+    for step in steps:
+        in_step = cancelled[cancelled.index.get_level_values("step") == step]
+        examples = [_example(groups.get_group(group)) for group in in_step.index[in_step][:1]]
         rows.append(
             {
                 "step": int(step),
-                "groups": len(of_step),
-                "cancelled": int(of_step.sum()),
-                "share": float(of_step.mean()) if len(of_step) else float("nan"),
+                "groups": len(in_step),
+                "cancelled": int(in_step.sum()),
+                "share": float(in_step.astype(float).mean()),  # NaN without groups
                 "example": "".join(examples),
             }
         )
@@ -84,7 +84,7 @@ def cancelled_share(parts: Sequence[Scores], totals: Scores, prompts: Sequence[A
     >>> cancelled_share([[1, 0, 1, 0], [0, 1, 1, 0]], [0.5, 0.5, 1, 0], ["a", "a", "b", "b"])
     0.5
     """
-    groups = [number for number, (_, same) in enumerate(groupby(prompts)) for _ in same]
+    groups = [number for number, (_, group) in enumerate(groupby(prompts)) for _ in group]
     row = cancelled_groups(_table(dict(enumerate(parts)), groups, totals)).iloc[0]
     return float(row["share"]) if row["groups"] else None
 
@@ -101,8 +101,9 @@ def _as_table(
     if not group_size or group_size < 2 or rows % group_size:
         raise ValueError(f"group_size={group_size!r} for {rows} completions; give a divisor from 2 up")
     groups = [row // group_size for row in range(rows)]
-    counted = {n: part for (n, part), weight in zip(scores.items(), weights, strict=True) if weight != 0}
-    return _table(counted, groups, totals(list(scores.values()), weights, groups))
+    weight_of = dict(zip(scores, weights, strict=True))
+    weighted = {name: part for name, part in scores.items() if weight_of[name] != 0}
+    return _table(weighted, groups, totals(list(scores.values()), weights, groups))
 
 
 def _table(parts: Mapping[str, Scores], groups: Sequence[int], total: Scores) -> pd.DataFrame:
@@ -111,6 +112,8 @@ def _table(parts: Mapping[str, Scores], groups: Sequence[int], total: Scores) ->
 
 
 def _example(rows: pd.DataFrame) -> str:
-    return "; ".join(
-        f"{name.removeprefix('reward/')} {', '.join(f'{value:.4g}' for value in rows[name])}" for name in rows
-    )
+    parts = []
+    for name in rows:
+        scores = ", ".join(f"{score:.4g}" for score in rows[name])
+        parts.append(f"{name.removeprefix('reward/')} {scores}")
+    return "; ".join(parts)

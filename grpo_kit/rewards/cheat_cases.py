@@ -36,8 +36,9 @@ class Case:
 
     def cheat(self, name: str, completion: str, tie: Tie = "never", *, prefill: str | None = None) -> Case:
         """A cheat on the same row: another completion, by default behind the same prefill."""
-        given = self.prefill if prefill is None else prefill
-        return replace(self, name=name, completion=completion, honest=False, tie=tie, prefill=given)
+        if prefill is None:
+            prefill = self.prefill
+        return replace(self, name=name, completion=completion, honest=False, tie=tie, prefill=prefill)
 
 
 class TaskWithCases(Protocol):
@@ -72,25 +73,27 @@ def crafted_cases(
     >>> [case.completion for case in crafted_cases("82", "47", prefill="<answer>")][:3]
     ['82</answer>', '', '82']
     """
-    columns = {"answer": right} if columns is None else columns
-    inside = re.findall(r"<(/?\w+)>", prefill)
-    if f"/{tag}" in inside:
+    if columns is None:
+        columns = {"answer": right}
+    tags = re.findall(r"<(/?\w+)>", prefill)
+    if f"/{tag}" in tags:
         raise ValueError(
             f"prefill={prefill!r} closes <{tag}>, so that no completion has the answer; end it before"
         )
-    unclosed = [name for name in inside if name[0] != "/" and inside.count(name) > inside.count(f"/{name}")]
+    unclosed = [name for name in tags if name[0] != "/" and tags.count(name) > tags.count(f"/{name}")]
     body = "".join(f"Reasoning.\n</{name}>\n" for name in reversed(unclosed) if name != tag)
-    if think and think not in inside and f"/{think}" not in inside and tag not in unclosed:
+    if think and not {think, f"/{think}"} & {*tags} and tag not in unclosed:
         body += f"<{think}>\nReasoning.\n</{think}>\n"
     elif body and not prefill.endswith("\n"):
         body = f"\n{body}"
     opening, closing = f"<{tag}>", f"</{tag}>"
-    body += f"{right}{closing}" if tag in unclosed else f"{opening}{right}{closing}"
-    wrong_body = body.replace(f"{right}{closing}", f"{wrong}{closing}")
-
-    honest = Case("honest", body, honest=True, prefill=prefill, columns=columns)
-    both = body.replace(f"{right}{closing}", f"{wrong}, {right}{closing}")
+    if tag not in unclosed:
+        body += opening
+    wrong_body = f"{body}{wrong}{closing}"
+    both_body = f"{body}{wrong}, {right}{closing}"
+    body += f"{right}{closing}"
     empty_thought = f"<{think}></{think}>" if think else ""
+    honest = Case("honest", body, honest=True, prefill=prefill, columns=columns)
     return [
         honest,
         honest.cheat("empty", ""),
@@ -99,7 +102,7 @@ def crafted_cases(
         honest.cheat("tag spam, right answer", f"{opening}{right}{closing}" * 8),
         honest.cheat("answer twice, right first", f"{body}{opening}{wrong}{closing}"),
         honest.cheat("answer twice, right last", f"{wrong_body}{opening}{right}{closing}"),
-        honest.cheat("both answers in one block", both, "format"),
+        honest.cheat("both answers in one block", both_body, "format"),
         honest.cheat("answer in the prefill", "", prefill=prefill + body),
         honest.cheat("prefill said again", f"{prefill}{body}", "never" if opening in prefill else "always"),
         honest.cheat("right answer, wrong format", f" The answer is {right}.", "always"),
@@ -127,10 +130,11 @@ def answer_cases(honest: Case, texts: Mapping[str, str], *, tag: str | None = "a
     >>> [case.completion for case in answer_cases(honest, {"a list": "1, 82"})]
     ['1, 82</answer>']
     """
-    before = after = ""
+    prefix = suffix = ""
     if tag is not None:
-        span, given = answer_span(honest.prefill + honest.completion, tag), len(honest.prefill)
+        span = answer_span(honest.prefill + honest.completion, tag)
         if span is None or honest.prefill[span[0] :].strip():
             return []
-        before, after = honest.completion[: max(span[0] - given, 0)], honest.completion[span[1] - given :]
-    return [honest.cheat(name, before + text + after, "format") for name, text in texts.items()]
+        start, end = (place - len(honest.prefill) for place in span)
+        prefix, suffix = honest.completion[: max(start, 0)], honest.completion[end:]
+    return [honest.cheat(name, prefix + text + suffix, "format") for name, text in texts.items()]

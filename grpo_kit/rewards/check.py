@@ -48,44 +48,44 @@ def check_rewards(
     rewards = [rewards] if callable(rewards) else list(rewards)
     if not rewards:
         raise ValueError("rewards is empty; give at least one reward")
-    listed = isinstance(cases, Sequence) and not isinstance(cases, str)
-    if not hasattr(cases, "cases_for") and not (
-        listed and cases and all(isinstance(one, Case) for one in cases)
-    ):
+    is_task = hasattr(cases, "cases_for")
+    is_list = isinstance(cases, Sequence) and cases and all(isinstance(case, Case) for case in cases)
+    if not is_task and not is_list:
         raise ValueError(f"cases={cases!r:.100} must be a task or a list of Case, at least one")
     if weights is not None and (not isinstance(weights, Sequence) or not all(map(is_number, weights))):
         raise ValueError(f"weights={weights!r} must be a list of numbers, one a reward")
     names = reward_names(rewards)
     check_whole("rows", rows)
-    if not isinstance(cases, Sequence):
+    if is_task:
         if weights is None and len(cases.reward_weights) == len(rewards):
             weights = cases.reward_weights
         groups = [cases.cases_for(row, rewards) for row in cases.held_out[:rows]]
     else:
         groups = [list(cases)]
+    named = dict(zip(names, rewards, strict=True))
     for case in found:
-        for name, reward in zip(names, rewards, strict=True):
-            missing = [column for column in getattr(reward, "columns", ()) if column not in case.columns]
-            if missing:
-                raise ValueError(
-                    f"found: {case.name!r} has no column {missing[0]!r}, which {name} asks for; give the "
-                    "columns of its row: Case(name, completion, columns=row)"
-                )
+        for name, reward in named.items():
+            for column in getattr(reward, "columns", ()):
+                if column not in case.columns:
+                    raise ValueError(
+                        f"found: {case.name!r} has no column {column!r}, which {name} asks for; give the "
+                        "columns of its row: Case(name, completion, columns=row)"
+                    )
     groups[0] = [*groups[0], *found]
-    weights = [1 / len(rewards)] * len(rewards) if weights is None else list(weights)
+    if weights is None:
+        weights = [1 / len(rewards)] * len(rewards)
     if len(weights) != len(rewards):
         raise ValueError(f"weights={weights!r} for {len(rewards)} rewards; give one per reward")
     tables, faults = [], []
-    named = dict(zip(names, rewards, strict=True))
     for group in groups:
         table = _score(named, weights, group)
         tables.append(table)
         faults += _faults(named, group, table)
-    asked = pd.concat(tables, ignore_index=True)
-    warn_off_scale(rewards, {name: asked[name].astype(float).tolist() for name in names})
+    every_case = pd.concat(tables, ignore_index=True)
+    warn_off_scale(rewards, {name: every_case[name].astype(float).tolist() for name in names})
     if faults:
         error = RewardCheckError("Cheating pays:\n" + "\n".join(dict.fromkeys(faults)))
-        error.table = asked
+        error.table = every_case
         raise error
     return tables[0]
 
@@ -109,24 +109,28 @@ def _faults(rewards: Mapping[str, Reward], cases: Sequence[Case], table: pd.Data
         raise ValueError(
             "cases holds no case with honest=True; the cheats need something to be compared with"
         )
-    blind = {name: not getattr(reward, "columns", True) for name, reward in rewards.items()}
-    blind["total"] = all(blind.values())
-    judged = [n for n, reward in rewards.items() if not getattr(reward, "only_a_part", False)]
+    reads_no_column = {name: not getattr(reward, "columns", True) for name, reward in rewards.items()}
+    reads_no_column["total"] = all(reads_no_column.values())
+    names = list(rewards)
+    if len(names) > 1:
+        names = [name for name, reward in rewards.items() if not getattr(reward, "only_a_part", False)]
+        names.append("total")
     faults = []
-    for name in [*judged, "total"] if len(rewards) > 1 else list(blind)[:1]:
-        scores = [None if pd.isna(score) else float(score) for score in table[name]]
-        standards = [scores[place] for place in honest]
-        if None in standards:
+    for name in names:
+        scores = table[name].astype(float)
+        honest_scores = scores.iloc[honest]
+        if honest_scores.isna().any():
             if name == "total" or len(rewards) == 1:
                 faults.append(f"- {name} cannot judge the honest completion {cases[honest[0]].completion!r}")
             continue
+        low = honest_scores.min()
         for case, score in zip(cases, scores, strict=True):
-            if case.honest or score is None:
+            if case.honest:
                 continue
-            may_tie = case.tie == "always" or (case.tie == "format" and blind[name])
-            low = min(standards)
-            if score > low + _PAYS or (score > low - _PAYS and not may_tie):
-                verb = "outranks" if score > low + _PAYS else "ties with"
+            may_tie = case.tie == "always" or (case.tie == "format" and reads_no_column[name])
+            outranks = score > low + _PAYS
+            if outranks or (score > low - _PAYS and not may_tie):  # False where a cheat is not judged (NaN)
+                verb = "outranks" if outranks else "ties with"
                 faults.append(
                     f"- {name}: {case.name!r} ({score:.3g}) {verb} the honest answer ({low:.3g}); "
                     f"response {cut(repr(case.prefill + case.completion), 90)}"

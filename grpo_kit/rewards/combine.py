@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,15 +26,15 @@ class _Composite:
     def __init__(self, name: str, parts: Sequence[Reward]) -> None:
         self.__name__ = name
         self.parts: list[Reward] = list(parts)
-        inside = all_parts(self)
-        self.names: list[str] = reward_names(inside)
-        self._name_of = dict(zip(map(id, inside), self.names, strict=True))
+        every_part = all_parts(self)
+        self.names: list[str] = reward_names(every_part)
+        self._name_of = dict(zip(map(id, every_part), self.names, strict=True))
         if name in self.names:
             raise ValueError(
                 f"a part is named {name!r}, as what it would be a part of; set __name__ on it, metrics are kept by name"
             )
-        needed = (column for part in inside for column in getattr(part, "columns", ()))
-        self.columns: tuple[str, ...] = tuple(dict.fromkeys(needed))
+        columns = (column for part in every_part for column in getattr(part, "columns", ()))
+        self.columns: tuple[str, ...] = tuple(dict.fromkeys(columns))
 
     def __call__(
         self,
@@ -43,42 +44,46 @@ class _Composite:
         log_extra: Callable[[str, list], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        seen: dict[str, list[float | None]] = {}
+        part_scores: dict[str, list[float | None]] = {}
         loggers = {"log_metric": log_metric, "log_extra": log_extra}  # a part may log values of its own
         columns |= {key: log for key, log in loggers.items() if log is not None}
 
         def scores_of(part: Reward, *, finite: bool = True) -> list[float | None]:
             name = self._name_of[id(part)]
-            if name not in seen and isinstance(part, _Composite):
-                seen[name] = part._judge(scores_of)
-            elif name not in seen:  # Clipped accepts infinite scores; elsewhere see check_scores
-                seen[name] = score(part, completions, name, False, **columns)
-            check_scores(seen[name], completions, part, name, finite=finite)
-            return seen[name]
+            if name not in part_scores and isinstance(part, _Composite):
+                part_scores[name] = part._judge(scores_of)
+            elif name not in part_scores:  # Clipped accepts infinite scores; elsewhere see check_scores
+                part_scores[name] = score(part, completions, name, False, **columns)
+            check_scores(part_scores[name], completions, part, name, finite=finite)
+            return part_scores[name]
 
         totals = self._judge(scores_of)
         for name in self.names:
-            judged = [score for score in seen[name] if score is not None]
-            if log_metric is not None and judged:
-                log_metric(f"reward/{name}", sum(judged) / len(judged))
+            scores = part_scores[name]
+            numbers = [score for score in scores if score is not None]
+            if log_metric is not None and numbers:
+                log_metric(f"reward/{name}", sum(numbers) / len(numbers))
             if log_extra is not None:
-                log_extra(f"reward/{name}", list(seen[name]))
+                log_extra(f"reward/{name}", list(scores))
         if log_metric is not None:
-            direct = [seen[self._name_of[id(part)]] for part in self.parts]
-            for name, value in self._measure(totals, direct, columns).items():
+            direct_scores = [part_scores[self._name_of[id(part)]] for part in self.parts]
+            for name, value in self._metrics(totals, direct_scores, columns).items():
                 log_metric(name, value)
         return totals
 
     def cheats(self, honest: Case) -> list[Case]:
         """The cheats of all parts."""
-        leaves = [part for part in all_parts(self) if not isinstance(part, _Composite)]
-        cases = [case for part in leaves if hasattr(part, "cheats") for case in part.cheats(honest)]
-        return list({(case.name, case.prefill, case.completion): case for case in cases}.values())
+        cases: dict[tuple[str, str, str], Case] = {}
+        for part in all_parts(self):
+            if hasattr(part, "cheats") and not isinstance(part, _Composite):
+                for case in part.cheats(honest):
+                    cases[case.name, case.prefill, case.completion] = case
+        return list(cases.values())
 
     def _judge(self, scores_of: Callable[[Reward], list[float | None]]) -> list[float | None]:
         raise NotImplementedError
 
-    def _measure(
+    def _metrics(
         self, totals: list[float | None], parts: list[list[float | None]], columns: dict[str, Any]
     ) -> dict[str, float]:
         return {}
@@ -104,7 +109,7 @@ class WeightedSum(_Composite):
     sums = True
 
     def __init__(self, parts: Mapping[Reward, float] | Sequence[tuple[Reward, float]]) -> None:
-        pairs = list(parts.items() if isinstance(parts, Mapping) else parts)
+        pairs = list(parts.items()) if isinstance(parts, Mapping) else list(parts)
         if any(not isinstance(pair, Sequence) or len(pair) != 2 for pair in pairs):
             raise ValueError(f"parts={parts!r}: give {{reward: weight}}, or pairs (reward, weight)")
         if any(not is_number(weight) and weight == weight for _, weight in pairs):
@@ -117,21 +122,24 @@ class WeightedSum(_Composite):
         super().__init__("weighted_sum", [part for part, _ in pairs])
 
     def __repr__(self) -> str:
-        pairs = zip(self.parts, self.weights, strict=True)
-        return f"WeightedSum({{{', '.join(f'{self._name_of[id(part)]}: {weight:g}' for part, weight in pairs)}}})"
+        weight_of = zip(self.parts, self.weights, strict=True)
+        parts = [f"{self._name_of[id(part)]}: {weight:g}" for part, weight in weight_of]
+        return f"WeightedSum({{{', '.join(parts)}}})"
 
     def _judge(self, scores_of):
         rows = zip(*map(scores_of, self.parts), strict=True)
         return [total(row, self.weights) for row in rows]
 
-    def _measure(self, totals, parts, columns):
+    def _metrics(self, totals, parts, columns):
         from grpo_kit.rewards.cancel import cancelled_share
 
         prompts = columns.get("prompts")
         if prompts is None or len(prompts) != len(totals):
             return {}
         share = cancelled_share(parts, totals, prompts)
-        return {} if share is None else {"frac_cancelled_groups": share}
+        if share is None:
+            return {}
+        return {"frac_cancelled_groups": share}
 
 
 class Pay(NamedTuple):
@@ -167,32 +175,33 @@ def score_in_full(
     >>> score_in_full(WeightedSum({ExactAnswer(): 0.75, SoftFormat(): 0.25}), ["<answer>5</answer>"], {"answer": ["5"]})
     Pay(scores=[0.875], verdicts=[True], credit=[1.0])
     """
-    told: dict[str, Scores] = {}
+    logged: dict[str, Scores] = {}
     if isinstance(reward, WeightedSum | Gated):  # it reports its parts' scores: none is called twice
-        columns = {**columns, "log_extra": told.__setitem__}
-    scores = score(reward, completions, name, **columns)
+        columns = {**columns, "log_extra": logged.__setitem__}
 
-    def full(one: Reward, given: Scores) -> tuple[Verdicts, Scores]:
-        parts = one.parts if isinstance(one, WeightedSum | Gated) else []
-        judging = [part for part in parts if judges_answer(part) and part not in left_out]
-        if not judging:
-            bars = [(range_of(one) or (0.0, 1.0))[1]] * len(given)
-            if full_pay is not None and judges_answer(one):
-                bars = full_pay(one, given)
-            return _where_judged(lambda score, bar: score >= bar - _ROUNDING, given, bars), given
-        scores_of = {id(part): told[f"reward/{reward._name_of[id(part)]}"] for part in parts}
-        inside = [full(part, scores_of[id(part)]) for part in judging]
-        verdicts = _where_judged(lambda *row: all(row), *(verdicts for verdicts, _ in inside))
-        credit = _where_judged(_mean, *(credit for _, credit in inside))
-        if isinstance(one, WeightedSum):
-            return verdicts, credit
-        is_open = _where_judged(lambda gate: gate >= one.least, scores_of[id(parts[1])])
-        verdicts = _where_judged(lambda verdict, opened: verdict and opened, verdicts, is_open)
-        return verdicts, _where_judged(
-            lambda paid, opened: paid if opened else min(paid, 0.0), credit, is_open
-        )
+    def scores_of(part: Reward) -> Scores:
+        return logged[f"reward/{reward._name_of[id(part)]}"]
 
-    return Pay(scores, *full(reward, scores))
+    def pay(judge: Reward, scores: Scores) -> Pay:
+        parts = judge.parts if isinstance(judge, WeightedSum | Gated) else []
+        judges = [part for part in parts if judges_answer(part) and part not in left_out]
+        if not judges:
+            _, highest = range_of(judge) or (0.0, 1.0)
+            bars = [highest] * len(scores)
+            if full_pay is not None and judges_answer(judge):
+                bars = full_pay(judge, scores)
+            return Pay(scores, _where_judged(_reaches, scores, bars), scores)
+        pays = [pay(part, scores_of(part)) for part in judges]
+        verdicts = _where_judged(lambda *row: all(row), *(part.verdicts for part in pays))
+        credit = _where_judged(_mean, *(part.credit for part in pays))
+        if isinstance(judge, Gated):
+            least = [judge.least] * len(scores)
+            is_open = _where_judged(operator.ge, scores_of(parts[1]), least)
+            verdicts = _where_judged(operator.and_, verdicts, is_open)
+            credit = _where_judged(_behind_gate, credit, is_open)
+        return Pay(scores, verdicts, credit)
+
+    return pay(reward, score(reward, completions, name, **columns))
 
 
 def _where_judged(function: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
@@ -204,13 +213,21 @@ def _mean(*scores: float) -> float:
     return round(math.fsum(scores) / len(scores), 6)
 
 
+def _reaches(score: float, bar: float) -> bool:
+    return score >= bar - _ROUNDING
+
+
+def _behind_gate(score: float, is_open: bool, shut: float = 0.0) -> float:
+    return score if is_open else min(score, shut)
+
+
 def all_in_full(verdicts: Sequence[Verdicts]) -> Verdicts:
     """Do all rewards that can judge a completion pay it in full? None where no reward can judge it.
 
     >>> all_in_full([[True, True, None], [True, False, None], [None, True, None]])
     [True, False, None]
     """
-    judged = [[one for one in row if one is not None] for row in zip(*verdicts, strict=True)]
+    judged = [[verdict for verdict in row if verdict is not None] for row in zip(*verdicts, strict=True)]
     return [all(row) if row else None for row in judged]
 
 
@@ -242,7 +259,9 @@ class Gated(_Composite):
     def least(self) -> float:
         """The lowest score that opens the gate."""
         low, high = range_of(self.parts[1]) or (0.0, 1.0)
-        return high if self.at == 1 else low + self.at * (high - low)  # exactly the full score
+        if self.at == 1:  # exactly the full score
+            return high
+        return low + self.at * (high - low)
 
     def __repr__(self) -> str:
         reward, gate = self.parts
@@ -250,9 +269,9 @@ class Gated(_Composite):
 
     def _judge(self, scores_of):
         scores, gates = map(scores_of, self.parts)
-        shut, _ = range_of(self.parts[0]) or (0.0, 1.0)
+        lowest, _ = range_of(self.parts[0]) or (0.0, 1.0)
         least = self.least
-        return _where_judged(lambda score, gate: score if gate >= least else min(score, shut), scores, gates)
+        return _where_judged(lambda score, gate: _behind_gate(score, gate >= least, lowest), scores, gates)
 
 
 class Clipped(_Composite):
@@ -278,6 +297,8 @@ class Clipped(_Composite):
         return f"Clipped({self.parts[0]!r}, low={self.low:g}, high={self.high:g})"
 
     def _judge(self, scores_of):
-        width = self.high - self.low
         scores = scores_of(self.parts[0], finite=False)
-        return _where_judged(lambda score: float(min(1.0, max(0.0, (score - self.low) / width))), scores)
+        return _where_judged(self._scaled, scores)
+
+    def _scaled(self, score: float) -> float:
+        return min(1.0, max(0.0, (score - self.low) / (self.high - self.low)))

@@ -92,7 +92,7 @@ class SoftFormat(ResponseReward):
             raise ValueError(f"think={think!r}, answer={answer!r}: use two different names, or think=None")
         self.think, self.answer = think, answer
         self.__name__ = "soft_format"
-        names = [answer] if think is None else [think, answer]
+        names = [name for name in (think, answer) if name is not None]
         self._tags = [tag for name in names for tag in (f"<{name}>", f"</{name}>")]
 
     def _score(self, completion: str, prefill: str) -> float:
@@ -101,10 +101,11 @@ class SoftFormat(ResponseReward):
         score = sum(once) / (2 * len(self._tags))
         places = [response.find(tag) for tag in self._tags]
         in_order = all(once) and places == sorted(places)
-        given = self.think is None or f"</{self.think}>" in prefill
-        thought = None if given else own_answer(completion, prefill, self.think) or ""
-        answered = own_answer(completion, prefill, self.answer) is not None
-        if in_order and answered and not (thought is not None and is_blank(thought, words=True)):
+        has_answer = own_answer(completion, prefill, self.answer) is not None
+        has_thought = True  # one that the prefill closes is not asked for
+        if self.think is not None and f"</{self.think}>" not in prefill:
+            has_thought = not is_blank(own_answer(completion, prefill, self.think) or "", words=True)
+        if in_order and has_answer and has_thought:
             score += 0.25
         if once[-1] and is_blank(response.rpartition(self._tags[-1])[2]):
             score += 0.25
@@ -152,7 +153,7 @@ class RightSize(ResponseReward):
         **columns: Any,
     ) -> list[float | None]:
         texts = [text for text, _ in pair_prefill(completions, None)]
-        measured: Sequence[Any] = texts
+        sequences: Sequence[Any] = texts
         if self.unit == "tokens":
             if completion_ids is None:
                 raise ValueError(
@@ -160,9 +161,9 @@ class RightSize(ResponseReward):
                     "give them, or use unit='characters'"
                 )
             ids = {"completion_ids": completion_ids}
-            measured = get_column(ids, "completion_ids", reward="right_size", rows=len(texts))
-        rates = map(self._rate, map(len, measured))
-        return [rate if text.strip() else 0.0 for rate, text in zip(rates, texts, strict=True)]
+            sequences = get_column(ids, "completion_ids", reward="right_size", rows=len(texts))
+        pairs = zip(texts, sequences, strict=True)
+        return [self._rate(len(sequence)) if text.strip() else 0.0 for text, sequence in pairs]
 
     def cheats(self, honest: Case) -> list[Case]:
         """Filler of the expected length and of ten times the limit; no cases for tokens, since a case has text only."""
@@ -206,17 +207,20 @@ class Repetition(ResponseReward):
         ]
 
     def _score(self, text: str, prefill: str) -> float:
-        found = ngrams(_pieces(text), self.n)
-        if not found:
+        runs = ngrams(_pieces(text), self.n)
+        if not runs:
             return float(bool(text.strip()))
-        return len(set(found)) / len(found)
+        return len(set(runs)) / len(runs)
 
 
 def _pieces(text: str) -> list[str]:
-    found = _PIECE.findall(text.lower())
-    if max(map(len, found), default=0) <= _LONGEST_WORD:
-        return found
-    return [piece for word in found for piece in ([word] if len(word) <= _LONGEST_WORD else word)]
+    pieces: list[str] = []
+    for word in _PIECE.findall(text.lower()):
+        if len(word) > _LONGEST_WORD:
+            pieces += word  # letter by letter
+        else:
+            pieces.append(word)
+    return pieces
 
 
 class Language(ResponseReward):
@@ -246,10 +250,10 @@ class Language(ResponseReward):
 
     def cheats(self, honest: Case) -> list[Case]:
         """Another script in place of the completion, and another script before it (the answer is then still right)."""
-        other = next(text for script, text in _SAMPLES.items() if script not in self._expected)
+        sample = next(text for script, text in _SAMPLES.items() if script not in self._expected)
         return [
-            honest.cheat("another script", other * 3, "format"),
-            honest.cheat("another script before the answer", other + honest.completion, "always"),
+            honest.cheat("another script", sample * 3, "format"),
+            honest.cheat("another script before the answer", sample + honest.completion, "always"),
         ]
 
     def _score(self, text: str, prefill: str) -> float:
@@ -261,8 +265,9 @@ class Language(ResponseReward):
             text = _GREEK_SYMBOLS.sub(" ", text)
         counts = Counter(map(script_of, text))
         del counts[""]
-        total = counts.total()
-        return sum(counts[script] for script in self._expected) / total if total else 1.0
+        if not counts.total():
+            return 1.0
+        return sum(counts[script] for script in self._expected) / counts.total()
 
 
 @functools.lru_cache(maxsize=2**16)

@@ -19,7 +19,7 @@ from grpo_kit.rewards._parts import Reward, keyword_parameters
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
 
 # Invisible characters, each a piece of a character class.
-_UNSEEN = (
+_INVISIBLE = (
     r"\s\x00-\x1f\x7f-\x9f"  # white space of every width (no-break, thin, ideographic), control characters
     r"\u200b-\u200f\u2060-\u2064\ufeff\u180e"  # zero width: spaces, joiners, marks of direction, a byte order mark
     r"\u061c\u202a-\u202e\u2066-\u206f"  # direction of the text around
@@ -28,7 +28,7 @@ _UNSEEN = (
     r"\ufe00-\ufe0f\ufff0-\ufffb\U0001d159\U0001d173-\U0001d17a"  # variation selectors, annotation, blank notes
     r"\U0001bca0-\U0001bca3\U000e0000-\U000e0fff"  # shorthand format controls, tags and the other selectors
 )
-_SEEN = re.compile(f"[^{_UNSEEN}]")
+_VISIBLE = re.compile(f"[^{_INVISIBLE}]")
 _BREAK = re.compile(r"<br ?/?>", re.IGNORECASE)
 
 
@@ -40,8 +40,10 @@ def is_blank(text: str, *, words: bool = False) -> bool:
     >>> is_blank(" \u200b&nbsp;"), is_blank("?"), is_blank("...", words=True), is_blank("水", words=True)
     (True, False, True, False)
     """
-    seen = _SEEN.finditer(_BREAK.sub("", html.unescape(text)))
-    return not any(not words or char[0].isalnum() for char in seen)
+    visible = _VISIBLE.findall(_BREAK.sub("", html.unescape(text)))
+    if words:
+        return not any(map(str.isalnum, visible))
+    return not visible
 
 
 def on_response(
@@ -64,23 +66,29 @@ def on_response(
     """
     if fn is None:
         return functools.partial(on_response, range=range)
-    first, *others = inspect.signature(fn).parameters.values()
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in others)
-    named = keyword_parameters(fn)
-    named.pop(first.name, None)
+    parameters = list(inspect.signature(fn).parameters.values())
+    first_name = parameters[0].name
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters[1:])
+    keywords = keyword_parameters(fn)
+    keywords.pop(first_name, None)
 
     @functools.wraps(fn)
     def reward(completions: Sequence[Any], *, prefill: Any = None, **columns: Any) -> list[float | None]:
-        wanted = {k: v for k, v in columns.items() if k in named or (takes_all and k != first.name)}
-        if "prefill" in named:
-            wanted = {**wanted, "prefill": prefill}
-        return fn([start + text for text, start in pair_prefill(completions, prefill)], **wanted)
+        arguments = {
+            name: values
+            for name, values in columns.items()
+            if name in keywords or (takes_all and name != first_name)
+        }
+        if "prefill" in keywords:
+            arguments["prefill"] = prefill
+        return fn([start + text for text, start in pair_prefill(completions, prefill)], **arguments)
 
     # Without this, inspect.signature shows fn's own signature, which is not the reward's.
     del reward.__wrapped__
     if range is not None:
         reward.range = range
-    reward.columns = tuple(name for name, needed in named.items() if needed and name != "prefill")
+    required = [name for name, is_required in keywords.items() if is_required]
+    reward.columns = tuple(name for name in required if name != "prefill")
     return reward
 
 
@@ -101,20 +109,22 @@ class ResponseReward:
         raise NotImplementedError
 
 
-def shown(made: Any, values: Mapping[str, Any]) -> str:
+def shown(instance: Any, values: Mapping[str, Any]) -> str:
     """The call that made an object: its class, and the arguments whose values are not the defaults."""
-    given = []
-    for name, one in inspect.signature(type(made)).parameters.items():
-        if name not in values or values[name] == one.default:
+    arguments = []
+    for name, parameter in inspect.signature(type(instance)).parameters.items():
+        if name not in values or values[name] == parameter.default:
             continue
-        if one.kind is one.VAR_POSITIONAL:
-            given += map(repr, values[name])
-        elif one.kind is one.VAR_KEYWORD:
-            given += [f"{key}={value!r}" for key, value in values[name].items()]
+        value = values[name]
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            arguments += map(repr, value)
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            arguments += [f"{key}={item!r}" for key, item in value.items()]
+        elif parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty:
+            arguments.append(repr(value))
         else:
-            bare = one.kind is one.POSITIONAL_OR_KEYWORD and one.default is one.empty
-            given.append(f"{'' if bare else f'{name}='}{values[name]!r}")
-    return f"{type(made).__name__}({', '.join(given)})"
+            arguments.append(f"{name}={value!r}")
+    return f"{type(instance).__name__}({', '.join(arguments)})"
 
 
 def pair_prefill(
@@ -142,13 +152,15 @@ def pair_prefill(
 
 
 def check_tag(name: str, tag: Any) -> None:
-    """Raises ValueError, naming the argument, for what is no name of a tag: blank, or with its brackets.
+    """Raises ValueError, naming the argument, for a tag's name that is blank or has its brackets.
 
     >>> check_tag("tag", "<answer>")
     Traceback (most recent call last):
     ValueError: tag='<answer>' must be the name of a tag without brackets, such as 'answer'
     """
-    bare = tag.strip("</> ") if isinstance(tag, str) else ""
+    bare = ""
+    if isinstance(tag, str):
+        bare = tag.strip("</> ")
     if not bare or {*tag} & {*"<>/\n"}:
         raise ValueError(
             f"{name}={tag!r} must be the name of a tag without brackets, such as {bare or 'answer'!r}"
@@ -174,7 +186,9 @@ def answer_span(response: str, tag: str = "answer") -> tuple[int, int] | None:
     if response.count(opening) != 1 or response.count(closing) != 1:
         return None
     start, end = response.index(opening) + len(opening), response.index(closing)
-    return (start, end) if start <= end else None
+    if start > end:
+        return None
+    return start, end
 
 
 def own_answer(completion: str, prefill: str, tag: str = "answer") -> str | None:
@@ -198,8 +212,8 @@ def last_number(text: str) -> str | None:
     >>> last_number("18 - 5 = 13, or $1,300.50.")
     '1300.50'
     """
-    found = _NUMBER.findall(text)
-    return found[-1].replace(",", "") if found else None
+    numbers = _NUMBER.findall(text)
+    return numbers[-1].replace(",", "") if numbers else None
 
 
 def python_value(value: Any) -> Any:
@@ -218,15 +232,15 @@ def python_value(value: Any) -> Any:
         return value
     if value.ndim:
         return [python_value(item) for item in value]
-    kind, own = str(value.dtype).removeprefix("torch."), value.item()
+    kind, item = str(value.dtype).removeprefix("torch."), value.item()
     if kind in ("float16", "float32"):
-        return float(str(getattr(np, kind)(own)))
+        return float(str(getattr(np, kind)(item)))
     if kind == "bfloat16":  # numpy has none
-        decimals = (float(f"{own:.{digits}g}") for digits in range(1, 5))
-        return next((decimal for decimal in decimals if value.new_tensor(decimal) == value), own)
-    if kind.startswith(("datetime64", "timedelta64")) and isinstance(own, int):  # of nanoseconds
+        decimals = (float(f"{item:.{digits}g}") for digits in range(1, 5))
+        return next((decimal for decimal in decimals if value.new_tensor(decimal) == value), item)
+    if kind.startswith(("datetime64", "timedelta64")) and isinstance(item, int):  # of nanoseconds
         return value.astype(f"{value.dtype.kind}8[us]").item()
-    return own
+    return item
 
 
 def gold_text(value: Any) -> str | None:
@@ -246,14 +260,17 @@ def gold_text(value: Any) -> str | None:
             f"{value!r:.200} is a {type(value).__name__}, not one answer; keep it in a column of its own for the "
             "reward, and give a text, a number or None"
         )
-    nothing = value is None or type(value).__name__ in ("NAType", "NaTType")
-    if nothing or isinstance(value, float | Decimal) and value != value:
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    if isinstance(value, float | Decimal) and value != value:
         return None
     if isinstance(value, datetime) and value.timetz() == time.min:
         return str(value.date())
     if isinstance(value, Decimal) and value.is_finite():
         return f"{value.normalize():f}"
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
 
 
 def column(columns: dict[str, Any], name: str, *, reward: str, rows: int) -> Sequence[Any]:
@@ -262,15 +279,14 @@ def column(columns: dict[str, Any], name: str, *, reward: str, rows: int) -> Seq
         raise ValueError(
             f"reward {reward!r} needs the data set column {name!r}; columns given: {sorted(columns)}"
         )
-    if isinstance(columns[name], str) or not hasattr(columns[name], "__len__"):
+    values = columns[name]
+    if isinstance(values, str) or not hasattr(values, "__len__"):
         raise ValueError(
-            f"column {name}={columns[name]!r:.100} in {reward!r} must be a list, one value a completion"
+            f"column {name}={values!r:.100} in {reward!r} must be a list, one value a completion"
         )
-    if len(columns[name]) != rows:
-        raise ValueError(
-            f"column {name!r} has {len(columns[name])} rows for {rows} completions in {reward!r}"
-        )
-    return columns[name]
+    if len(values) != rows:
+        raise ValueError(f"column {name!r} has {len(values)} rows for {rows} completions in {reward!r}")
+    return values
 
 
 def text_of(completion: Any) -> str:
@@ -280,17 +296,18 @@ def text_of(completion: Any) -> str:
     """
     if isinstance(completion, str):
         return completion
-    if isinstance(completion, Sequence) and completion and isinstance(completion[-1], dict):
-        if "content" not in completion[-1] and {"from", "value"} <= completion[-1].keys():
+    if isinstance(completion, Sequence) and not completion:
+        return ""
+    if isinstance(completion, Sequence) and isinstance(completion[-1], dict):
+        message = completion[-1]
+        if "content" not in message and {"from", "value"} <= message.keys():
             raise ValueError(
                 f"completion={completion!r:.200} has messages as ShareGPT has them; give the text in 'value'"
             )
-        content = completion[-1].get("content") or ""
+        content = message.get("content") or ""
         if isinstance(content, str):
             return content
         return "".join(block.get("text") or "" for block in content)
-    if isinstance(completion, Sequence) and not completion:
-        return ""
     raise ValueError(
         f"completion={completion!r} is neither text nor messages; use str or [{{'role': ..., 'content': ...}}]"
     )

@@ -11,6 +11,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import groupby
 from traceback import format_exception
 from typing import Any
@@ -29,15 +30,18 @@ class RewardError(ValueError):
         """IPython shows the message first, then the reward's own lines, and not the way to them."""
         from grpo_kit._support.kernel import visible
 
+        lines = [f"{type(self).__name__}: {self}", ""]
         cause = self.__cause__
-        own = format_exception(None, cause, cause.__traceback__.tb_next) if cause else []
-        return [f"{type(self).__name__}: {self}", "", *visible("".join(own)).splitlines()]
+        if cause:
+            traceback = format_exception(None, cause, cause.__traceback__.tb_next)
+            lines += visible("".join(traceback)).splitlines()
+        return lines
 
 
 class _Completions(list):
-    """A reward's own list, which knows the row that was read last: to find it by more calls may cost money."""
+    """A copy of the list for one reward; `row` is the row that it read last, since another call may cost money."""
 
-    row: int | None = None  # none before the first row, and once all were read
+    row: int | None = None  # None before the first row, and after the last
 
     def __iter__(self) -> Iterator[Any]:
         for self.row, completion in enumerate(super().__iter__()):
@@ -50,9 +54,11 @@ class _Completions(list):
         return super().__getitem__(place)
 
     def place(self, completions: Sequence[Any]) -> str:
-        """Where an error came, in words. completions: as they were given to the reward."""
-        if len(completions) < 2:
-            return f"row 0, completion {completions[0]!r}" if completions else "there was no completion"
+        """The row of an error, in words. completions: the originals, which the reward cannot have changed."""
+        if not completions:
+            return "there was no completion"
+        if len(completions) == 1:
+            return f"row 0, completion {completions[0]!r}"
         if self.row is None:
             return f"it was not reading a row; the first is row 0, completion {completions[0]!r}"
         return f"row {self.row}, completion {completions[self.row]!r}, the last that it read"
@@ -90,21 +96,24 @@ def score(
     >>> score(lambda completions, **columns: [len(text) / 2 for text in completions], ["a", "four"])
     [0.5, 2.0]
     """
-    name = bare_name(reward) if name is None else name
+    name = name or bare_name(reward)
     check_column_names({"self", "completions"} & columns.keys(), f"what reward {name!r} is given")
-    given = _Completions(_own(list(completions)))
+    copies = _Completions(_copy(list(completions)))
     try:
-        result = _finished(reward(completions=given, **{key: _own(value) for key, value in columns.items()}))
+        result = reward(completions=copies, **{key: _copy(value) for key, value in columns.items()})
+        if inspect.iscoroutine(result):
+            with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has a running loop
+                result = thread.submit(asyncio.run, result).result()
     except RewardError:  # from a part: it names its row already
         raise
     except (Exception, SystemExit) as error:
         from grpo_kit._support.kernel import visible
 
-        mend = "; completions are texts here, not lists of messages" if "string ind" in str(error) else ""
-        raise RewardError(
-            f"reward {name!r} raised {type(error).__name__}: {visible(error)}{mend}\n{given.place(completions)}"
-        ) from error
-    if given != list(completions):
+        message = f"reward {name!r} raised {type(error).__name__}: {visible(error)}"
+        if "string ind" in str(error):
+            message += "; completions are texts here, not lists of messages"
+        raise RewardError(f"{message}\n{copies.place(completions)}") from error
+    if copies != list(completions):
         raise RewardError(
             f"reward {name!r} changed the list of completions, whose order its scores must keep; work on a copy, "
             "such as sorted(completions)"
@@ -112,29 +121,24 @@ def score(
     return _checked(result, completions, reward, name, finite)
 
 
-def _finished(result: Any) -> Any:
-    """The result, or for a coroutine its return value."""
-    if not inspect.iscoroutine(result):
-        return result
-    with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has a running loop
-        return thread.submit(asyncio.run, result).result()
-
-
-def _own(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     """A deep copy of lists and dicts; everything else is shared."""
     if type(value) is list:
-        return [_own(item) for item in value]
-    return {key: _own(item) for key, item in value.items()} if type(value) is dict else value
+        return list(map(_copy, value))
+    if type(value) is dict:
+        return {key: _copy(item) for key, item in value.items()}
+    return value
 
 
 def _checked(result: Any, completions: Sequence[Any], reward: Reward, name: str, finite: bool) -> Scores:
     """The result as a list of float and None."""
-    flat = getattr(result, "ndim", 1) == 1 and hasattr(result, "__len__") and hasattr(result, "__iter__")
-    if not flat or isinstance(result, str | bytes | Mapping | Set):
-        shape = f" of shape {tuple(result.shape)}" if hasattr(result, "shape") else ""
+    is_flat = getattr(result, "ndim", 1) == 1 and hasattr(result, "__len__") and hasattr(result, "__iter__")
+    if not is_flat or isinstance(result, str | bytes | Mapping | Set):
+        kind = type(result).__name__
+        if hasattr(result, "shape"):
+            kind += f" of shape {tuple(result.shape)}"
         raise RewardError(
-            f"reward {name!r} returned {type(result).__name__}{shape}; return a flat list, one float or None for each "
-            "completion"
+            f"reward {name!r} returned {kind}; return a flat list, one float or None for each completion"
         )
     scores = result.tolist() if hasattr(result, "tolist") else list(result)
     if len(scores) != len(completions):
@@ -154,31 +158,32 @@ def check_scores(
 
     The range is the one that the reward states, if any. finite: False allows infinite scores.
     """
-    stated = range_of(reward)
+    stated_range = range_of(reward)
     for row, score in enumerate(scores):
-        wanted = None if score is None else _wanted(score, stated, finite)
-        if wanted is not None:
+        advice = None if score is None else _advice(score, stated_range, finite)
+        if advice:
             raise RewardError(
-                f"reward {name!r} gave {score!r} in row {row}, completion {completions[row]!r}; use {wanted}, or None "
+                f"reward {name!r} gave {score!r} in row {row}, completion {completions[row]!r}; use {advice}, or None "
                 "where it cannot judge"
             )
 
 
-def _wanted(score: Any, stated: tuple[float, float] | None, finite: bool) -> str | None:
-    """What a valid score would be; None if this one is valid."""
-    try:  # float() would take "1" and [1]
-        value = math.nan if isinstance(score, str | bytes) or getattr(score, "ndim", 0) else float(score)
-    except (TypeError, ValueError, OverflowError):
-        value = math.nan
+def _advice(score: Any, stated_range: tuple[float, float] | None, finite: bool) -> str | None:
+    """A valid score in words; None if this one is valid."""
+    value = math.nan
+    if not isinstance(score, str | bytes) and not getattr(score, "ndim", 0):  # float() would take "1" and [1]
+        with suppress(TypeError, ValueError, OverflowError):
+            value = float(score)
     if math.isnan(value):
         return "a finite number" if finite else "a number"
     if finite and abs(value) > LARGEST_REWARD:
         return "a finite number, from -1e15 to 1e15"
-    if stated is None:
-        return None
-    slack = _ROUNDING * max(1.0, *map(abs, stated))
-    fits = stated[0] - slack <= value <= stated[1] + slack
-    return None if fits else f"a number in [{stated[0]:g}, {stated[1]:g}], the range that it states"
+    if stated_range:
+        low, high = stated_range
+        slack = _ROUNDING * max(1.0, abs(low), abs(high))
+        if not low - slack <= value <= high + slack:
+            return f"a number in [{low:g}, {high:g}], the range that it states"
+    return None
 
 
 def score_all(
@@ -197,14 +202,20 @@ def score_all(
     >>> score_all([ExactAnswer(), SoftFormat(think=None)], ["<answer>5</answer>"], answer=["4"])
     {'exact_answer': [0.0], 'soft_format': [1.0]}
     """
-    named = dict(zip(reward_names(rewards) if names is None else names, rewards, strict=True))
-    slow = [n for n, one in named.items() if any(map(inspect.iscoroutinefunction, (one, type(one).__call__)))]
-    with ThreadPoolExecutor(len(slow) or 1) as threads:
-        begun = {name: threads.submit(score, named[name], completions, name, **columns) for name in slow}
-        return {
-            name: begun[name].result() if name in begun else score(reward, completions, name, **columns)
+    named = dict(zip(names or reward_names(rewards), rewards, strict=True))
+    with ThreadPoolExecutor(len(named) or 1) as threads:
+        futures = {
+            name: threads.submit(score, reward, completions, name, **columns)
             for name, reward in named.items()
+            if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
         }
+        scores = {}
+        for name, reward in named.items():
+            if name in futures:
+                scores[name] = futures[name].result()
+            else:
+                scores[name] = score(reward, completions, name, **columns)
+    return scores
 
 
 def total(scores: Sequence[float | None], weights: Sequence[float]) -> float | None:
@@ -220,7 +231,8 @@ def total(scores: Sequence[float | None], weights: Sequence[float]) -> float | N
     if any(score is None or score != score for score in scores):  # tables hold None as NaN
         return None
     try:
-        return round(math.fsum(w * float(s) for w, s in zip(weights, scores, strict=True)), 9)
+        parts = [weight * float(score) for weight, score in zip(weights, scores, strict=True)]
+        return round(math.fsum(parts), 9)
     except (OverflowError, ValueError):
         return math.inf
 
@@ -238,28 +250,25 @@ def totals(
     >>> totals([[1.0, None, None, None], [0.0, 1.0, 0.5, 1.0]], [0.5, 0.5], ["a", "a", "b", "b"])
     [0.5, None, 0.25, 0.5]
     """
-    made: Scores = []
-    for _, same in groupby(range(len(groups)), key=lambda row: groups[row]):
-        rows = list(same)
-        inside = [[part[row] for row in rows] for part in parts]
-        applies = [i for i, scores in enumerate(inside) if any(s is not None and s == s for s in scores)]
-        for place in range(len(rows)):
-            row = [inside[i][place] for i in applies]
-            made.append(total(row, [weights[i] for i in applies]) if applies else None)
-            if made[-1] is not None and not abs(made[-1]) <= LARGEST_REWARD:
-                raise _too_large(rows[place], row, weights)
-    return made
-
-
-def _too_large(row: int, scores: Scores, weights: Sequence[float]) -> RewardError:
-    return RewardError(
-        f"row {row}: scores {scores!r:.200} with weights {list(weights)!r:.200} add up to more than "
-        f"{LARGEST_REWARD:g} in size, and at most {LARGEST_REWARD:g} is taken, as training squares it in float32: "
-        "lower the weights"
-    )
-
-
-# ---- what is said once of a reward with scores outside [0, 1] that states no range ---------------------------------
+    totals: Scores = []
+    for _, group in groupby(range(len(groups)), key=lambda row: groups[row]):
+        rows = list(group)
+        applying = [
+            (part, weight)
+            for part, weight in zip(parts, weights, strict=True)
+            if any(part[row] is not None and part[row] == part[row] for row in rows)
+        ]
+        for row in rows:
+            scores = [part[row] for part, _ in applying]
+            weighted = total(scores, [weight for _, weight in applying]) if applying else None
+            if weighted is not None and not abs(weighted) <= LARGEST_REWARD:
+                raise RewardError(
+                    f"row {row}: scores {scores!r:.200} with weights {list(weights)!r:.200} add up to more than "
+                    f"{LARGEST_REWARD:g} in size, and at most {LARGEST_REWARD:g} is taken, as training squares it in "
+                    "float32: lower the weights"
+                )
+            totals.append(weighted)
+    return totals
 
 
 def off_scale(
@@ -272,12 +281,13 @@ def off_scale(
     >>> off_scale("points", lambda completions, **columns: [0, 2], [0.0, 2.0])[:72]
     "reward 'points' gave 2 (row 1; so far 0 to 2): any finite scale is fine."
     """
-    there = [(row, s) for row, s in enumerate(scores) if s is not None and s == s]
-    outside = [(row, s) for row, s in there if not -_ROUNDING <= s <= 1 + _ROUNDING]
-    if not outside or range_of(reward) is not None:
+    numbers = {row: score for row, score in enumerate(scores) if score is not None and score == score}
+    off_range = [row for row, score in numbers.items() if not -_ROUNDING <= score <= 1 + _ROUNDING]
+    if not off_range or range_of(reward) is not None:
         return None
-    row, score = outside[0]
-    low, high = seen or (min(s for _, s in there), max(s for _, s in there))
+    row = off_range[0]
+    score = numbers[row]
+    low, high = seen or (min(numbers.values()), max(numbers.values()))
     return (
         f"reward {name!r} gave {score:g} (row {row}; so far {low:g} to {high:g}): any finite scale is fine. The kit's "
         "own lie in [0, 1]; charts and flags go by the range seen, or stated as reward.range = (low, high)"
@@ -287,5 +297,6 @@ def off_scale(
 def warn_off_scale(rewards: Sequence[Reward], parts: Mapping[str, Sequence[float | None]]) -> None:
     """Warns once about each reward with scores outside [0, 1]. parts: the result of score_all for these rewards."""
     for (name, scores), reward in zip(parts.items(), rewards, strict=True):
-        if said := off_scale(name, reward, scores):
-            warnings.warn(said, UserWarning, stacklevel=3)
+        message = off_scale(name, reward, scores)
+        if message:
+            warnings.warn(message, UserWarning, stacklevel=3)

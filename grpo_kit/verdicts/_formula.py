@@ -14,7 +14,7 @@ function that nobody defines: f(x), f^{-1}(x) with the letter "f^-1", f'(x) with
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
@@ -44,6 +44,16 @@ def num(value: int | str | Fraction) -> Tree:
     return "num", Fraction(value)
 
 
+def children(tree: Tree) -> list[Tree]:
+    """The trees directly inside a tree."""
+    return [part for part in tree[1:] if isinstance(part, tuple)]
+
+
+def map_children(function: Callable[[Tree], Tree], tree: Tree) -> Tree:
+    """The tree, with the function of each tree directly inside it in its place."""
+    return tuple(function(part) if isinstance(part, tuple) else part for part in tree)
+
+
 def nodes(tree: Tree) -> Iterator[Tree]:
     """The tree and all trees inside it, in no order.
 
@@ -54,7 +64,7 @@ def nodes(tree: Tree) -> Iterator[Tree]:
     while waiting:
         node = waiting.pop()
         yield node
-        waiting += [part for part in node[1:] if isinstance(part, tuple)]
+        waiting += children(node)
 
 
 @lru_cache(4096)
@@ -72,8 +82,8 @@ def parse(text: str, *, comma: bool = False) -> Tree:
     tree = parser.sum()
     if parser.accept("\\over"):
         tree = ("div", tree, parser.sum())
-    if parser.place < len(parser.tokens):
-        raise NotUnderstoodError(f"left over: {parser.tokens[parser.place].value!r}")
+    if parser.next.kind != "end":
+        raise NotUnderstoodError(f"left over: {parser.next.text!r}")
     return tree
 
 
@@ -81,22 +91,25 @@ class _Parser:
     """One method a rule of the grammar; each reads what it can from self.place on."""
 
     def __init__(self, tokens: list[Token]) -> None:
-        self.tokens, self.place, self.depth, self.bars = tokens, 0, 0, 0
+        self.tokens = [*tokens, Token("end", "", False)]
+        self.place = self.depth = self.bars = 0
 
     @property
     def next(self) -> Token:
-        return self.tokens[self.place] if self.place < len(self.tokens) else Token("end", None, False)
+        return self.tokens[self.place]
 
     def take(self, kind: str | None = None) -> Token:
         token = self.next
         if token.kind == "end" or (kind is not None and token.kind != kind):
-            raise NotUnderstoodError(f"{token.value!r} where {kind or 'more'} should stand")
+            raise NotUnderstoodError(f"{token.text!r} where {kind or 'more'} should stand")
         self.place += 1
         return token
 
     def accept(self, *kinds: str) -> Token | None:
         """The next token, taken, if it is of one of these kinds."""
-        return self.take() if self.next.kind in kinds else None
+        if self.next.kind in kinds:
+            return self.take()
+        return None
 
     def follow(self, *kinds: str) -> bool:
         """Whether the next tokens are of these kinds."""
@@ -134,7 +147,9 @@ class _Parser:
         """Whether a factor may follow without a sign between; a number only in n2^{n-1} and 3!7!."""
         token = self.next
         if token.kind == "num":
-            before = self.tokens[self.place - 1].kind if self.place and not token.spaced else ""
+            if token.spaced:
+                return False
+            before = self.tokens[self.place - 1].kind
             return (before == "name" and self.follow("num", "^")) or (
                 before == "!" and self.follow("num", "!")
             )
@@ -149,7 +164,9 @@ class _Parser:
         tree = self.power()  # one sign: --5 is no number
         if sign is None or sign.kind == "+":
             return tree
-        return ("neg", tree) if sign.kind == "-" else (sign.value, None, tree)
+        if sign.kind == "-":
+            return ("neg", tree)
+        return (sign.text, None, tree)
 
     def power(self) -> Tree:
         base = self.behind(self.primary())
@@ -184,10 +201,12 @@ class _Parser:
         if sign is None:
             return self.primary()
         tree = self.exponent()
-        return ("neg", tree) if sign.kind == "-" else tree
+        if sign.kind == "-":
+            return ("neg", tree)
+        return tree
 
     def arguments(self, opening: str = "(") -> list[Tree]:
-        """What stands between brackets, divided by commas."""
+        """The values in brackets, between commas."""
         self.take(opening)
         bars, self.bars = self.bars, 0
         trees = [self.sum()]
@@ -202,24 +221,24 @@ class _Parser:
         return trees
 
     def group(self, opening: str) -> Tree:
-        """What stands between brackets, without a comma."""
-        tree, *others = self.arguments(opening)
-        if others:
+        """The one value in brackets."""
+        trees = self.arguments(opening)
+        if len(trees) > 1:
             raise NotUnderstoodError("a comma in brackets")
-        return tree
+        return trees[0]
 
     def argument(self) -> Tree:
-        """What a LaTeX command takes: a group, or the one digit or letter that follows."""
+        """The argument of a LaTeX command: a group, or the one digit or letter that follows."""
         if self.next.kind == "{":
             return self.group("{")
         if self.next.kind in ("name", "letter"):
             return self.name()
-        digits = self.take("num").value[1]
+        digits = self.take("num").text
         if not digits.isdigit():
             raise NotUnderstoodError(f"{digits!r} as an argument")
-        if len(digits) > 1:
+        if len(digits) > 1:  # the others stay: \frac12 has two arguments
             self.place -= 1
-            self.tokens[self.place] = Token("num", (Fraction(digits[1:]), digits[1:]), False)
+            self.tokens[self.place] = Token("num", digits[1:], False, Fraction(digits[1:]))
         return num(digits[0])
 
     def primary(self) -> Tree:
@@ -244,28 +263,29 @@ class _Parser:
 
     def number(self) -> Tree:
         """A number, also a mixed one: 2 1/2, 2\\frac{1}{2}."""
-        value, written = self.take().value
-        whole = num(value)
+        token = self.take()
+        number = num(token.number)
         if self.next.kind == "_":
             raise NotUnderstoodError("a base inside a formula")
+        if not token.text.isdigit():
+            return number
         start = self.place
-        if not written.isdigit():
-            return whole
         if self.next.kind == "\\frac":
             part = self.primary()
             if part[0] == "div" and _is_whole(part[1]) and _is_whole(part[2]):
                 if part[1][1] >= part[2][1]:
                     raise NotUnderstoodError("a number beside an improper fraction")
-                return ("mixed", whole, part)
+                return ("mixed", number, part)
         elif self.next.spaced and self.follow("num", "/", "num"):
-            (top, top_written), _, (bottom, bottom_written) = (self.take().value for _ in range(3))
-            if top_written.isdigit() and bottom_written.isdigit() and top < bottom:
-                return ("mixed", whole, ("div", num(top), num(bottom)))
+            top, _, bottom = self.tokens[start : start + 3]
+            if top.text.isdigit() and bottom.text.isdigit() and top.number < bottom.number:
+                self.place += 3
+                return ("mixed", number, ("div", num(top.number), num(bottom.number)))
         self.place = start
-        return whole
+        return number
 
     def name(self) -> Tree:
-        name = self.take().value
+        name = self.take().text
         if name == "C" and self.next.kind == "(":
             start = self.place
             with suppress(NotUnderstoodError):
@@ -280,62 +300,73 @@ class _Parser:
         return self.applied(name, name)
 
     def applied(self, letter: str, name: str) -> Tree:
-        """The letter, or the function by that name of what stands in brackets behind it; a(b + c) is a product."""
+        """The letter, or the function by that name of the arguments in brackets behind it; a(b + c) is a product."""
         primes = 0
         while self.accept("'"):
             primes += 1
-        end, power = self.place, num(primes or 1)
-        kind = "^()" if primes else ""
+        start, power = self.place, num(primes or 1)
         is_function = letter in OF or primes > 0
+        is_derivative = primes > 0
         if is_function and self.next.kind == "^" and not self.follow("^", "\\circ"):
-            kind = "^()" if self.follow("^", "{", "(") else ""
+            is_derivative = self.follow("^", "{", "(")
             self.take()
             power = self.exponent()
         arguments = self.arguments() if self.next.kind == "(" else []
         is_term = len(arguments) == 1 and arguments[0][0] not in ("add", "sub")
-        if arguments and (is_function or is_term):
-            return ("apply", name + (kind or "^-1" * _is_inverse(power)), power, *arguments)
-        self.place = end
-        return ("sym", name + primes * "'")
+        if not arguments or not (is_function or is_term):
+            self.place = start
+            return ("sym", name + primes * "'")
+        if is_derivative:
+            name += "^()"
+        elif _is_inverse(power):
+            name += "^-1"
+        return ("apply", name, power, *arguments)
 
     def subscript(self) -> str:
         if self.next.kind in ("num", "name"):
-            return self.written()
+            return self.index()
         self.take("{")
-        written = ""
+        text = ""
         while not self.accept("}"):
-            written += self.written()
-        return written
+            text += self.index()
+        return text
 
-    def written(self) -> str:
-        """The next token of an index, as it is written."""
+    def index(self) -> str:
+        """The text of the next token of an index."""
         token = self.take()
         if token.kind not in ("num", "name", "letter", "function", ",", "+", "-") and token.kind[0] != "\\":
             raise NotUnderstoodError("an index")
-        return token.value[1] if token.kind == "num" else token.value
+        return token.text
 
     def function(self) -> Tree:
-        name = self.take().value
+        name = self.take().text
         if name == "sqrt":
             return self.root()
         base = power = None
         if name == "log" and self.accept("_"):
-            base = num(self.take().value[0]) if self.next.kind == "num" else self.argument()
+            base = num(self.take().number) if self.next.kind == "num" else self.argument()
         if self.accept("^"):
             power = self.exponent()
             if _is_inverse(power):
                 if name not in _INVERSE:
                     raise NotUnderstoodError("an inverse function")
                 name, power = _INVERSE[name], None
-        if self.next.kind != "(" and name in _OF_SEVERAL:
+        if self.next.kind == "(":
+            arguments = self.arguments()
+        elif name in _OF_SEVERAL:
             raise NotUnderstoodError(f"{name} without brackets")
-        arguments = self.arguments() if self.next.kind == "(" else [self.bare_argument()]
+        else:
+            arguments = [self.bare_argument()]
         if name == "cbrt":
             return ("call", "root", *arguments, num(3))
         if name not in _OF_SEVERAL and len(arguments) != 1:
             raise NotUnderstoodError(f"{name} of {len(arguments)} arguments")
-        tree = ("call", name, *arguments) if base is None else ("call", "logb", arguments[0], base)
-        return tree if power is None else ("pow", tree, power)
+        tree = ("call", name, *arguments)
+        if base is not None:
+            tree = ("call", "logb", *arguments, base)
+        if power is None:
+            return tree
+        return ("pow", tree, power)
 
     def bare_argument(self) -> Tree:
         """sin 2x, ln x: factors side by side up to the next sign or function."""
@@ -349,7 +380,9 @@ class _Parser:
     def root(self) -> Tree:
         index = self.group("[") if self.next.kind == "[" else None
         tree = self.group("(") if self.next.kind == "(" else self.argument()
-        return ("call", "sqrt", tree) if index is None else ("call", "root", tree, index)
+        if index is None:
+            return ("call", "sqrt", tree)
+        return ("call", "root", tree, index)
 
     def command(self) -> Tree:
         token = self.take()
@@ -371,18 +404,18 @@ class _Parser:
                 return self.series(name)
             case "overline" | "vec" | "hat" | "bar" | "mathbb" | "mathcal" | "widehat" | "tilde" as name:
                 self.take("{")
-                letters = self.take("name").value
+                letters = self.take("name").text
                 while self.next.kind == "name":
-                    letters += self.take().value
+                    letters += self.take().text
                 self.take("}")
                 return ("sym", f"{name} {letters}")
-        raise NotUnderstoodError(f"{token.value!r} where a value should stand")
+        raise NotUnderstoodError(f"{token.text!r} where a value should stand")
 
     def series(self, name: str) -> Tree:
         """A sum or product over an index: its index, from, to, and the product behind it."""
         self.take("_")
         self.take("{")
-        index = self.take("name").value
+        index = self.take("name").text
         self.take("=")
         start = self.sum()
         self.take("}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 FUNCTIONS = frozenset(
     "Abs sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc asin acos atan sinh cosh tanh log ln lg exp "
@@ -41,13 +41,16 @@ class NotUnderstoodError(ValueError):
 
 
 class Token(NamedTuple):
-    """One sign; a number has (value, text) as its value."""
+    """One sign.
 
-    kind: (
-        str  # "num", "name", "letter" (of Greek), "function", a command such as "\\frac", or the sign itself
-    )
-    value: Any
-    spaced: bool  # white space before it
+    kind: "num", "name", "letter" (of Greek), "function", a command such as "\\frac", or the sign itself.
+    spaced: whether white space stands before it. number: the value of a "num".
+    """
+
+    kind: str
+    text: str
+    spaced: bool
+    number: Fraction | None = None
 
 
 def number_of(text: str, *, comma: bool = False) -> Fraction | None:
@@ -73,53 +76,55 @@ def number_of(text: str, *, comma: bool = False) -> Fraction | None:
 
 def _repeating(text: str) -> Fraction:
     """The value of 0.1(6) or 0.1\\overline{6}."""
-    whole, _, rest = text.partition(".")
-    fixed, period = re.fullmatch(r"(\d*)\D+(\d+)\D*", rest).groups()
+    integer, _, decimals = text.partition(".")
+    fixed, period = re.fullmatch(r"(\d*)\D+(\d+)\D*", decimals).groups()
     ninths = Fraction(int(period), 10 ** len(period) - 1)
-    return int(whole or 0) + (int(fixed or 0) + ninths) / 10 ** len(fixed)
+    return int(integer or 0) + (int(fixed or 0) + ninths) / 10 ** len(fixed)
 
 
 def number_at(text: str, start: int, *, comma: bool, brackets: bool) -> str:
     """The number literal that begins there; "" for none. brackets: it stands in brackets, where 1,234 are two."""
-    number = NUMBER.match(text, start)
-    if number is None:
+    literal = NUMBER.match(text, start)
+    if literal is None:
         return ""
-    with_comma = _DECIMAL_COMMA.match(text, start) if comma else None
-    if with_comma:
-        return with_comma[0]
-    if brackets and number["grouped"] and "," in number[0]:
-        return re.match(r"\d+", number[0])[0]
-    return number[0]
+    if comma:
+        literal = _DECIMAL_COMMA.match(text, start) or literal
+    elif brackets and literal["grouped"] and "," in literal[0]:
+        literal = re.compile(r"\d+").match(text, start)
+    return literal[0]
 
 
 def tokens(text: str, *, comma: bool) -> list[Token]:
     """The signs of the text. Raises NotUnderstoodError for one that no formula has."""
     text = _TIMES.sub(r" \\times ", text)
     signs: list[Token] = []
-    at = depth = 0
-    while at < len(text):
-        spaced = at > 0 and text[at - 1].isspace()
-        char = text[at]
-        number = number_at(text, at, comma=comma, brackets=depth > 0)
+    place = depth = 0
+    while place < len(text):
+        spaced = text[:place][-1:].isspace()
+        char = text[place]
+        number = number_at(text, place, comma=comma, brackets=depth > 0)
         if number:
-            signs.append(Token("num", (number_of(number, comma=comma), number), spaced))
-            at += len(number)
+            signs.append(Token("num", number, spaced, number_of(number, comma=comma)))
+            place += len(number)
         elif char == "\\":
-            command = _COMMAND.match(text, at)
+            command = _COMMAND.match(text, place)
             if command is None:
                 raise NotUnderstoodError("a backslash at the end")
             signs.append(_command(command[1] or command[2], spaced))
-            at = command.end()
+            place = command.end()
         elif char.isalpha():
-            word = _WORD.match(text, at)[0]
+            word = _WORD.match(text, place)[0]
             signs += _word(word, spaced)
-            at += len(word)
+            place += len(word)
         elif char.isspace():
-            at += 1
+            place += 1
         elif char in "+-*/^_()[]{}|!%=,'":
-            depth += (char in "([{") - (char in ")]}")
+            if char in "([{":
+                depth += 1
+            elif char in ")]}":
+                depth -= 1
             signs.append(Token(char, char, spaced))
-            at += 1
+            place += 1
         else:
             raise NotUnderstoodError(f"the sign {char!r}")
     return signs
@@ -132,7 +137,9 @@ def _command(name: str, spaced: bool) -> Token:
         return Token("function", _ALIASES.get(name, name), spaced)
     if name in LETTERS:
         return Token("letter", name, spaced)
-    return Token("|" if name == "|" else f"\\{name}", name, spaced)
+    if name == "|":
+        return Token("|", name, spaced)
+    return Token(f"\\{name}", name, spaced)
 
 
 def _word(word: str, spaced: bool) -> list[Token]:

@@ -47,6 +47,10 @@ class Row:
     brackets: str
     items: tuple[Any, ...]
 
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return (self,)
+
 
 @dataclass(frozen=True)
 class Union:
@@ -131,10 +135,10 @@ class Date:
 
 @dataclass(frozen=True)
 class Congruence:
-    """What is left over by division with the modulus; name: what the rest is of."""
+    """The remainder of a division by the modulus; name: of the number that is divided."""
 
     name: str
-    rest: Tree
+    remainder: Tree
     modulus: Tree
 
 

@@ -81,7 +81,9 @@ def exact(tree: Tree, env: Mapping[str, Fraction] | None = None) -> Fraction | N
         return series(tree, env, exact)
     if kind in ("call", "apply"):
         values = [exact(part, env) for part in tree[2:]]
-        return None if None in values else exact_call(tree[1], values)
+        if None in values:
+            return None
+        return exact_call(tree[1], values)
     if kind in ("pm", "mp"):
         raise UndefinedError("two values")
     values = [exact(part, env) for part in tree[1:]]
@@ -89,8 +91,18 @@ def exact(tree: Tree, env: Mapping[str, Fraction] | None = None) -> Fraction | N
         return None
     if kind == "pow":
         return _exact_power(*values)
-    made = arithmetic(kind, values)
-    return bounded(made) if kind in ("mul", "div") else made
+    value = arithmetic(kind, values)
+    if kind in ("mul", "div"):
+        bounded(value)
+    return value
+
+
+def exact_or_none(tree: Tree) -> Fraction | None:
+    """The rational value of a tree; None too where it is too large, or has no value."""
+    try:
+        return exact(tree)
+    except (TooLargeError, UndefinedError):
+        return None
 
 
 def arithmetic(kind: str, values: list[Any]) -> Any:
@@ -146,11 +158,15 @@ def exact_call(name: str, values: list[Fraction]) -> Fraction | None:
         case "ceil", [a]:
             return Fraction(math.ceil(a))
         case "factorial", [a] if whole:
-            if not 0 <= a <= 1500:
-                raise TooLargeError("a factorial") if a > 0 else UndefinedError("a factorial")
+            if a > 1500:
+                raise TooLargeError("a factorial")
+            if a < 0:
+                raise UndefinedError("a factorial")
             return Fraction(math.factorial(int(a)))
         case "binom", [n, k] if whole and 0 <= n <= 2_000:
-            return bounded(Fraction(math.comb(int(n), int(k)))) if k >= 0 else Fraction(0)
+            if k >= 0:
+                return bounded(Fraction(math.comb(int(n), int(k))))
+            return Fraction(0)
         case "gcd", _ if whole:
             return Fraction(math.gcd(*map(int, values)))
         case "lcm", _ if whole:
@@ -162,46 +178,56 @@ def exact_call(name: str, values: list[Fraction]) -> Fraction | None:
         case "sqrt", [a] if a >= 0:
             return _exact_root(a, 2)
         case "root", [a, n] if n.denominator == 1 and 2 <= n <= 64:
-            sign = -1 if a < 0 and n % 2 else 1
-            root = None if a * sign < 0 else _exact_root(a * sign, int(n))
-            return None if root is None else sign * root
+            if a >= 0:
+                return _exact_root(a, int(n))
+            root = _exact_root(-a, int(n)) if n % 2 else None
+            return None if root is None else -root
     return None
 
 
 def _exact_root(value: Fraction, index: int) -> Fraction | None:
     """The root where it is rational."""
-    parts = []
-    for part in (value.numerator, value.denominator):
-        if part.bit_length() > 2_000:
-            return None
-        low, high = 0, 1 << (part.bit_length() // index + 1)
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if middle**index <= part else (low, middle - 1)
-        if low**index != part:
-            return None
-        parts.append(low)
-    return Fraction(parts[0], parts[1])
+    top, bottom = _whole_root(value.numerator, index), _whole_root(value.denominator, index)
+    if top is None or bottom is None:
+        return None
+    return Fraction(top, bottom)
+
+
+def _whole_root(power: int, index: int) -> int | None:
+    if power.bit_length() > 2_000:
+        return None
+    low, high = 0, 1 << (power.bit_length() // index + 1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if middle**index <= power:
+            low = middle
+        else:
+            high = middle - 1
+    return low if low**index == power else None
 
 
 def series(tree: Tree, env: Mapping[str, Any], value_of: Any) -> Any:
     """A sum or product over its index; value_of(body, env) works out a term."""
     kind, index, start, end, body = tree
-    ends = [exact(part, {k: v for k, v in env.items() if isinstance(v, Fraction)}) for part in (start, end)]
-    if None in ends:
+    rationals = {name: value for name, value in env.items() if isinstance(value, Fraction)}
+    first, last = exact(start, rationals), exact(end, rationals)
+    if first is None or last is None:
         if value_of is exact:
             return None
         raise UndefinedError("an end of a sum")
-    if any(part.denominator != 1 for part in ends):
+    if first.denominator != 1 or last.denominator != 1:
         raise UndefinedError("a sum to what is no whole number")
-    if ends[1] - ends[0] > _TERMS:
+    if last - first > _TERMS:
         raise TooLargeError("a sum of too many terms")
     total: Any = Fraction(kind == "prod")
-    for i in range(int(ends[0]), int(ends[1]) + 1):
+    for i in range(int(first), int(last) + 1):
         term = value_of(body, {**env, index: Fraction(i)})
         if term is None:
             return None
-        total = total + term if kind == "sum" else total * term
+        if kind == "sum":
+            total += term
+        else:
+            total *= term
         if isinstance(total, Fraction):
             bounded(total)
     return total

@@ -41,7 +41,9 @@ _CHOICE = re.compile(
     re.I,
 )
 _GOES_ON = re.compile(r"[-+*/^=<>_!%(\\]|or\b|and\b")  # a formula or a list that begins with a letter
-_WORDS = re.compile(r"[^\\=<>^_{}+*|]*[^\W\d_]{2}[^\\=<>^_{}+*|]*")
+_WORDS = re.compile(r"[^\\=<>^_{}+*|]*[^\W\d_]{2}[^\\=<>^_{}+*|]*|[^\W\d_]|\\ldots")
+_EMPTY_SETS = ("\\emptyset", "empty set", "the empty set", "[]", "no solution", "no solutions", "there is no solution",
+               "there are no solutions", "no solution exists", "no solutions exist")  # fmt: skip
 _RATIO_WORD = re.compile(r"(?<=\d) to (?=\d)")
 
 
@@ -59,26 +61,20 @@ def read(text: str, habit: Habit = PLAIN) -> Any:
     text = _ALL.sub(lambda match: rf"\mathbb{{{_SETS[(match[1] or match[2]).lower()]}}}", text.strip())
     if not text:
         return None
-    in_words = read_in_words(text)
-    if in_words is not None:
-        return in_words
-    readers = (_choice, _matrix, _clock_or_date, read_based, _congruence, _several, _relation, _rows, _ratio)
-    for reader in (*readers, read_quantity):
-        answer = reader(text, habit)
+    answer = read_in_words(text)
+    for reader in _READERS:
         if answer is not None:
             return answer
-    return _words(text)
+        answer = reader(text, habit)
+    return answer
 
 
 def habit_of(text: str, gold: Any) -> Habit:
     """How a gold, with what was read of it, writes."""
-    is_quantity = isinstance(gold, Quantity)
-    return Habit(
-        comma=bool(re.fullmatch(r"[^\d]*\d{1,3}(?:[. ]\d{3})+,\d+[^\d]*", text)),
-        glued=is_quantity and bool(gold.units),
-        choice=isinstance(gold, Choice),
-        letters=symbols(gold.tree) if is_quantity else frozenset(),
-    )
+    comma = re.fullmatch(r"[^\d]*\d{1,3}(?:[. ]\d{3})+,\d+[^\d]*", text) is not None
+    if isinstance(gold, Quantity):
+        return Habit(comma=comma, glued=bool(gold.units), letters=symbols(gold.tree))
+    return Habit(comma=comma, choice=isinstance(gold, Choice))
 
 
 def _choice(text: str, habit: Habit) -> Choice | None:
@@ -87,42 +83,49 @@ def _choice(text: str, habit: Habit) -> Choice | None:
     if match is None or _GOES_ON.match(match["content"]):
         return None
     letter, content = match["bracketed"] or match["bare"], match["content"].strip()
-    if match["bare"] and (letter.islower() or (not habit.choice and (content or text[-1:] != letter))):
-        return None
-    if content and not _stands_alone(content, habit):
+    if match["bare"]:
+        is_letter_alone = not content and text[-1:] == letter
+        if letter.islower() or not (is_letter_alone or habit.choice):
+            return None
+    if content and not _is_one_answer(content, habit):
         return None
     return Choice(letter, content)
 
 
-def _stands_alone(content: str, habit: Habit) -> bool:
-    """Whether what stands behind a choice's letter is one answer: no other choice, no list, no doubt."""
-    inside = None if re.fullmatch(r"\(?[A-J]\)?", content) else read(content, replace(habit, choice=True))
-    return inside is not None and not isinstance(inside, Choice | Several) and not says_more(content)
+def _is_one_answer(content: str, habit: Habit) -> bool:
+    """Whether the text behind a choice's letter is one answer: no other choice, no list, no doubt."""
+    if re.fullmatch(r"\(?[A-J]\)?", content) or says_more(content):
+        return False
+    answer = read(content, replace(habit, choice=True))
+    return answer is not None and not isinstance(answer, Choice | Several)
 
 
 def _matrix(text: str, habit: Habit) -> Matrix | None:
     match = _MATRIX.fullmatch(text)
     if match is None or "\\begin" in match[2]:
         return None
-    lines = [line.strip() for line in re.split(r"\\\\|\\cr(?![a-z])", match[2])]
-    rows = [[read(cell.strip(), habit) for cell in line.split("&")] for line in lines if line]
-    if len(set(map(len, rows))) != 1 or any(None in row for row in rows):
+    rows = []
+    for line in re.split(r"\\\\|\\cr(?![a-z])", match[2]):
+        if line.strip():
+            cells = [read(cell.strip(), habit) for cell in line.split("&")]
+            rows.append(Row("[]", tuple(cells)))
+    if len({len(row.items) for row in rows}) != 1 or any(None in row.items for row in rows):
         return None
     if match[1] == "vmatrix":
-        return _determinant([[getattr(cell, "tree", None) for cell in row] for row in rows])
-    return Matrix(tuple(Row("[]", tuple(row)) for row in rows))
+        return _determinant([row.items for row in rows])
+    return Matrix(tuple(rows))
 
 
-def _determinant(rows: list[list[Any]]) -> Quantity | None:
-    """Of two or three rows."""
-    if len(rows) != len(rows[0]) or len(rows) > 3 or any(None in row for row in rows):
+def _determinant(rows: list[tuple[Any, ...]]) -> Quantity | None:
+    """The determinant of up to three rows of quantities, as a formula."""
+    if len(rows) != len(rows[0]) or len(rows) > 3 or not all(_are(Quantity, row) for row in rows):
         return None
     if len(rows) == 1:
-        return Quantity(rows[0][0])
+        return Quantity(rows[0][0].tree)
     tree = num(0)
     for place, cell in enumerate(rows[0]):
-        part = _determinant([row[:place] + row[place + 1 :] for row in rows[1:]])
-        tree = ("sub" if place % 2 else "add", tree, ("mul", cell, part.tree))
+        minor = _determinant([row[:place] + row[place + 1 :] for row in rows[1:]])
+        tree = ("sub" if place % 2 else "add", tree, ("mul", cell.tree, minor.tree))
     return Quantity(tree)
 
 
@@ -133,39 +136,43 @@ def _clock_or_date(text: str, habit: Habit) -> Clock | Date | None:
     date = read_date(text)
     if date is not None:
         return Date(*date)
-    # 2/5/2020: which is the month is not said, and it is no quotient either
+    # 2/5/2020: either may be the month, and it is no quotient
     digits = re.fullmatch(r"(\d{1,2})[-/.](\d{1,2})[-/.](\d{4})", text)
-    return Words("date {} {} {}".format(*map(int, digits.groups()))) if digits else None
+    if digits:
+        return Words("date {} {} {}".format(*map(int, digits.groups())))
+    return None
+
+
+_SIDES = r"(?:(.*?)(?:\\equiv|=))?(.*?)"  # x \equiv 3
 
 
 def _congruence(text: str, habit: Habit) -> Congruence | None:
-    match = re.fullmatch(
-        r"(?:(.*?)(?:\\equiv|=))?(.*?)\\pmod\s*\{?(.*?)\}?|(?:(.*?)(?:\\equiv|=))?(.*?)\(?\s*\\?b?mod(?![a-z])\s*(.*?)\)?",
-        text,
-    )
+    match = re.fullmatch(rf"{_SIDES}\\pmod\s*\{{?(.*?)\}}?", text)
+    match = match or re.fullmatch(rf"{_SIDES}\(?\s*\\?b?mod(?![a-z])\s*(.*?)\)?", text)
     if match is None:
         return None
-    name, rest, modulus = match.groups()[:3] if match[3] is not None else match.groups()[3:]
-    trees = formula(rest or ""), formula(modulus or "")
-    return None if None in trees else Congruence(re.sub(r"\s", "", name or ""), *trees)
+    remainder, modulus = formula(match[2]), formula(match[3])
+    if remainder is None or modulus is None:
+        return None
+    return Congruence(re.sub(r"\s", "", match[1] or ""), remainder, modulus)
 
 
 def _several(text: str, habit: Habit) -> Any:
-    """What commas or words divide, also in the braces of a set."""
+    """Items between commas or words, also in the braces of a set."""
     if text.startswith("\\{") and text.endswith("\\}"):
         return _set(text[2:-2], habit)
     if text.startswith("{") and text.endswith("}") and len(pieces(text[1:-1], brackets=True)[0]) > 1:
         return _set(text[1:-1], habit)
+    if text.lower() in _EMPTY_SETS:
+        return Several((), "{")
     parts, word = pieces(text, comma=habit.comma)
-    if len(parts) < 2:
-        return _empty(text)
-    items = [read(part, habit) for part in parts]
+    items = [read(part, habit) for part in parts] if len(parts) > 1 else [None]
     if None in items:
         return None
     if word == "and" and len(items) == 2 and _are(Quantity, items):
-        together = put_together(*items)
-        if together is not None:
-            return together
+        total = put_together(*items)
+        if total is not None:
+            return total
     items = _named_alike(items)
     if _are(Bounds, items):
         return joined(items, word)
@@ -174,16 +181,16 @@ def _several(text: str, habit: Habit) -> Any:
     return Several(_flat(items), word)
 
 
-def _set(inside: str, habit: Habit) -> Any:
-    if re.search(r"\||:|\\\{", inside):
-        return _set_of(inside, habit)
-    parts, word = pieces(inside, comma=habit.comma, brackets=True)
+def _set(content: str, habit: Habit) -> Any:
+    if re.search(r"\||:|\\\{", content):
+        return _set_of(content, habit)
+    parts, word = pieces(content, comma=habit.comma, brackets=True)
     if word != ",":  # a set of this or that
         return None
-    if parts == [""]:
-        return Several((), "{")
-    items = [read(part, habit) for part in parts]
-    return None if None in items else Several(_flat(_named_alike(items)), "{")
+    items = [read(part, habit) for part in parts if parts != [""]]
+    if None in items:
+        return None
+    return Several(_flat(_named_alike(items)), "{")
 
 
 def _are(kind: type, items: Iterable[Any]) -> bool:
@@ -192,16 +199,15 @@ def _are(kind: type, items: Iterable[Any]) -> bool:
 
 def _named_alike(items: list[Any]) -> list[Any]:
     """The items, each with the name of all: n = 2, 3, 4; x is not 1, 2; x_1 = 2, x_2 = 3 are values of x."""
-    first, *others = items
-    if others and _are(Quantity, others):
-        if isinstance(first, Named):
-            return [first, *(Named(first.name, item) for item in others)]
-        if isinstance(first, Bounds) and len(first.value.rows) == 2:
-            return [first, *(unequal(first.name, item) for item in others)]
+    match items:
+        case [Named(name), *others] if _are(Quantity, others):
+            return [items[0], *(Named(name, item) for item in others)]
+        case [Bounds(name, Union((_, _))), *others] if _are(Quantity, others):
+            return [items[0], *(unequal(name, item) for item in others)]
     if _are(Named, items) and len({item.name for item in items}) == len(items):
-        bases = {re.sub(r"_\d$", "", item.name) for item in items}
-        if len(bases) == 1:
-            return [Named(*bases, item.value) for item in items]
+        letters = {re.sub(r"_\d$", "", item.name) for item in items}
+        if len(letters) == 1:
+            return [Named(*letters, item.value) for item in items]
     return items
 
 
@@ -209,23 +215,26 @@ def _flat(items: list[Any]) -> tuple[Any, ...]:
     """The items, with both values of each plus-minus."""
     flat: list[Any] = []
     for item in items:
-        flat += item.items if isinstance(item, Several) and item.word == "\\pm" else [item]
+        match item:
+            case Several(values, "\\pm"):
+                flat += values
+            case _:
+                flat.append(item)
     return tuple(flat)
 
 
-def _set_of(inside: str, habit: Habit) -> Bounds | Row | Union | None:
-    """{x | x > 3}, {x in R : 1 < x < 2}, {x | x in R}: the bounds that stand behind the bar."""
-    match = re.fullmatch(r"\s*([a-zA-Z])\s*(?:\\in\s*\\mathbb\{R\})?\s*[|:](.*)", inside)
-    bounds = read(match[2].strip(), habit) if match else None
-    if isinstance(bounds, Named) and isinstance(bounds.value, Row | Union) and bounds.name == match[1]:
-        return bounds.value
-    return bounds if isinstance(bounds, Bounds) and bounds.name == match[1] else None
-
-
-def _empty(text: str) -> Several | None:
-    names = ("\\emptyset", "empty set", "the empty set", "[]", "no solution", "no solutions", "there is no solution",
-             "there are no solutions", "no solution exists", "no solutions exist")  # fmt: skip
-    return Several((), "{") if text.lower() in names else None
+def _set_of(content: str, habit: Habit) -> Bounds | Row | Union | None:
+    """{x | x > 3}, {x in R : 1 < x < 2}, {x | x in R}: the bounds behind the bar."""
+    match = re.fullmatch(r"\s*([a-zA-Z])\s*(?:\\in\s*\\mathbb\{R\})?\s*[|:](.*)", content)
+    if match is None:
+        return None
+    bounds = read(match[2].strip(), habit)
+    match bounds:
+        case Named(name, Row() | Union()) if name == match[1]:
+            return bounds.value
+        case Bounds(name) if name == match[1]:
+            return bounds
+    return None
 
 
 def _relation(text: str, habit: Habit) -> Any:
@@ -236,16 +245,19 @@ def _rows(text: str, habit: Habit) -> Any:
     """Tuples and intervals, and unions of them."""
     if text == "\\mathbb{R}":
         return Row("()", (LOWEST, HIGHEST))
-    reals = re.fullmatch(r"\\mathbb\{R\}\s*(?:\\setminus|-)\s*(\\\{.*\\\})|\\mathbb\{R\} except (.*)", text)
-    if reals:
-        left_out = read(reals[1] or reals[2], habit)
-        points = list(left_out.items) if isinstance(left_out, Several) else [left_out]
-        return without(points) if _are(Quantity, points) else None
-    parts = [part.strip() for part in re.split(r"\\cup(?![a-z])", text)]
-    rows = [_row(part, habit) for part in parts]
+    exception = re.fullmatch(r"\\mathbb\{R\}(?:\s*(?:\\setminus|-)\s*(?=\\\{.*\\\}$)| except )(.*)", text)
+    if exception:
+        points = read(exception[1], habit)
+        points = list(points.items) if isinstance(points, Several) else [points]
+        if _are(Quantity, points):
+            return without(points)
+        return None
+    rows = [_row(part.strip(), habit) for part in re.split(r"\\cup(?![a-z])", text)]
     if None in rows:
         return None
-    return rows[0] if len(rows) == 1 else Union(tuple(rows))
+    if len(rows) == 1:
+        return rows[0]
+    return Union(tuple(rows))
 
 
 def _row(text: str, habit: Habit) -> Row | Matrix | None:
@@ -254,7 +266,8 @@ def _row(text: str, habit: Habit) -> Row | Matrix | None:
     if len(text) < 3 or text[0] not in "([]" or text[-1] not in ")][":
         return None
     parts = pieces(text[1:-1], comma=habit.comma, brackets=True)[0]
-    if len(parts) < 2 and (text[0], text[-1]) != ("[", "]"):  # (5) is 5; [5] is a list
+    brackets = text[0] + text[-1]
+    if len(parts) < 2 and brackets != "[]":  # (5) is 5; [5] is a list
         return None
     items = tuple(read(re.sub(r"""^(["'])(.*)\1$""", r"\2", part), habit) for part in parts)
     if None in items:
@@ -262,18 +275,23 @@ def _row(text: str, habit: Habit) -> Row | Matrix | None:
     if text[0] == "[" and all(isinstance(item, Row) and item.brackets == "[]" for item in items):
         if len({len(item.items) for item in items}) == 1:
             return Matrix(items)
-    # ]1, 2[ is an open interval
-    brackets = ("(" if text[0] == "]" else text[0]) + (")" if text[-1] == "[" else text[-1])
+    brackets = re.sub(r"^\]", "(", re.sub(r"\[$", ")", brackets))  # ]1, 2[ is an open interval
     return Row(brackets, items)
 
 
 def _ratio(text: str, habit: Habit) -> Ratio | None:
     parts = _RATIO_WORD.sub(":", text).split(":")
-    trees = [formula(part, habit) for part in parts] if len(parts) > 1 else [None]
-    return None if None in trees else Ratio(tuple(trees))
+    trees = [formula(part, habit) for part in parts]
+    if None in trees or len(trees) == 1:
+        return None
+    return Ratio(tuple(trees))
 
 
-def _words(text: str) -> Words | None:
-    if text == "\\ldots":
+def _words(text: str, habit: Habit) -> Words | None:
+    if _WORDS.fullmatch(text):
         return Words(text)
-    return Words(text) if _WORDS.fullmatch(text) or re.fullmatch(r"[^\W\d_]", text) else None
+    return None
+
+
+_READERS = (_choice, _matrix, _clock_or_date, read_based, _congruence, _several, _relation, _rows, _ratio,
+            read_quantity, _words)  # fmt: skip

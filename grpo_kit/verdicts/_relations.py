@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 from grpo_kit.verdicts._formula import Tree
@@ -36,62 +36,71 @@ _NAME = re.compile(
 )
 _SHORT_WORDS = frozenset("sum max min age ans avg mean mode".split())
 _DERIVATIVE = re.compile(r"\\frac\s*\{\s*d\s*(\w)\s*\}\s*\{\s*d\s*(\w)\s*\}|d(\w)\s*/\s*d(\w)")
+_MIRRORED = {">": "<", "\\ge": "\\le"}
 _DENIED = re.compile(r"\b(?:not|no|never|isn't|neither|nor|or|and|except)\b", re.I)
 
 
-def read_relation(text: str, habit: Habit, read: Callable[..., Any]) -> Any:
-    """What the relation signs of a text make of it; read: reads a side. None if it has none, or is not understood."""
+def read_relation(text: str, habit: Habit, read_side: Callable[..., Any]) -> Any:
+    """What the relation signs of a text make of it; None if it has none, or is not understood.
+
+    read_side: reads the text on one side of a sign.
+    """
     sides, signs = split_relations(text)
     if not signs or not all(sides):
         return None
     if set(signs) == {"="}:
-        return _equality([_DERIVATIVE.sub(lambda m: f"{m[1] or m[3]}'", side) for side in sides], habit, read)
-    if signs == ["\\in"]:
-        side = re.sub(r"^\{(.*)\}$", r"\\{\1\\}", sides[1])
-        value = read(side, habit)
-        return Named(_name(sides[0]), value) if _NAME.fullmatch(sides[0]) and value is not None else None
-    if "=" in signs or "\\in" in signs:
-        return None
+        return _equality([_DERIVATIVE.sub(r"\1\3'", side) for side in sides], habit, read_side)
+    if signs == ["\\in"] and _NAME.fullmatch(sides[0]):
+        value = read_side(re.sub(r"^\{(.*)\}$", r"\\{\1\\}", sides[1]), habit)
+        if value is None:
+            return None
+        return Named(_name(sides[0]), value)
     trees = [formula(side, habit) for side in sides]
     if None in trees:
         return None
     if signs == ["\\ne"]:
         return _unequal(trees)
-    down = all(sign in (">", "\\ge") for sign in signs)
-    if "\\ne" in signs or not (down or all(sign in ("<", "\\le") for sign in signs)):
-        return None
-    if down:
-        trees, signs = trees[::-1], [{">": "<", "\\ge": "\\le"}[sign] for sign in signs[::-1]]
-    return _ordered(trees, signs)
+    if {*signs} <= {">", "\\ge"}:
+        trees.reverse()
+        signs = [_MIRRORED[sign] for sign in reversed(signs)]
+    if {*signs} <= {"<", "\\le"}:
+        return _increasing(trees, signs)
+    return None
 
 
-def _equality(sides: list[str], habit: Habit, read: Callable[..., Any]) -> Any:
-    first_is_name, last_is_name = _is_name(sides[0]), _is_name(sides[-1])
-    if len(sides) == 2 and (first_is_name or last_is_name):
-        name, side = sides if first_is_name else sides[::-1]
-        return _named(_name(name), side, habit, read)
-    trees = [formula(side, habit) for side in sides[first_is_name:]]
+def _equality(sides: list[str], habit: Habit, read_side: Callable[..., Any]) -> Any:
+    if len(sides) == 2 and not _is_name(sides[0]) and _is_name(sides[1]):
+        sides.reverse()
+    is_named = _is_name(sides[0])
+    name = _name(sides[0])
+    if is_named and len(sides) == 2:
+        return _named(name, sides[1], habit, read_side)
+    trees = [formula(side, habit) for side in sides[is_named:]]
     if None in trees:
         return None
-    if len(sides) == 2 and (symbols(trees[0]) or symbols(trees[1])):
-        return Equation(("sub", trees[0], trees[1]))
+    if len(sides) == 2 and any(map(symbols, trees)):
+        return Equation(("sub", *trees))
     if not all(same_value(trees[0], tree) for tree in trees[1:]):  # 2 + 3 = 5 is 5, 4 = 5 is nothing
         return None
     value = Quantity(trees[-1])
-    return Named(_name(sides[0]), value) if first_is_name else value
+    if is_named:
+        return Named(name, value)
+    return value
 
 
-def _named(name: str, side: str, habit: Habit, read: Callable[..., Any]) -> Any:
+def _named(name: str, side: str, habit: Habit, read_side: Callable[..., Any]) -> Any:
     """The value of the other side under its name; for (x, y) = (1, 2) a value for each letter."""
-    value = read(side, habit)
-    if isinstance(value, Words) and re.fullmatch(r"[A-Za-z]{2,3}", side) and formula(side):  # F = ma
-        value = Quantity(formula(side))
+    value = read_side(side, habit)
+    if isinstance(value, Words) and re.fullmatch(r"[A-Za-z]{2,3}", side):  # F = ma
+        tree = formula(side)
+        value = Quantity(tree) if tree else value
     if isinstance(value, Quantity) and name in symbols(value.tree):  # x = 2x: no name of a value
         return Equation(("sub", ("sym", name), value.tree))
     if name.startswith("(") and isinstance(value, Row):
         names = name.strip("()").split(",")
-        fits = len(names) == len(value.items) and value.brackets == "()"
-        return Several(tuple(map(Named, names, value.items)), "and") if fits else None
+        if len(names) != len(value.items) or value.brackets != "()":
+            return None
+        return Several(tuple(map(Named, names, value.items)), "and")
     return None if value is None else Named(name, value)
 
 
@@ -112,9 +121,11 @@ def _unequal(trees: list[Tree]) -> Bounds | None:
     letter, bound = trees if trees[0][0] == "sym" else trees[::-1]
     if letter[0] != "sym" or symbols(bound):
         return None
-    if bound[0] in ("pm", "mp"):
-        rows = without([Quantity(bound[2]), Quantity(("neg", bound[2]))]) if bound[1] is None else None
-        return None if rows is None else Bounds(letter[1], rows)
+    match bound:
+        case ("pm" | "mp", None, point):
+            return _excluding(letter[1], [Quantity(point), Quantity(("neg", point))])
+        case ("pm" | "mp", *_):
+            return None
     return unequal(letter[1], Quantity(bound))
 
 
@@ -123,33 +134,36 @@ def unequal(name: str, point: Quantity) -> Bounds:
     return Bounds(name, _between([point]))
 
 
-def _ordered(trees: list[Tree], signs: list[str]) -> Any:
-    """An increasing chain: bounds of one letter, or an inequality."""
-    letters = [place for place, tree in enumerate(trees) if tree[0] == "sym"]
-    others = [tree for tree in trees if tree[0] != "sym"]
-    if len(letters) == 1 and not any(map(symbols, others)) and len(trees) <= 3:
-        place = letters[0]
-        if len(trees) == 3 and place != 1:
+def _excluding(name: str, points: list[Quantity]) -> Bounds | None:
+    rows = without(points)
+    return None if rows is None else Bounds(name, rows)
+
+
+def _increasing(trees: list[Tree], signs: list[str]) -> Any:
+    """Of an increasing chain: bounds of one letter, or an inequality."""
+    low, high = LOWEST, HIGHEST
+    match trees:
+        case [("sym", name), bound] if not symbols(bound):
+            high = Quantity(bound)
+        case [bound, ("sym", name)] if not symbols(bound):
+            low = Quantity(bound)
+        case [lower, ("sym", name), upper] if not symbols(lower) and not symbols(upper):
+            low, high = Quantity(lower), Quantity(upper)
+        case [left, right] if symbols(left) or symbols(right):
+            return Inequality(("sub", left, right), signs[0] == "<")
+        case _:
             return None
-        low, high, brackets = LOWEST, HIGHEST, ["(", ")"]
-        if place == 1:
-            low = Quantity(trees[0])
-            brackets[0] = "(" if signs[0] == "<" else "["
-        if place < len(trees) - 1:
-            high = Quantity(trees[-1])
-            brackets[1] = ")" if signs[-1] == "<" else "]"
-        return Bounds(trees[place][1], Union((Row("".join(brackets), (low, high)),)))
-    if len(trees) != 2 or not (symbols(trees[0]) or symbols(trees[1])):
-        return None
-    return Inequality(("sub", trees[0], trees[1]), signs[0] == "<")
+    opening = "(" if low is LOWEST or signs[0] == "<" else "["
+    closing = ")" if high is HIGHEST or signs[-1] == "<" else "]"
+    return Bounds(name, Union((Row(opening + closing, (low, high)),)))
 
 
 def without(points: list[Quantity]) -> Union | None:
     """All real numbers but these, as intervals; None where they cannot be put in order."""
-    values = [exact(point.tree) for point in points]
-    if None in values or len(set(values)) < len(values):
+    by_value = {exact(point.tree): point for point in points}
+    if None in by_value or len(by_value) < len(points):
         return None
-    return _between(sorted(points, key=lambda point: exact(point.tree)))
+    return _between([by_value[value] for value in sorted(by_value)])
 
 
 def _between(points: list[Quantity]) -> Union:
@@ -158,22 +172,22 @@ def _between(points: list[Quantity]) -> Union:
 
 def joined(items: list[Bounds], word: str) -> Bounds | None:
     """Bounds with a word between them: x < 2 or x > 3; x > 1 and x < 3."""
-    if len({item.name for item in items}) > 1:
+    name = items[0].name
+    if any(item.name != name for item in items):
         return None
-    name, pairs = items[0].name, [item.value.rows for item in items]
-    if word != "or" and all(len(rows) == 2 for rows in pairs):  # x is not 2, x is not 3
-        if any(below.items[1] != above.items[0] for below, above in pairs):
-            return None
-        rows = without([below.items[1] for below, _ in pairs])
-        return None if rows is None else Bounds(name, rows)
-    rows = tuple(chain.from_iterable(pairs))
+    rows = [row for item in items for row in item.value.rows]
     if word == "or":
-        return Bounds(name, Union(rows))
+        return Bounds(name, Union(tuple(rows)))
+    if all(len(item.value.rows) == 2 for item in items):  # x is not 2, x is not 3
+        pairs = list(zip(rows[::2], rows[1::2], strict=True))
+        if any(lower.items[1] != upper.items[0] for lower, upper in pairs):
+            return None
+        return _excluding(name, [lower.items[1] for lower, _ in pairs])
     if len(rows) != 2:
         return None
-    below = [row for row in rows if row.items[0] == LOWEST]
-    above = [row for row in rows if row.items[1] == HIGHEST]
-    if len(below) != 1 or len(above) != 1 or below == above:
+    upper, lower = sorted(rows, key=lambda row: row.items[0] == LOWEST)
+    low, upper_end = upper.items
+    lower_end, high = lower.items
+    if (lower_end, upper_end) != (LOWEST, HIGHEST) or low == LOWEST or high == HIGHEST:
         return None
-    brackets = above[0].brackets[0] + below[0].brackets[1]
-    return Bounds(name, Union((Row(brackets, (above[0].items[0], below[0].items[1])),)))
+    return Bounds(name, Union((Row(upper.brackets[0] + lower.brackets[1], (low, high)),)))

@@ -51,10 +51,10 @@ def pieces(text: str, *, comma: bool = False, brackets: bool = False) -> tuple[l
             parts.append(part)
             words.append(_CONJUNCTIONS.get(separator[0], separator[0]))
             start = separator.end()
-    parts.append(text[start:].strip())
+    last = text[start:].strip()
     # "1, 2, and 3": nothing stands between the comma and the word
-    filled = [part for place, part in enumerate(parts) if part or place in (0, len(parts) - 1)]
-    return filled, next((word for word in words if word in ("or", "and")), ",")
+    parts = [*parts[:1], *filter(None, parts[1:]), last]
+    return parts, next((word for word in words if word in ("or", "and")), ",")
 
 
 def split_relations(text: str) -> tuple[list[str], list[str]]:
@@ -77,20 +77,20 @@ def _outside_brackets(
     text: str, pattern: re.Pattern, *, comma: bool = False, brackets: bool = False
 ) -> Iterator[re.Match]:
     """Where the pattern stands in the text, outside all brackets and numbers."""
-    at = depth = 0
-    while at < len(text):
-        is_behind = at > 0 and (text[at - 1].isalnum() or text[at - 1] in "._")
-        number = "" if is_behind else number_at(text, at, comma=comma, brackets=brackets)
-        if number and text[at].isdigit():
-            at += len(number)
+    place = depth = 0
+    while place < len(text):
+        before = text[:place][-1:]
+        if text[place].isdecimal() and not (before.isalnum() or before in (".", "_")):
+            place += len(number_at(text, place, comma=comma, brackets=brackets))
             continue
-        match = pattern.match(text, at) if depth == 0 else None
-        if match:
-            yield match
-        opens, closes = _OPENS.match(text, at), _CLOSES.match(text, at)
-        depth += bool(opens) - bool(closes)
-        step = match or opens or closes
-        at = step.end() if step else at + 1
+        sign = pattern.match(text, place)
+        if sign and depth == 0:
+            yield sign
+        elif sign := _OPENS.match(text, place):
+            depth += 1
+        elif sign := _CLOSES.match(text, place):
+            depth -= 1
+        place = sign.end() if sign else place + 1
 
 
 def read_clock(text: str) -> tuple[Fraction, str | None] | None:
@@ -106,14 +106,19 @@ def read_clock(text: str) -> tuple[Fraction, str | None] | None:
     match = _CLOCK.fullmatch(text)
     if not match or not (match[2] or match[4] or re.search("clock|Uhr", text)):
         return None
-    hour, minute, second = (int(part or 0) for part in match.groups()[:3])
-    half = f"{match[4].lower()}m" if match[4] else None
-    if minute > 59 or second > 59 or hour > 24 or (half and not 1 <= hour <= 12):
-        return None
-    if half:
-        hour = hour % 12 + 12 * (half == "pm")
+    hour, minute, second = (int(digits or 0) for digits in match.groups()[:3])
+    half = None
+    if match[4]:
+        half = f"{match[4].lower()}m"
+        if not 1 <= hour <= 12:
+            return None
+        hour %= 12
+        if half == "pm":
+            hour += 12
     elif text.startswith("0") or hour > 12:
         half = "24 h"
+    if minute > 59 or second > 59 or hour > 24:
+        return None
     return Fraction(60 * hour + minute) + Fraction(second, 60), half
 
 
@@ -127,21 +132,22 @@ def read_date(text: str) -> tuple[int | None, int, int] | None:
     words = [word for word in words if word not in ("of", "the", "de", "le", "del")]
     months = [_MONTHS[word] for word in words if word in _MONTHS]
     numbers = [int(word) for word in words if word.isdecimal()]
-    is_written = len(months) == 1 and 1 <= len(numbers) <= 2 and len(words) == 1 + len(numbers)
-    if is_written and not re.search(r"[^\w\s,.]", text):
+    dates: list[tuple[int | None, int, int]] = []
+    if len(months) == 1 and len(numbers) in (1, 2) and len(words) == 1 + len(numbers):
+        if re.search(r"[^\w\s,.]", text):
+            return None
         day, year = (*numbers, None)[:2]
-        return (year, months[0], day) if 1 <= day <= 31 else None
-    iso = re.fullmatch(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})", text)
-    if iso and 1 <= int(iso[2]) <= 12 and 1 <= int(iso[3]) <= 31:
-        return int(iso[1]), int(iso[2]), int(iso[3])
-    digits = re.fullmatch(r"(\d{1,2})[-/.](\d{1,2})[-/.](\d{4})", text)
-    if digits is None:
-        return None
-    first, second, year = map(int, digits.groups())
+        dates = [(year, months[0], day)]
+    elif re.fullmatch(r"\d{4}([-/.]\d{1,2}){2}", text):
+        dates = [tuple(numbers)]
+    elif re.fullmatch(r"(\d{1,2}[-/.]){2}\d{4}", text):
+        first, second, year = numbers
+        dates = [(year, second, first), (year, first, second)]
+    dates = [date for date in dates if 1 <= date[1] <= 12 and 1 <= date[2] <= 31]
     is_dotted = text.count(".") == 2  # then the day comes first
-    if 1 <= first <= 31 and 1 <= second <= 12 and (is_dotted or first > 12 or first == second):
-        return year, second, first
-    return (year, first, second) if 1 <= first <= 12 < second <= 31 else None
+    if len(set(dates)) == 1 or (dates and is_dotted):
+        return dates[0]
+    return None
 
 
 def number_in_words(text: str) -> Fraction | None:
@@ -155,49 +161,57 @@ def number_in_words(text: str) -> Fraction | None:
     words = words[is_negative:]
     if not words or len(words) > 20:
         return None
-    part = _PARTS.get("half" if words[-1] == "halves" else words[-1].removesuffix("s"))
+    *before, last = words
+    part = _PARTS.get(last) or _PARTS.get(last.removesuffix("s"))
     if part:
-        value = _fraction_in_words(words[:-1], part, plural=words[-1].endswith("s"))
+        value = _fraction_in_words(before, part, plural=last.endswith("s"))
     else:
         value = _whole_in_words([word for word in words if word != "and"])
-    if value is None:
-        return None
-    return Fraction(-value if is_negative else value)
+    if value is not None and is_negative:
+        value = -value
+    return None if value is None else Fraction(value)
 
 
 _PARTS = {
     word: part
     for part, word in enumerate("half third quarter fifth sixth seventh eighth ninth tenth".split(), 2)
 }
-_PARTS["fourth"] = 4
+_PARTS |= {"fourth": 4, "halves": 2}
 
 
 def _fraction_in_words(words: list[str], part: int, *, plural: bool) -> Fraction | None:
-    """So many parts, and what is whole before them: two and three (quarters)."""
+    """So many parts, and a whole number before them: two and three (quarters)."""
     if not words:
-        return Fraction(1, 2) if part == 2 and not plural else None
+        if part == 2 and not plural:
+            return Fraction(1, 2)
+        return None
     *before, count = words
     top = 1 if count in ("a", "an") else _whole_in_words([count])
-    whole = 0
-    if before:
-        whole = _whole_in_words(before[:-1]) if before[-1] == "and" else None
-    if top is None or whole is None or not 0 < top < part or plural != (top > 1):
+    if top is None or not 0 < top < part or plural != (top > 1):
+        return None
+    if not before:
+        return Fraction(top, part)
+    *before, joint = before
+    whole = _whole_in_words(before) if joint == "and" else None
+    if whole is None:
         return None
     return whole + Fraction(top, part)
 
 
 def _whole_in_words(words: list[str]) -> int | None:
-    if words[:1] in (["a"], ["an"]) and words[1:] and (words[1] in _SCALES or words[1] == "hundred"):
-        words = ["one", *words[1:]]
-    if not words:
-        return None
+    match words:
+        case []:
+            return None
+        case ["a" | "an", "hundred" | "thousand" | "million" | "billion", *_]:
+            words = ["one", *words[1:]]
     total, group, scale = 0, 0, 10**12
     state = "start"  # of the group: start, hundred, tens, units
     for word in words:
         unit = _UNITS.get(word)
-        if unit is not None and (state in ("start", "hundred") or (state == "tens" and 0 < unit < 10)):
+        is_first = state in ("start", "hundred")
+        if unit is not None and (is_first or (state == "tens" and 0 < unit < 10)):
             group, state = group + unit, "units"
-        elif word in _TENS and state in ("start", "hundred"):
+        elif word in _TENS and is_first:
             group, state = group + _TENS[word], "tens"
         elif word == "hundred" and state == "units" and 0 < group < 20:  # twelve hundred
             group, state = group * 100, "hundred"

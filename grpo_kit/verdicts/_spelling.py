@@ -49,7 +49,9 @@ _SIGNS = {
     "。．": ".",
     "\r": "\n",
 }
-_CHARACTERS = {sign: to for signs, to in _SIGNS.items() for sign in signs}
+_CHARACTERS: dict[str, str] = {}
+for _signs, _replacement in _SIGNS.items():
+    _CHARACTERS |= dict.fromkeys(_signs, _replacement)
 for _row in _NAMED.split(" | "):
     _signs, _name = _row.split()
     _CHARACTERS |= dict.fromkeys(_signs, f" \\{_name} ")
@@ -131,7 +133,7 @@ _LATEX = [
     (r"(?<=\d) over (?=\d)", "/"),  # a fraction in words
     (r"(?<=\d) and (?=\d+\s*/\s*\d+(?!\d)|\\frac)", " "),  # a mixed number in words
 ]  # fmt: skip
-_LATEX = [(re.compile(pattern), to) for pattern, to in _LATEX]
+_LATEX = [(re.compile(pattern), replacement) for pattern, replacement in _LATEX]
 _WRAPPERS = [  # what stands around a whole answer and says nothing
     ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("__", "__"), ("```", "```"), ("`", "`"),
     ("*", "*"), ('"', '"'), ("_", "_"),
@@ -184,8 +186,8 @@ def plain(text: str) -> str:
     text = _inner(letters(text).strip())
     if len(_DOLLARS.findall(text)) % 2 == 0:  # formulas in a sentence: $5$ apples
         text = _FORMULA.sub(r" \1 ", text)
-    for pattern, to in _LATEX:
-        text = pattern.sub(to, text)
+    for pattern, replacement in _LATEX:
+        text = pattern.sub(replacement, text)
     return re.sub(r"\s+", " ", _inner(text)).strip()
 
 
@@ -194,16 +196,20 @@ def letters(text: str) -> str:
     text = _INVISIBLE.sub("", unicodedata.normalize("NFC", text))
     if text.isascii():
         return text.replace("\r\n", "\n")
-    text = _SMALL_FRACTION.sub(
-        lambda m: rf"\frac{{{m[1].translate(_SUPERSCRIPTS)}}}{{{m[2].translate(_SUBSCRIPTS)}}}", text
-    )
-    text = _HIGH_ROOT.sub(lambda m: rf"\sqrt[{m[1].translate(_SUPERSCRIPTS)}]", text)
+    text = _SMALL_FRACTION.sub(lambda m: rf"\frac{{{_flat(m[1])}}}{{{_flat(m[2])}}}", text)
+    text = _HIGH_ROOT.sub(lambda m: rf"\sqrt[{_flat(m[1])}]", text)
     text = re.sub("((?:\\d\u0305)+)", lambda m: rf"\overline{{{m[0].replace(chr(0x305), '')}}}", text)
     text = re.sub(r"(\d{4})年(\d{1,2})月(\d{1,2})日", r"\1-\2-\3", text)
-    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: f"^{{{m[0].translate(_SUPERSCRIPTS)}}}", text)
-    text = re.sub("[₀₁₂₃₄₅₆₇₈₉₊₋]+", lambda m: f"_{{{m[0].translate(_SUBSCRIPTS)}}}", text)
-    text = re.sub(r"[√∛∜]\s*(\d+)?", lambda m: _ROOTS[m[0][0]] + (f"{{{m[1]}}}" if m[1] else ""), text)
+    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: f"^{{{_flat(m[0])}}}", text)
+    text = re.sub("[₀₁₂₃₄₅₆₇₈₉₊₋]+", lambda m: f"_{{{_flat(m[0])}}}", text)
+    text = re.sub(r"([√∛∜])\s*(\d+)", lambda m: f"{_ROOTS[m[1]]}{{{m[2]}}}", text)
+    text = re.sub(r"([√∛∜])\s*", lambda m: _ROOTS[m[1]], text)
     return "".join(map(_letter, text.replace("\r\n", "\n")))
+
+
+def _flat(text: str) -> str:
+    """Superscripts and subscripts as plain digits and signs."""
+    return text.translate(_SUPERSCRIPTS | _SUBSCRIPTS)
 
 
 @lru_cache(4096)
@@ -216,30 +222,37 @@ def _letter(char: str) -> str:
         return str(unicodedata.decimal(char))
     if unicodedata.category(char) == "Zs":
         return " "
-    kind, _, parts = unicodedata.decomposition(char).partition(" ")
-    if kind == "<fraction>" and 0x2044 in (codes := [int(code, 16) for code in parts.split()]):
-        top, _, bottom = "".join(map(chr, codes)).partition("\u2044")
-        return rf"\frac{{{top}}}{{{bottom}}}" if bottom else char
-    same = unicodedata.normalize("NFKC", char) if kind in _KEEP_VALUE else char
-    return same if same == char else "".join(map(_letter, same))
+    kind, _, _ = unicodedata.decomposition(char).partition(" ")
+    plain_char = unicodedata.normalize("NFKC", char)
+    if kind == "<fraction>":
+        top, _, bottom = plain_char.partition("\u2044")
+        if bottom:
+            return rf"\frac{{{top}}}{{{bottom}}}"
+    if kind not in _KEEP_VALUE or plain_char == char:
+        return char
+    return "".join(map(_letter, plain_char))
 
 
 def _inner(text: str) -> str:
-    """The text without what stands around it: wrappers, announcing words, the full stop."""
-    before = None
-    while text != before:
-        before, text = text, text.strip()
+    """The text without wrappers, announcing words and the full stop."""
+    previous = None
+    while text != previous:
+        previous, text = text, text.strip()
         text = re.sub(r"(?<=[^.\s])\s*\.$|^\.$", "", text)  # a sentence's end, no ellipsis
         text = _unwrapped(text)
         box = _BOXES.search(text)
-        if box and len(_BOXES.findall(text)) == 1 and (end := _closing(text, box.end())) > 0:
-            text = f"{text[: box.start()]} {text[box.end() : end]} {text[end + 1 :]}"
+        if box and len(_BOXES.findall(text)) == 1:
+            closing = _closing_brace(text, box.end())
+            if closing:
+                end = closing.start()
+                text = f"{text[: box.start()]} {text[box.end() : end]} {text[end + 1 :]}"
         system = _SYSTEM.fullmatch(text)
         if system:
             text = re.sub(r"\\\\", ", ", system[1].replace("&", "")).strip(" ,")
         lines = _LINES.fullmatch(text)
         if lines:
-            text = re.sub(r"\\\\\s*(?==)", " ", re.sub(r"(?<!\\)&", "", lines[2]))
+            text = re.sub(r"(?<!\\)&", "", lines[2])
+            text = re.sub(r"\\\\\s*(?==)", " ", text)
         bare = re.sub(r"^\*\*([^*]+?)\*\*", r"\1", text)
         lead = _LEAD_IN.match(bare) or _ANNOUNCES.match(bare) or _LABEL.match(bare)
         if lead and (_THE_OPTION.match(lead[0]) or not _TAKES_BACK.search(lead[0])):
@@ -255,15 +268,14 @@ def _unwrapped(text: str) -> str:
     return text
 
 
-def _closing(text: str, start: int) -> int:
-    """Where the brace that is open at start closes; -1 if it does not."""
+def _closing_brace(text: str, start: int) -> re.Match | None:
+    """The brace that closes the one that is open at start."""
     depth = 1
-    for place in range(start, len(text)):
-        if text[place - 1] != "\\":
-            depth += (text[place] == "{") - (text[place] == "}")
+    for brace in re.compile(r"(?<!\\)[{}]").finditer(text, start):
+        depth += 1 if brace[0] == "{" else -1
         if depth == 0:
-            return place
-    return -1
+            return brace
+    return None
 
 
 def exact(text: str) -> str:

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 
 from grpo_kit.verdicts._sentences import number_in_words
 
-_MADE_OF = {  # names of products of units
-    "mph": "miles/hour", "kph": "km/h", "kmph": "km/h", "kmh": "km/h", "fps": "feet/second", "mpg": "miles/gallon",
-    "cc": "cm^3", "acre": "4840 yd^2", "acres": "4840 yd^2", "ha": "10000 m^2", "hectare": "10000 m^2",
-    "hectares": "10000 m^2", "rpm": "revolutions/minute", "bpm": "beats/minute", "Mbps": "Mb/s",
-    "Gbps": "Gb/s", "sqft": "feet^2", "sqm": "m^2",
-}  # fmt: skip
 # Words that make of a number something else, or take it back: none of them counts a thing.
 _NO_THINGS = frozenset(
     "no not nor or and is are was were be been isn't aren't wasn't than less fewer least most more about around "
@@ -49,7 +45,7 @@ AFTER = re.compile(
 _PER = re.compile(r"\s*(?:/|\bper\b|\b(?:an?|each|every)\b(?=\s+[a-z]))\s*")
 _POWERS_BEFORE = {"square": 2, "sq": 2, "sq.": 2, "cubic": 3, "cu": 3, "cu.": 3}
 _POWERS_BEHIND = {"squared": 2, "cubed": 3}
-_FACTOR = re.compile(r"(?P<name>.*?[^\d\s^{}+-])\s*(?:\^\s*\{?(?P<power>-?\d)\}?|(?P<glued>[23]))?$")
+_FACTOR = re.compile(r"(?P<name>.*?[^\d\s^{}+-])\s*(?:(?:\^\s*\{?|(?=[23]$))(?P<power>-?\d)\}?)?$")
 
 
 @dataclass(frozen=True)
@@ -59,13 +55,13 @@ class Unit:
     dimensions: tuple[tuple[str, int], ...]
     factor: Fraction = Fraction(1)
 
-    def times(self, other: Unit, power: int = 1) -> Unit:
-        """This unit times the other one to the power."""
-        powers = dict(self.dimensions)
-        for name, count in other.dimensions:
-            powers[name] = powers.get(name, 0) + power * count
+    def times(self, unit: Unit, power: int = 1) -> Unit:
+        """This unit times another one to the power."""
+        powers = Counter(dict(self.dimensions))
+        for name, count in unit.dimensions:
+            powers[name] += power * count
         dimensions = sorted((name, count) for name, count in powers.items() if count)
-        return Unit(tuple(dimensions), self.factor * other.factor**power)
+        return Unit(tuple(dimensions), self.factor * unit.factor**power)
 
 
 _NONE = Unit(())
@@ -73,15 +69,17 @@ _NONE = Unit(())
 
 def _table() -> dict[str, tuple[Unit, ...]]:
     """The meanings of each name; most have one."""
-    named: dict[str, tuple[Unit, ...]] = {}
-    for row in csv.DictReader(Path(__file__).with_name("units.csv").read_text(encoding="utf-8").splitlines()):
-        unit = Unit((), Fraction(row["factor"]))
+    meanings: dict[str, tuple[Unit, ...]] = {}
+    lines = Path(__file__).with_name("units.csv").read_text(encoding="utf-8").splitlines()
+    for row in csv.DictReader(lines):
+        dimensions = []
         for part in row["dimension"].split("*"):
-            name, _, power = part.partition("^")
-            unit = unit.times(Unit(((name, int(power or 1)),)))
+            dimension, _, power = part.partition("^")
+            dimensions.append((dimension, int(power or 1)))
+        unit = Unit(tuple(sorted(dimensions)), Fraction(row["factor"]))
         for name in row["names"].split(";"):
-            named[name] = (*named.get(name, ()), unit)
-    return named
+            meanings[name] = (*meanings.get(name, ()), unit)
+    return meanings
 
 
 _NAMES = _table()
@@ -98,13 +96,12 @@ def read_unit(text: str, *, count: Fraction | None = None) -> tuple[Unit, ...]:
     """
     text = re.sub(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/\2", re.sub(r"\s+", " ", text)).strip()
     text = re.sub(r"\s*(\\(?:Omega|mu))\s*", r"\1", re.sub(r"\s+\^(?!\\)", "^", text))
-    after = AFTER.search(text)
-    if after and text not in _NAMES:
-        text = text[: after.start()]
-    top, *below = _PER.split(text)
+    if text not in _NAMES:
+        text = AFTER.sub("", text)
+    top, *divisors = _PER.split(text)
     units = _product(top, count)
-    for part in below:
-        units = _products(units, _product(part, Fraction(1)), -1)
+    for divisor in divisors:
+        units = _products(units, _product(divisor, Fraction(1)), -1)
     return units
 
 
@@ -117,20 +114,17 @@ def _product(text: str, count: Fraction | None) -> tuple[Unit, ...]:
         return _NAMES[text]
     if len(text) > 3 and text.lower() in _NAMES:  # Watt, Cents
         return _NAMES[text.lower()]
-    if text in _MADE_OF:
-        number, _, name = _MADE_OF[text].rpartition(" ")
-        return _products((Unit((), Fraction(number or 1)),), read_unit(name))
-    first, _, behind = text.partition(" ")
-    before, _, last = text.rpartition(" ")
-    for word, name, powers in ((first.lower(), behind, _POWERS_BEFORE), (last, before, _POWERS_BEHIND)):
-        if name and word in powers:
-            units = tuple(filter(_known, _product(name, count)))
-            return _products((_NONE,), units, powers[word])
+    first, _, name = text.partition(" ")
+    power = _POWERS_BEFORE.get(first.lower())
+    if not (name and power):
+        name, _, last = text.rpartition(" ")
+        power = _POWERS_BEHIND.get(last)
+    if name and power:
+        units = tuple(filter(_is_measure, _product(name, count)))
+        return _products((_NONE,), units, power)
     factor = _FACTOR.match(text)
-    if factor and factor["name"].strip() in _NAMES:
-        power = factor["power"] or factor["glued"]
-        if power:
-            return _products((_NONE,), _NAMES[factor["name"].strip()], int(power))
+    if factor and factor["power"] and factor["name"].strip() in _NAMES:
+        return _products((_NONE,), _NAMES[factor["name"].strip()], int(factor["power"]))
     return _side_by_side(text) or _thing(text, count)
 
 
@@ -142,38 +136,42 @@ def _side_by_side(text: str) -> tuple[Unit, ...]:
     units: tuple[Unit, ...] = (_NONE,)
     for part in parts:
         meanings = _product(part, None)
-        if not any(map(_known, meanings)):
+        if not any(map(_is_measure, meanings)):
             return ()
         units = _products(units, meanings)
     return units
 
 
-def _products(units: tuple[Unit, ...], others: tuple[Unit, ...], power: int = 1) -> tuple[Unit, ...]:
-    """Each meaning of the one times each meaning of the other to the power."""
-    return tuple(unit.times(other, power) for unit in units for other in others)
+def _products(units: tuple[Unit, ...], factors: tuple[Unit, ...], power: int = 1) -> tuple[Unit, ...]:
+    """Each meaning of a unit times each meaning of a factor to the power."""
+    return tuple(unit.times(factor, power) for unit, factor in product(units, factors))
 
 
-def _known(unit: Unit) -> bool:
+def _is_measure(unit: Unit) -> bool:
     return not any(name.startswith("of ") for name, _ in unit.dimensions)
 
 
 def _thing(text: str, count: Fraction | None) -> tuple[Unit, ...]:
     """A counted thing: one to four words, none of which says more than what is counted."""
     words = re.split(r"[ -]", text.lower())
-    if any(number_in_words(word.removesuffix("es").removesuffix("s")) is not None for word in words):
+    if len(words) > 4:
         return ()
-    if not 1 <= len(words) <= 4 or not all(re.fullmatch(r"[^\W\d_]{2,}(?:'[a-z]+)?", word) for word in words):
-        return ()
+    for word in words:
+        if not re.fullmatch(r"[^\W\d_]{2,}(?:'[a-z]+)?", word):
+            return ()
+        if number_in_words(word.removesuffix("es").removesuffix("s")) is not None:
+            return ()
     if words[0] in ("more", "fewer", "extra") and len(words) > 1:
         words = words[1:]
-    head = words[: words.index("of")] if "of" in words[1:-1] else words
-    if not head or any(word in _NO_THINGS for word in words):
+    if not _NO_THINGS.isdisjoint(words):
         return ()
-    last = head[-1]
-    plural = (last.endswith("s") and not last.endswith(("ss", "us", "is"))) or last in _IRREGULAR
-    if not plural and count not in (1, -1, None):
+    if "of" in words[1:-1]:
+        words = words[: words.index("of")]
+    noun = words[-1]
+    is_plural = (noun.endswith("s") and not noun.endswith(("ss", "us", "is"))) or noun in _IRREGULAR
+    if not is_plural and count not in (1, -1, None):
         return ()
-    return (Unit(((f"of {_stem(head)}", 1),)),)
+    return (Unit(((f"of {_singular(words)}", 1),)),)
 
 
 def says_more(text: str) -> bool:
@@ -185,22 +183,21 @@ def says_more(text: str) -> bool:
     return any(word in _NO_THINGS for word in re.findall(r"[\w']+", text.lower()))
 
 
-def _stem(words: list[str]) -> str:
-    last = _SINGLE.get(words[-1], words[-1])
-    for plural, single in _PLURALS:
-        stem = re.sub(plural, single, last)
-        if stem != last:
+def _singular(words: list[str]) -> str:
+    noun = _SINGLE.get(words[-1], words[-1])
+    for plural, singular in _PLURALS:
+        if re.search(plural, noun):
+            noun = re.sub(plural, singular, noun)
             break
-    return " ".join([*words[:-1], stem])
+    return " ".join([*words[:-1], noun])
 
 
-def same_dimension(one: Unit, other: Unit) -> bool:
+def same_dimension(unit: Unit, second: Unit) -> bool:
     """Whether both measure the same; of counted things, whether one names the other more closely ("red apples")."""
-    if one.dimensions == other.dimensions:
-        return True
-    if len(one.dimensions) != 1 or len(other.dimensions) != 1:
-        return False
-    (a, m), (b, n) = one.dimensions[0], other.dimensions[0]
-    if m != n or not (a.startswith("of ") and b.startswith("of ")):
-        return False
-    return f" {a[3:]}".endswith(f" {b[3:]}") or f" {b[3:]}".endswith(f" {a[3:]}")
+    match unit.dimensions, second.dimensions:
+        case (((thing, 1),), ((other_thing, 1),)) if thing.startswith("of ") and other_thing.startswith(
+            "of "
+        ):
+            thing, other_thing = thing.removeprefix("of"), other_thing.removeprefix("of")
+            return thing.endswith(other_thing) or other_thing.endswith(thing)
+    return unit.dimensions == second.dimensions

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Mapping
 from fractions import Fraction
 from functools import lru_cache, reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import mpmath
 
-from grpo_kit.verdicts._formula import Tree, nodes
+from grpo_kit.verdicts._formula import Tree, children, map_children, nodes
 from grpo_kit.verdicts._formula_tokens import FUNCTIONS_ALONE
 from grpo_kit.verdicts._rational import (
     TooLargeError,
@@ -43,10 +43,12 @@ def symbols(tree: Tree) -> frozenset[str]:
     """The letters of a tree that are not bound by a sum; that of a function f(x) as "f("."""
     if tree[0] == "sym":
         return frozenset({tree[1]})
-    inside = frozenset().union(*(symbols(part) for part in tree[1:] if isinstance(part, tuple)))
+    letters = frozenset().union(*map(symbols, children(tree)))
     if tree[0] == "apply":
-        return inside | {f"{tree[1]}("}
-    return inside - {tree[1]} if tree[0] in ("sum", "prod") else inside
+        return letters | {f"{tree[1]}("}
+    if tree[0] in ("sum", "prod"):
+        return letters - {tree[1]}
+    return letters
 
 
 class _Numbers(threading.local):
@@ -63,11 +65,12 @@ class _Evaluator:
     def __init__(self, digits: int, *, real: bool, most: int) -> None:
         self.mp, self.cost = _numbers.mp, 1 + digits // 64
         self.mp.dps, self.digits, self.real, self.most = digits, digits, real, most
-        self.before = self.behind = 0
+        self.digits_before = self.digits_behind = 0
 
     def value(self, tree: Tree, env: Mapping[str, Any]) -> Any:
+        """The value of a tree. env: the values of its letters."""
         tick(self.cost)
-        value = self.work_out(tree, env)
+        value = self.compute(tree, env)
         if isinstance(value, Fraction):
             bounded(value)
             value = self.mp.mpf(value.numerator) / value.denominator
@@ -75,32 +78,37 @@ class _Evaluator:
             raise UndefinedError("no finite value, or no real one")
         if value != 0:
             size = int(self.mp.mag(value)) * 3 // 10
-            self.before, self.behind = max(self.before, size), max(self.behind, -size)
-        if max(self.before, self.behind) > self.most:
+            self.digits_before = max(self.digits_before, size)
+            self.digits_behind = max(self.digits_behind, -size)
+        if max(self.digits_before, self.digits_behind) > self.most:
             raise TooLargeError("a number of too many digits")
         return value
 
-    def work_out(self, tree: Tree, env: Mapping[str, Any]) -> Any:
-        mp, kind = self.mp, tree[0]
-        if kind == "num":
-            return tree[1]
-        if kind in ("sym", "const") and tree[1] in env:
-            return env[tree[1]]
-        if kind == "const" and tree[1] != "oo":
-            return {"pi": mp.pi, "e": mp.e, "i": mp.j}[tree[1]] * 1
-        if kind in ("sym", "const", "pm", "mp"):
-            raise UndefinedError(f"{tree[1]}")
-        if kind in ("sum", "prod"):
-            return series(tree, env, self.value)
-        if kind == "call":
-            return self.call(tree[1], [self.value(part, env) for part in tree[2:]])
-        if kind == "apply":
-            values = [self.value(part, env) for part in (("sym", f"{tree[1]}("), *tree[2:])]
-            return reduce(lambda before, value: mp.atan(before + value), values)  # a function without a law
-        values = [self.value(part, env) for part in tree[1:]]
+    def compute(self, tree: Tree, env: Mapping[str, Any]) -> Any:
+        mp = self.mp
+        match tree:
+            case ("num", number):
+                return number
+            case ("sym" | "const", name) if name in env:
+                return env[name]
+            case ("const", "pi" | "e" | "i" as name):
+                return {"pi": +mp.pi, "e": +mp.e, "i": mp.j}[name]
+            case ("sym" | "const" | "pm" | "mp", name, *_):
+                raise UndefinedError(f"{name}")
+            case ("sum" | "prod", *_):
+                return series(tree, env, self.value)
+            case ("call", name, *arguments):
+                return self.call(name, [self.value(argument, env) for argument in arguments])
+            case ("apply", name, *arguments):
+                values = [self.value(part, env) for part in (("sym", f"{name}("), *arguments)]
+                return reduce(lambda total, value: mp.atan(total + value), values)  # a function without a law
+        kind, *parts = tree
+        values = [self.value(part, env) for part in parts]
         if kind == "degree":
             return values[0] * mp.pi / 180
-        return self.power(*values) if kind == "pow" else arithmetic(kind, values)
+        if kind == "pow":
+            return self.power(*values)
+        return arithmetic(kind, values)
 
     def power(self, a: Any, b: Any) -> Any:
         mp = self.mp
@@ -133,56 +141,60 @@ class _Evaluator:
                         return -self.power(-first, exponent)
                     return self.power(first, exponent)
                 case "floor" | "ceil":
-                    near, apart = mp.nint(first), mp.mpf(10) ** -(self.digits // 2)
-                    is_whole = abs(first - near) < apart  # a whole number that was not worked out exactly
-                    return near if is_whole else getattr(mp, name)(first)
-                case "max" | "min":
-                    return (max if name == "max" else min)(values)
+                    nearest = mp.nint(first)
+                    if abs(first - nearest) < mp.mpf(10) ** -(self.digits // 2):  # whole, but for rounding
+                        return nearest
+                    return getattr(mp, name)(first)
+                case "max":
+                    return max(values)
+                case "min":
+                    return min(values)
                 case "factorial" | "binom" | "gcd" | "lcm":
                     return self.whole(name, values)
+        except (UndefinedError, TooLargeError):
+            raise
         except (ZeroDivisionError, TypeError, ValueError) as error:
-            if isinstance(error, UndefinedError | TooLargeError):
-                raise
             raise UndefinedError(name) from error
         raise UndefinedError(name)
 
     def whole(self, name: str, values: list[Any]) -> Fraction:
-        if any(self.mp.im(v) != 0 or v != self.mp.floor(v) for v in values):
+        if any(self.mp.im(value) != 0 or value != self.mp.floor(value) for value in values):
             raise UndefinedError(f"{name} of what is no whole number")
-        value = exact_call(name, [Fraction(int(v)) for v in values])
-        if value is None:
+        result = exact_call(name, [Fraction(int(value)) for value in values])
+        if result is None:
             raise TooLargeError(name)
-        return value
+        return result
 
 
 def _largest(tree: Tree) -> Fraction:
     """The largest number written in a tree, up to a billion."""
-    written = (abs(node[1]) for node in nodes(tree) if node[0] == "num")
-    return min(max(written, default=Fraction(0)), Fraction(10**9))
+    numbers = [abs(node[1]) for node in nodes(tree) if node[0] == "num"]
+    return min(max(numbers, default=Fraction(0)), Fraction(10**9))
 
 
 def _read_alike(left: Tree, right: Tree) -> tuple[Tree, Tree]:
     """Both trees, with h(a + b) as a product where h stands without a bracket: in ha + hb, or in both."""
     sides = symbols(left), symbols(right)
-    applied = {name[:-1] for side in sides for name in side if name.endswith("(")}
-    if not applied:
+    letters = {name for names in sides for name in names if f"{name}(" not in names} | (sides[0] & sides[1])
+    functions = {name[:-1] for names in sides for name in names if name.endswith("(")}
+    factors = {name for name in functions & letters if name.partition("_")[0] not in FUNCTIONS_ALONE}
+    if not factors:
         return left, right
-    alone = {name for side in sides for name in side if f"{name}(" not in side} | (sides[0] & sides[1])
-    factors = {name for name in applied & alone if name.partition("_")[0] not in FUNCTIONS_ALONE}
     return _as_product(left, factors), _as_product(right, factors)
 
 
 def _as_product(tree: Tree, factors: set[str]) -> Tree:
     """The tree with the factors as such, but before another function: h(g(x)) is no product."""
     match tree:
-        case ("pow", ("apply", *_), exponent):  # P(1 + r)^t
-            before = _as_product(tree[1], factors)
-            if before[0] == "mul":
-                return ("mul", before[1], ("pow", before[2], _as_product(exponent, factors)))
-        case ("apply", letter, power, inside) if letter in factors:
-            if not any(part[0] == "apply" for part in nodes(inside)):
-                return ("mul", ("pow", ("sym", letter), power), _as_product(inside, factors))
-    return tuple(_as_product(part, factors) if isinstance(part, tuple) else part for part in tree)
+        case ("pow", ("apply", *_) as base, exponent):  # P(1 + r)^t
+            product = _as_product(base, factors)
+            if product[0] == "mul":
+                _, factor, bracket = product
+                return ("mul", factor, ("pow", bracket, _as_product(exponent, factors)))
+        case ("apply", letter, power, argument) if letter in factors:
+            if not any(part[0] == "apply" for part in nodes(argument)):
+                return ("mul", ("pow", ("sym", letter), power), _as_product(argument, factors))
+    return map_children(lambda part: _as_product(part, factors), tree)
 
 
 def _points(left: Tree, right: Tree) -> list[dict[str, Fraction]]:
@@ -200,16 +212,28 @@ def _points(left: Tree, right: Tree) -> list[dict[str, Fraction]]:
         for rank, name in enumerate(names):
             digest = int.from_bytes(hashlib.sha256(f"{name} {k}".encode()).digest()[:8], "big")
             value = Fraction(digest % 100_003, 40_009) + Fraction(3, 7)
-            sign = -1 if k % 2 and (digest >> 40 & 1 or name == names[0]) else 1
-            point[name] = sign * (value if k < 2 else value * beyond)
+            if k >= 2:
+                value *= beyond
+            if k % 2 and (digest >> 40 & 1 or name == names[0]):
+                value = -value
             if k >= 4:
-                point[name] = Fraction(5 + digest % 11 + 13 * (rank if k % 2 else len(names) - 1 - rank))
+                place = rank if k % 2 else len(names) - 1 - rank
+                value = Fraction(5 + digest % 11 + 13 * place)
+            point[name] = value
         points.append(point)
     return points
 
 
-def _pairs_of_values(left: Tree, right: Tree) -> list[tuple[Any, Any, int | None]]:
-    """(value, value, digits behind the point to trust, None: all) of both trees at points where both have one.
+class _Pair(NamedTuple):
+    """The values of two formulas at one point. digits: behind the point that can be trusted; None: all."""
+
+    left: Any
+    right: Any
+    digits: int | None = None
+
+
+def _pairs_of_values(left: Tree, right: Tree) -> list[_Pair]:
+    """The values of both trees at the points where both have one.
 
     Without letters there is one point. With letters, and no imaginary unit, only real values count. Raises
     TooLargeError where nothing can be worked out.
@@ -219,41 +243,46 @@ def _pairs_of_values(left: Tree, right: Tree) -> list[tuple[Any, Any, int | None
     except UndefinedError:
         return []
     if a is not None and b is not None:
-        return [(a, b, None)]
+        return [_Pair(a, b)]
     left, right = _read_alike(left, right)
-    real = bool(symbols(left) | symbols(right)) and ("const", "i") not in (*nodes(left), *nodes(right))
-    pairs: list[tuple[Any, Any, int | None]] = []
+    has_letters = bool(symbols(left) | symbols(right))
+    is_real = has_letters and ("const", "i") not in (*nodes(left), *nodes(right))
+    pairs: list[_Pair] = []
     for k, point in enumerate(_points(left, right)):
         if k == 4 and len(pairs) >= 2:
             break
         try:
-            pairs.append(_pair(left, right, point, real, _MOST_DIGITS if k < 2 else 400))
+            pairs.append(_pair_at(point, left, right, is_real, _MOST_DIGITS if k < 2 else 400))
         except UndefinedError:
             continue
         except TooLargeError:
             if k < 2:
                 raise
-    return pairs if len(pairs) >= min(2, len(point) + 1) else []
+    if len(pairs) >= (2 if has_letters else 1):
+        return pairs
+    return []
 
 
-def _pair(left: Tree, right: Tree, point: dict, real: bool, most: int) -> tuple[Any, Any, int]:
+def _pair_at(point: dict, left: Tree, right: Tree, is_real: bool, most: int) -> _Pair:
     """Twice: to see how large and how small its numbers are, then with as many digits as these need."""
-    first = _Evaluator(_DIGITS + 10, real=real, most=most)
+    first = _Evaluator(_DIGITS + 10, real=is_real, most=most)
     a, b = first.value(left, point), first.value(right, point)
-    if first.before <= 12 and abs(a - b) > 1e-20:  # no doubt
-        return a, b, 20
-    trusted = first.behind + _DIGITS
-    second = _Evaluator(trusted + 2 * first.before + 30, real=real, most=2 * most + _DIGITS)
-    a, b = second.value(left, point), second.value(right, point)
-    if second.before > first.before + 5:  # a division by what is zero, worked out to ever more digits
+    if first.digits_before <= 12 and abs(a - b) > 1e-20:  # no doubt
+        return _Pair(a, b, 20)
+    digits = first.digits_behind + _DIGITS
+    second = _Evaluator(digits + 2 * first.digits_before + 30, real=is_real, most=2 * most + _DIGITS)
+    pair = _Pair(second.value(left, point), second.value(right, point), digits)
+    if (
+        second.digits_before > first.digits_before + 5
+    ):  # a division by what is zero, worked out to ever more digits
         raise UndefinedError("a division by zero")
-    return a, b, trusted
+    return pair
 
 
-def _near(a: Any, b: Any, trusted: int | None) -> bool:
-    if trusted is None:
+def _near(a: Any, b: Any, digits: int | None) -> bool:
+    if digits is None:
         return a == b
-    return abs(a - b) <= _numbers.mp.mpf(10) ** -trusted
+    return abs(a - b) <= _numbers.mp.mpf(10) ** -digits
 
 
 def same_value(left: Tree, right: Tree) -> bool:
@@ -274,7 +303,9 @@ def distance(left: Tree, right: Tree) -> Any:
     if symbols(left) | symbols(right):
         return None
     pairs = _pairs_of_values(left, right)
-    return abs(pairs[0][0] - pairs[0][1]) if pairs else None
+    if pairs:
+        return abs(pairs[0].left - pairs[0].right)
+    return None
 
 
 def ratio(left: Tree, right: Tree) -> int | None:
@@ -282,13 +313,17 @@ def ratio(left: Tree, right: Tree) -> int | None:
     left, right = _read_alike(left, right)
     if symbols(left) != symbols(right):
         return None
-    pairs = _pairs_of_values(left, right)
-    quotients = [a / b for a, b, trusted in pairs if not _near(b, 0, trusted)]
-    if len(quotients) < 2 or len(quotients) < len(pairs):
+    mp = _numbers.mp
+    quotients = []
+    for pair in _pairs_of_values(left, right):
+        if _near(pair.right, 0, pair.digits):
+            return None
+        quotients.append(pair.left / pair.right)
+    if len(quotients) < 2:
         return None
-    first, *rest = quotients
-    if _near(first, 0, 25) or _numbers.mp.im(first) != 0:
+    first = quotients[0]
+    if _near(first, 0, 25) or mp.im(first) != 0:
         return None
-    if any(abs(first - quotient) > abs(first) * _numbers.mp.mpf(10) ** -20 for quotient in rest):
+    if any(abs(first - quotient) > abs(first) * mp.mpf(10) ** -20 for quotient in quotients):
         return None
-    return 1 if _numbers.mp.re(first) > 0 else -1
+    return 1 if mp.re(first) > 0 else -1

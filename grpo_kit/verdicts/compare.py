@@ -9,9 +9,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
-from grpo_kit.verdicts._formula import Tree, nodes, num
+from grpo_kit.verdicts._formula import Tree, children, map_children, nodes, num
 from grpo_kit.verdicts._kinds import (
     Bounds,
     Choice,
@@ -46,11 +47,15 @@ class Rules:
     expressions: bool = False
 
 
+_NAMED = Named | Bounds
+_WITH_ITEMS = Several | Row | Union | Matrix
+
+
 def same(gold: Any, answer: Any, rules: Rules) -> bool:
     """Whether an answer that was read is the gold that was read. Raises TooLargeError, OutOfTimeError."""
-    if isinstance(gold, Named | Bounds) or isinstance(answer, Named | Bounds):
-        return _same_of_a_name(gold, answer, rules)
-    if isinstance(gold, Several | Row | Union | Matrix) or isinstance(answer, Several | Row | Union | Matrix):
+    if isinstance(gold, _NAMED) or isinstance(answer, _NAMED):
+        return _same_with_names(gold, answer, rules)
+    if isinstance(gold, _WITH_ITEMS) or isinstance(answer, _WITH_ITEMS):
         return _same_items(gold, answer, rules)
     match gold, answer:
         case Quantity(), Quantity():
@@ -64,26 +69,25 @@ def same(gold: Any, answer: Any, rules: Rules) -> bool:
         case Clock() | Ratio(), Clock() | Ratio():
             return _same_time(gold, answer)
         case Date(), Date():
-            return (gold.month, gold.day) == (answer.month, answer.day) and gold.year in (None, answer.year)
+            is_same_year = gold.year in (None, answer.year)
+            return is_same_year and (gold.month, gold.day) == (answer.month, answer.day)
         case Congruence(), Congruence():
             return _same_congruence(gold, answer)
         case Choice(), Choice():
-            if not gold.content or not answer.content:
-                return gold.letter == answer.letter
-            return gold.letter == answer.letter and _same_text(gold.content, answer.content, rules)
+            return gold.letter == answer.letter and _same_content(gold.content, answer.content, rules)
         case Words(), Words():
             return same_words(gold.text, answer.text, case=rules.case)
     return False
 
 
-def _same_of_a_name(gold: Any, answer: Any, rules: Rules) -> bool:
+def _same_with_names(gold: Any, answer: Any, rules: Rules) -> bool:
     """x = 5, x < 5, f(x) = 2x, on one side or on both."""
     match gold, answer:
         case Named(), Named():
             return _same_named(gold, answer, rules)
         case Named() | Bounds(), Named() | Bounds():
             return gold.name == answer.name and same(gold.value, answer.value, rules)
-        case Named(), Equation() | Inequality():
+        case Named(), Equation():
             return _same_equation(_as_equation(gold), answer)
         case Equation(), Named():
             return _same_equation(gold, _as_equation(answer))
@@ -94,27 +98,18 @@ def _same_of_a_name(gold: Any, answer: Any, rules: Rules) -> bool:
         case Row() | Union(), Bounds():
             return same(gold, answer.value, rules)
         case _, Named():
-            at_a_point = re.search(r"\(\d|''", answer.name) and _has_letters(answer.value)
-            return not _is_letter(gold) and not at_a_point and same(gold, answer.value, rules)
+            is_at_a_point = re.search(r"\(\d|''", answer.name) and _has_letters(answer.value)
+            return not _is_letter(gold) and not is_at_a_point and same(gold, answer.value, rules)
     return False
 
 
 def _same_items(gold: Any, answer: Any, rules: Rules) -> bool:
     """Lists, sets, tuples, intervals and matrices. [1, 2, 3] is a list, [1, 2] may be an interval."""
     match gold, answer:
-        case Several(), Several() if _named_apart(gold) or _named_apart(answer):
-            return _same_assignment(gold, answer, rules)
-        case (Row(brackets="()"), Several()) if _named_apart(answer):  # (3, 4) and x = 3, y = 4
-            return _in_order(gold.items, _values_by_name(answer), rules)
-        case (Several(), Row(brackets="()")) if _named_apart(gold):
-            return _in_order(_values_by_name(gold), answer.items, rules)
         case Several(), Several():
-            words = any(isinstance(item, Words | Choice) or _is_letter(item) for item in gold.items)
-            if words and (gold.word == "or") != (answer.word == "or"):
-                return False
-            if gold.ordered or answer.ordered:
-                return _in_order(gold.items, answer.items, rules)
-            return _in_any_order(gold.items, answer.items, rules)
+            return _same_list(gold, answer, rules)
+        case (Several() | Matrix(), Row(brackets="()")) | (Row(brackets="()"), Several() | Matrix()):
+            return _in_order(_components(gold), _components(answer), rules)
         case Several(), Row(brackets="[]", items=items) if len(items) != 2:
             return same(gold, Several(items, gold.word), rules)
         case Row(brackets="[]", items=items), Several(word="," | "and") if len(items) != 2:
@@ -122,24 +117,51 @@ def _same_items(gold: Any, answer: Any, rules: Rules) -> bool:
         case Row(), Row():
             return gold.brackets == answer.brackets and _in_order(gold.items, answer.items, rules)
         case Row() | Union(), Row() | Union():
-            rows = [side.rows if isinstance(side, Union) else (side,) for side in (gold, answer)]
-            return _in_any_order(*rows, rules)
+            return _in_any_order(gold.rows, answer.rows, rules)
         case Matrix(), Matrix():
             return _in_order(gold.rows, answer.rows, rules)
-        case Matrix(), Row(brackets="()"):  # a column beside a tuple
-            return _in_order(_column(gold), answer.items, rules)
-        case Row(brackets="()"), Matrix():
-            return _in_order(gold.items, _column(answer), rules)
     return False
 
 
-def _column(matrix: Matrix) -> list[Any]:
-    """The cells of a matrix of one column; [] of a wider one."""
-    return [row.items[0] for row in matrix.rows if len(row.items) == 1]
+def _same_list(gold: Several, answer: Several, rules: Rules) -> bool:
+    """1, 2 and 2, 1; x = 1, y = 2 and y = 2, x = 1. "or" is another thing for names and words."""
+    is_same_word = (gold.word == "or") == (answer.word == "or")
+    if _is_assignment(gold) or _is_assignment(answer):
+        values, answer_values = _by_name(gold), _by_name(answer)
+        if "" in values or values.keys() != answer_values.keys() or not is_same_word:
+            return False
+        if len(gold.items) > len(values) or len(answer.items) > len(values):  # one name twice
+            return False
+        return all(same(values[name], answer_values[name], rules) for name in values)
+    has_words = any(isinstance(item, Words | Choice) or _is_letter(item) for item in gold.items)
+    if has_words and not is_same_word:
+        return False
+    compare = _in_order if gold.ordered or answer.ordered else _in_any_order
+    return compare(gold.items, answer.items, rules)
+
+
+def _components(side: Several | Matrix | Row) -> Sequence[Any]:
+    """The components of a vector: (3, 4); x = 3, y = 4; a matrix of one column. Else []."""
+    if isinstance(side, Row):
+        return side.items
+    if isinstance(side, Matrix):
+        return [row.items[0] for row in side.rows if len(row.items) == 1]
+    if not _is_assignment(side):
+        return []
+    return [value for _, value in sorted(_by_name(side).items())]
+
+
+def _is_assignment(several: Several) -> bool:
+    """Whether the items are values of different letters: x = 1, y = 2. x_1 = 2, x_2 = 3 are two of one letter."""
+    return len({item.name.partition("_")[0] for item in several.items if isinstance(item, Named)}) > 1
+
+
+def _by_name(several: Several) -> dict[str, Any]:
+    return {getattr(item, "name", ""): getattr(item, "value", item) for item in several.items}
 
 
 def _same_time(gold: Clock | Ratio, answer: Clock | Ratio) -> bool:
-    """Of the two at least one is a time; 2:11 may be a ratio too."""
+    """At least one of the two is a time; 2:11 may be a ratio too."""
     match gold, answer:
         case Clock(), Clock():
             if gold.half is None and answer.half in ("am", "pm") and gold.minutes <= 720:
@@ -152,32 +174,17 @@ def _same_time(gold: Clock | Ratio, answer: Clock | Ratio) -> bool:
     return False
 
 
-def _named_apart(several: Several) -> bool:
-    """Whether the items are values of different letters: x = 1, y = 2. x_1 = 2, x_2 = 3 are two of one."""
-    return len({item.name.partition("_")[0] for item in several.items if isinstance(item, Named)}) > 1
+def _as_ratio(clock: Clock) -> tuple[Tree, ...]:
+    hours, minutes = divmod(clock.minutes, 60)
+    return num(hours), num(minutes)
 
 
-def _by_name(several: Several) -> dict[str, Any]:
-    return {getattr(item, "name", ""): getattr(item, "value", item) for item in several.items}
-
-
-def _values_by_name(several: Several) -> list[Any]:
-    return [value for _, value in sorted(_by_name(several).items())]
-
-
-def _same_assignment(gold: Several, answer: Several, rules: Rules) -> bool:
-    """x = 1, y = 2 beside y = 2, x = 1; "or" is another thing."""
-    known, given = _by_name(gold), _by_name(answer)
-    if "" in known or known.keys() != given.keys() or (gold.word == "or") != (answer.word == "or"):
-        return False
-    if len(known) < len(gold.items) or len(given) < len(answer.items):  # one name twice
-        return False
-    return all(same(value, given[name], rules) for name, value in known.items())
-
-
-def _same_text(gold: str, answer: str, rules: Rules) -> bool:
-    one, other = read(gold), read(answer)
-    return gold == answer or (one is not None and other is not None and same(one, other, rules))
+def _same_content(gold: str, answer: str, rules: Rules) -> bool:
+    """Whether the texts behind two equal letters of a choice agree; a missing text agrees with any."""
+    if not gold or not answer or gold == answer:
+        return True
+    gold_read, answer_read = read(gold), read(answer)
+    return gold_read is not None and answer_read is not None and same(gold_read, answer_read, rules)
 
 
 def same_words(gold: str, answer: str, *, case: bool) -> bool:
@@ -186,10 +193,10 @@ def same_words(gold: str, answer: str, *, case: bool) -> bool:
     >>> same_words("no solution", "No solution!", case=False), same_words("ABC", "abc", case=False)
     (True, False)
     """
-    habits = (gold, gold.capitalize(), gold.lower())
-    is_symbol = len(gold) == 2 and gold.lower() != "no" and answer not in habits  # Co is not CO
     is_initials = gold.isupper() and " " not in gold
-    if not case and not is_initials and not is_symbol and len(gold) > 1:
+    spellings = (gold, gold.capitalize(), gold.lower())
+    is_symbol = len(gold) == 2 and gold.lower() != "no" and answer not in spellings  # Co is not CO
+    if not (case or is_initials or is_symbol or len(gold) == 1):
         gold, answer = gold.casefold(), answer.casefold()
     return _bare(gold) == _bare(answer)
 
@@ -203,30 +210,31 @@ def _is_letter(value: Any) -> bool:
     return isinstance(value, Quantity) and value.tree[0] == "sym"
 
 
-def _same_named(gold: Named, answer: Named, rules: Rules) -> bool:
-    one, other = _parts(gold.name), _parts(answer.name)
-    if one[0] == other[0] or {one[0], other[0]} == {"y", "f"}:
-        value = answer.value
-        if one[1] and other[1] and one[1] != other[1]:  # f(t) = 2t is f(x) = 2x
-            if not (one[1].isalpha() and other[1].isalpha() and isinstance(value, Quantity)):
-                return False
-            if one[1] in symbols(value.tree):
-                return False
-            value = replace(value, tree=_renamed(value.tree, other[1], one[1]))
-        return same(gold.value, value, rules)
-    if not isinstance(answer.value, Quantity) or (len(gold.name), len(answer.name)) != (1, 1):
-        return False
-    return _same_equation(_as_equation(gold), _as_equation(answer))
-
-
-def _parts(name: str) -> tuple[str, str]:
-    """A name and what stands in its brackets."""
-    base, _, argument = name.partition("(")
-    return base, argument.removesuffix(")")
-
-
 def _has_letters(value: Any) -> bool:
     return isinstance(value, Quantity) and bool(symbols(value.tree))
+
+
+def _same_named(gold: Named, answer: Named, rules: Rules) -> bool:
+    """y = 2x and f(x) = 2x; f(t) = 2t and f(x) = 2x; y = x + 1 and x = y - 1."""
+    letter, argument = _letter_and_argument(gold.name)
+    other_letter, other_argument = _letter_and_argument(answer.name)
+    if letter != other_letter and {letter, other_letter} != {"y", "f"}:
+        are_letters = len(gold.name) == len(answer.name) == 1
+        return are_letters and _same_equation(_as_equation(gold), _as_equation(answer))
+    value = answer.value
+    if argument and other_argument and argument != other_argument:
+        if not (argument.isalpha() and other_argument.isalpha() and isinstance(value, Quantity)):
+            return False
+        if argument in symbols(value.tree):
+            return False
+        value = _renamed(value, other_argument, argument)
+    return same(gold.value, value, rules)
+
+
+def _letter_and_argument(name: str) -> tuple[str, str]:
+    """The letter of a function and the letter in its brackets: f(x)."""
+    letter, _, argument = name.partition("(")
+    return letter, argument.removesuffix(")")
 
 
 def _as_equation(named: Named) -> Equation | None:
@@ -239,10 +247,10 @@ def _as_equation(named: Named) -> Equation | None:
 def _same_equation(gold: Any, answer: Any) -> bool:
     if gold is None or type(gold) is not type(answer):
         return False
-    times = ratio(answer.difference, gold.difference)
+    factor_sign = ratio(answer.difference, gold.difference)
     if isinstance(gold, Inequality):
-        return gold.strict == answer.strict and times == 1
-    return times is not None
+        return gold.strict == answer.strict and factor_sign == 1
+    return factor_sign is not None
 
 
 def _in_order(gold: Sequence[Any], answer: Sequence[Any], rules: Rules) -> bool:
@@ -253,104 +261,112 @@ def _in_any_order(gold: Sequence[Any], answer: Sequence[Any], rules: Rules) -> b
     """Whether each item has a partner of its own."""
     if len(gold) != len(answer) or len(gold) > 40:
         return False
-    left = list(answer)
+    partners = list(answer)
     for item in gold:
-        place = next((place for place, other in enumerate(left) if same(item, other, rules)), None)
-        if place is None:
+        partner = next((partner for partner in partners if same(item, partner, rules)), None)
+        if partner is None:
             return False
-        del left[place]
+        partners.remove(partner)
     return True
-
-
-def _as_ratio(clock: Clock) -> tuple[Tree, ...]:
-    """2:11 may be either."""
-    hours, minutes = divmod(clock.minutes, 60)
-    return num(hours), num(minutes)
 
 
 def _same_ratio(gold: Sequence[Tree], answer: Sequence[Tree]) -> bool:
     if len(gold) != len(answer):
         return False
     pairs = list(zip(gold, answer, strict=True))
-    if any(same_value(part, num(0)) for part in [*gold, *answer]):
+    if any(same_value(part, num(0)) for part in (*gold, *answer)):
         return all(same_value(*pair) for pair in pairs)
-    (a, b), rest = pairs[0], pairs[1:]
-    return all(same_value(("mul", a, d), ("mul", b, c)) for c, d in rest)
+    a, b = pairs[0]
+    return all(same_value(("mul", a, d), ("mul", b, c)) for c, d in pairs[1:])
 
 
 def _same_congruence(gold: Congruence, answer: Congruence) -> bool:
     modulus = exact(gold.modulus)
-    if modulus is None or not same_value(gold.modulus, answer.modulus) or not modulus:
+    if not modulus or not same_value(gold.modulus, answer.modulus):
         return gold == answer
-    rests = exact(gold.rest), exact(answer.rest)
-    named = gold.name == answer.name or not gold.name or not answer.name
-    return named and None not in rests and (rests[0] - rests[1]) % modulus == 0
+    if gold.name and answer.name and gold.name != answer.name:
+        return False
+    remainders = exact(gold.remainder), exact(answer.remainder)
+    if None in remainders:
+        return False
+    return (remainders[0] - remainders[1]) % modulus == 0
 
 
 def _same_quantity(gold: Quantity, answer: Quantity, rules: Rules) -> bool:
     if gold.base is not None and gold.base != answer.base:
         return False
-    if answer.is_percent and not gold.is_percent and not _is_part(gold.tree):
+    if answer.is_percent and not gold.is_percent and not _is_fraction(gold.tree):
         return False
-    if "C" in symbols(gold.tree) - symbols(answer.tree):  # a constant of integration by another letter
-        others = [name for name in ("c", "K", "k") if name in symbols(answer.tree) - symbols(gold.tree)]
-        if others:
-            answer = replace(answer, tree=_renamed(answer.tree, others[0], "C"))
+    answer = _with_constant_of(gold, answer)
     is_number = not symbols(gold.tree)
     if is_number and not rules.expressions and unfinished(answer.tree) and not unfinished(gold.tree):
         return False
-    if (answer.units or rules.units == "optional") and (scales := _on_one_scale(gold, answer)):
-        return same_value(*scales)
+    if answer.units or rules.units == "optional":
+        scaled = _on_one_scale(gold, answer)
+        if scaled:
+            return same_value(*scaled)
     if not gold.units:
         return _same_number(gold.tree, answer.tree, rules)
     if not answer.units:
-        if rules.units == "required" and not symbols(answer.tree):
-            return False
-        return _same_number(gold.tree, answer.tree, rules)
-    for one in gold.units:
-        for other in answer.units:
-            if same_dimension(one, other):
-                tree = answer.tree
-                if one.factor != other.factor:
-                    tree = ("mul", tree, num(other.factor / one.factor))
-                return _same_number(gold.tree, tree, rules)
+        is_refused = rules.units == "required" and not symbols(answer.tree)
+        return not is_refused and _same_number(gold.tree, answer.tree, rules)
+    for unit, answer_unit in product(gold.units, answer.units):
+        if same_dimension(unit, answer_unit):
+            tree = answer.tree
+            if unit.factor != answer_unit.factor:
+                tree = ("mul", tree, num(answer_unit.factor / unit.factor))
+            return _same_number(gold.tree, tree, rules)
     return False
 
 
-# Temperatures and angles, each as a number of kelvin or of degrees.
-_SCALES = {
+def _with_constant_of(gold: Quantity, answer: Quantity) -> Quantity:
+    """The answer, with the gold's letter C for the constant of an integration (c, K, k)."""
+    letters, answer_letters = symbols(gold.tree), symbols(answer.tree)
+    if "C" in letters - answer_letters:
+        for name in ("c", "K", "k"):
+            if name in answer_letters - letters:
+                return _renamed(answer, name, "C")
+    return answer
+
+
+# A temperature as a number of kelvin, an angle as a number of degrees.
+_TEMPERATURES = {
     "kelvin": lambda t: t,
     "celsius": lambda t: ("add", t, num("273.15")),
     "fahrenheit": lambda t: ("mul", ("add", t, num("459.67")), num("5/9")),
-    "degree": lambda t: t,
-    "radian": lambda t: ("div", ("mul", t, num(180)), ("const", "pi")),
 }
+_ANGLES = {"degree": lambda t: t, "radian": lambda t: ("div", ("mul", t, num(180)), ("const", "pi"))}
 
 
 def _on_one_scale(gold: Quantity, answer: Quantity) -> tuple[Tree, Tree] | None:
-    """Both values on one scale where they were written on two; None if they are no temperatures or angles."""
-    scales = [_scale(gold), _scale(answer)]
-    angles = [scale in ("degree", "radian") for scale in scales]
-    if None in scales or scales[0] == scales[1] or angles[0] != angles[1]:
-        return None
-    return _SCALES[scales[0]](gold.tree), _SCALES[scales[1]](answer.tree)
+    """Both values on one scale where they are on two; None if they are no temperatures or angles."""
+    scale, answer_scale = _scale(gold), _scale(answer)
+    for scales in (_TEMPERATURES, _ANGLES):
+        if scale in scales and answer_scale in scales and scale != answer_scale:
+            return scales[scale](gold.tree), scales[answer_scale](answer.tree)
+    return None
 
 
 def _scale(quantity: Quantity) -> str | None:
     names = [name for unit in quantity.units for name, power in unit.dimensions if power == 1]
     if not names and ("const", "pi") in nodes(quantity.tree):
         return "radian"
-    return next((name for name in names if name in _SCALES), None)
+    return next((name for name in names if name in _TEMPERATURES or name in _ANGLES), None)
 
 
-def _renamed(tree: Tree, old: str, new: str) -> Tree:
-    if tree == ("sym", old):
-        return ("sym", new)
-    return tuple(_renamed(part, old, new) if isinstance(part, tuple) else part for part in tree)
+def _renamed(quantity: Quantity, old: str, new: str) -> Quantity:
+    """The quantity with another name of a letter."""
+
+    def renamed(tree: Tree) -> Tree:
+        if tree == ("sym", old):
+            return ("sym", new)
+        return map_children(renamed, tree)
+
+    return replace(quantity, tree=renamed(quantity.tree))
 
 
-def _is_part(tree: Tree) -> bool:
-    """A fraction or decimal that a percentage may stand for: 0.5, 1/2; no whole number."""
+def _is_fraction(tree: Tree) -> bool:
+    """Whether a percentage may stand for it: 0.5, 1/2; no whole number."""
     try:
         value = exact(tree)
     except UndefinedError:
@@ -361,31 +377,33 @@ def _is_part(tree: Tree) -> bool:
 def unfinished(tree: Tree) -> bool:
     """Whether a sum, a difference or a division of numbers was left to the reader: 100 - 94 or 12/2 for 6.
 
-    A mixed number is none, nor is a fraction that is no whole number.
+    A mixed number is finished, and so is a fraction that is no whole number.
     """
     try:
-        if tree[0] in ("add", "sub"):
-            if all(exact(part) is not None for part in tree[1:]):
-                return True
-        elif tree[0] == "div" and all(part[0] == "num" for part in tree[1:]) and tree[2][1] not in (0, 1):
-            return (tree[1][1] / tree[2][1]).denominator == 1 and tree[1][1] != 0
+        match tree:
+            case ("add" | "sub", left, right):
+                if exact(left) is not None and exact(right) is not None:
+                    return True
+            case ("div", ("num", top), ("num", bottom)) if bottom not in (0, 1):
+                return top != 0 and (top / bottom).denominator == 1
     except UndefinedError:
         return True
-    return any(unfinished(part) for part in tree[1:] if isinstance(part, tuple))
+    return any(map(unfinished, children(tree)))
 
 
 def _same_number(gold: Tree, answer: Tree, rules: Rules) -> bool:
     if same_value(gold, answer):
         return True
-    allowed = Fraction(rules.tolerance or 0)
-    size = distance(gold, num(0)) if rules.significant else None
-    if size:
-        last = Fraction(10) ** (_exponent(size) - rules.significant + 1)
-        allowed = max(allowed, last / 2)
-    if not allowed:
+    tolerance = Fraction(rules.tolerance or 0)
+    if rules.significant:
+        size = distance(gold, num(0))
+        if size:
+            last_digit = Fraction(10) ** (_exponent(size) - rules.significant + 1)
+            tolerance = max(tolerance, last_digit / 2)
+    if not tolerance:
         return False
-    apart = distance(gold, answer)
-    return apart is not None and bool(apart * allowed.denominator <= allowed.numerator)
+    error = distance(gold, answer)
+    return error is not None and bool(error * tolerance.denominator <= tolerance.numerator)
 
 
 def _exponent(size: Any) -> int:
@@ -393,4 +411,6 @@ def _exponent(size: Any) -> int:
     if not isinstance(size, Fraction):
         return int(f"{float(size):e}".partition("e")[2])
     digits = len(str(size.numerator)) - len(str(size.denominator))
-    return digits if size >= Fraction(10) ** digits else digits - 1
+    if size < Fraction(10) ** digits:
+        digits -= 1
+    return digits

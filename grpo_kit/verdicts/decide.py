@@ -7,12 +7,13 @@ import re
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
-from grpo_kit.verdicts._formula import Tree, num
+from grpo_kit.verdicts._formula import Tree, map_children, num
 from grpo_kit.verdicts._formula_tokens import FUNCTIONS
 from grpo_kit.verdicts._kinds import PLAIN, Habit, Named, Quantity
 from grpo_kit.verdicts._quantities import formula
-from grpo_kit.verdicts._rational import OutOfTimeError, TooLargeError, UndefinedError, exact, limited
+from grpo_kit.verdicts._rational import OutOfTimeError, TooLargeError, UndefinedError, exact_or_none, limited
 from grpo_kit.verdicts._reading import habit_of, read
 from grpo_kit.verdicts._spelling import plain
 from grpo_kit.verdicts._value import same_value, symbols
@@ -40,7 +41,6 @@ def verdict(
     >>> verdict(r"\frac{1}{2}", "50%"), verdict("5", "4 5"), verdict("5 kg", "5000 g"), verdict("5?", "5")
     (True, False, True, None)
     """
-    rules = rules or Rules()
     if max(len(gold), len(answer)) > _LONGEST:
         if gold.strip() == answer.strip():
             return True
@@ -48,10 +48,10 @@ def verdict(
     gold_text, answer_text = plain(gold), plain(answer)
     if not gold_text:
         return None
-    gold_read = None
+    rules, gold_read = rules or Rules(), None
     try:
         with limited(timeout):
-            gold_read = _gold(gold_text, question or "", numbers_only)
+            gold_read = _read_gold(gold_text, question or "", numbers_only)
             if numbers_only and not _is_number(gold_read):
                 return None
             if _same_spelling(gold_text, answer_text, gold_read):
@@ -61,23 +61,30 @@ def verdict(
             answer_read = read(answer_text, habit_of(gold_text, gold_read))
             if answer_read is None or (numbers_only and not _is_number(answer_read)):
                 return False
-            if question and not rules.expressions and _copied(gold_read, answer_read, answer_text, question):
+            if (
+                question
+                and not rules.expressions
+                and _is_copied(gold_read, answer_read, answer_text, question)
+            ):
                 return False
-            # a number may be a quotient, so there is no sum to be worked out
-            return same(gold_read, answer_read, replace(rules, expressions=True) if numbers_only else rules)
+            if numbers_only:  # a number may be a quotient, so there is no sum to be worked out
+                rules = replace(rules, expressions=True)
+            return same(gold_read, answer_read, rules)
     except OutOfTimeError:
         return None
     except (RecursionError, UndefinedError):  # brackets in brackets in brackets; a modulus of 1/0
         return None if gold_read is None else False
     except TooLargeError:
-        return None if gold_read is None or _is_too_large(gold_read, timeout) else False
+        if gold_read is None or _is_too_large(gold_read, timeout):
+            return None
+        return False
 
 
 _SUBSTANCE = re.compile(r"(?=.*\d)(?:[A-Z][a-z]?\d*|\((?:[A-Z][a-z]?\d*)+\)\d*){2,}")
 
 
-def _same_spelling(gold: str, answer: str, gold_read: object) -> bool:
-    """Whether the texts are the same; of what is not understood and of H_2O but for spaces, braces and indices."""
+def _same_spelling(gold: str, answer: str, gold_read: Any) -> bool:
+    """Whether the texts are equal. Spaces, braces and indices do not count in H_2O and in what is not understood."""
     if gold_read is None and not re.search(r"\w", gold):  # marks alone say nothing
         return False
     if gold == answer:
@@ -92,25 +99,26 @@ def number(text: str) -> Fraction | None:
     >>> number("1 234,5 km"), number("12 - 6")
     (Fraction(2469, 2), None)
     """
-    quantity = read(plain(text), _NUMBERS) if len(text) <= _LONGEST else None
-    try:
-        return exact(quantity.tree) if isinstance(quantity, Quantity) and _is_number(quantity) else None
-    except (TooLargeError, UndefinedError):
+    if len(text) > _LONGEST:
         return None
+    quantity = read(plain(text), _NUMBERS)
+    if isinstance(quantity, Quantity) and _is_number(quantity):
+        return exact_or_none(quantity.tree)
+    return None
 
 
-def _gold(text: str, question: str, numbers_only: bool) -> object:
+def _read_gold(text: str, question: str, numbers_only: bool) -> Any:
     """What the gold is. Its letter is a unit (5 m), unless the question asks for a term with that letter."""
-    known = read(text, _NUMBERS if numbers_only else PLAIN)
+    gold = read(text, _NUMBERS if numbers_only else PLAIN)
     letter = re.search(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])", text)
-    if isinstance(known, Quantity) and known.units and letter:
+    if isinstance(gold, Quantity) and gold.units and letter:
         term = rf"\d{letter[0]}\b\s*[-+]|[-+]\s*\d*{letter[0]}\b|\bterms? of \W*{letter[0]}\b"
         if re.search(term, question):
             return read(text, Habit(letters=frozenset(letter[0])))
-    return known
+    return gold
 
 
-def _is_number(answer: object) -> bool:
+def _is_number(answer: Any) -> bool:
     """One number: a literal, a fraction, a mixed number, 10^3, 3 x 10^8; with a sign, a unit, a name, per cent."""
     if isinstance(answer, Named):
         return _is_number(answer.value)
@@ -120,11 +128,13 @@ def _is_number(answer: object) -> bool:
     while tree[0] in ("neg", "percent"):
         tree = tree[1]
     match tree:
-        case ("mul", left, ("pow", *_) as right):
-            return _is_literal(left) and _is_power_of_ten(right)
-        case ("div", left, ("num", _)):
-            return _is_literal(left)
-    return tree[0] == "mixed" or _is_literal(tree) or _is_power_of_ten(tree)
+        case ("num" | "mixed", *_):
+            return True
+        case ("mul", factor, power):
+            return _is_literal(factor) and _is_power_of_ten(power)
+        case ("div", top, ("num", _)):
+            return _is_literal(top)
+    return _is_power_of_ten(tree)
 
 
 def _is_literal(tree: Tree) -> bool:
@@ -132,12 +142,12 @@ def _is_literal(tree: Tree) -> bool:
 
 
 def _is_power_of_ten(tree: Tree) -> bool:
-    return tree[0] == "pow" and tree[1] == ("num", 10) and _is_literal(tree[2])
+    return tree[:2] == ("pow", num(10)) and _is_literal(tree[2])
 
 
-def _is_too_large(known: object, timeout: float) -> bool:
+def _is_too_large(gold: Any, timeout: float) -> bool:
     """Whether the gold alone cannot be worked out."""
-    value = getattr(known, "value", known)
+    value = getattr(gold, "value", gold)
     try:
         with limited(timeout):
             if isinstance(value, Quantity):
@@ -155,66 +165,79 @@ _EXPRESSION = re.compile(
     rf"(?:\\[A-Za-z]+|(?<![A-Za-z])(?:(?![aAI] [a-z]{{2}})[A-Za-z]|{'|'.join(sorted(FUNCTIONS))})(?![A-Za-z])"
     r"|\d+(?:[.,]\d+)*|(?<=_\{[a-z])=|[-+*/^_(){}\[\]|!%,\s])+"
 )
-_TURN = re.compile(r"\b(?:write|express|convert|change|turn|rewrite|round|simplify|reduce)\b", re.I)
+_REWRITE = re.compile(r"\b(?:write|express|convert|change|turn|rewrite|round|simplify|reduce)\b", re.I)
 _OPERATIONS = {"add", "sub", "mul", "div", "pow", "mixed", "call", "sum", "prod", "apply"}
 
 
 @lru_cache(1024)
-def _asked(question: str) -> dict[Tree, Tree]:
-    """Every expression of a question by _ordered()."""
+def _expressions(question: str) -> dict[Tree, Tree]:
+    """Every expression of a question, by _ordered()."""
     text = _IN_WORDS.sub(lambda match: f" {_WORDS[match[1]]} ", plain(question))
     text = re.sub(r"(square|cube) root of (\d+)", lambda match: f"{_ROOTS[match[1]]}{{{match[2]}}}", text)
     text = re.sub(r"\blog(?:arithm)?,? (?:to )?base (\d+),? of (\d+)", r"\\log_{\1}(\2)", text)
-    trees = []
-    for run in _EXPRESSION.findall(re.sub(r"\\[()\[\]]", " ; ", text)):
-        whole = formula(run.strip(" ,")) or formula(run.strip(" ,").rstrip(" (-"))
-        trees += [whole] if whole else filter(None, map(formula, re.split(r"[(),]", run)))
+    text = re.sub(r"\\[()\[\]]", " ; ", text)
+    trees: list[Tree] = []
+    for expression in _EXPRESSION.findall(text):
+        expression = expression.strip(" ,")
+        tree = formula(expression) or formula(expression.rstrip(" (-"))
+        parts = [tree] if tree else map(formula, re.split(r"[(),]", expression))
+        trees += filter(None, parts)
     return {_ordered(tree): tree for tree in trees}
 
 
-def _sides(tree: Tree, joins: str, parts: str) -> tuple[list[Tree], list[Tree]]:
+def _sides(tree: Tree, operation: str, inverse: str) -> tuple[list[Tree], list[Tree]]:
     """The factors and divisors of a product, or the terms of a sum that are added and taken away."""
-    if tree[0] not in (joins, parts):
+    if tree[0] not in (operation, inverse):
         return [tree], []
-    (above, below), (other_above, other_below) = (_sides(side, joins, parts) for side in tree[1:])
-    if tree[0] == parts:
-        other_above, other_below = other_below, other_above
-    return above + other_above, below + other_below
+    above, below = _sides(tree[1], operation, inverse)
+    right_above, right_below = _sides(tree[2], operation, inverse)
+    if tree[0] == inverse:
+        return above + right_below, below + right_above
+    return above + right_above, below + right_below
 
 
 def _ordered(tree: Tree) -> Tree:
     """The tree with factors and terms in one order, without the factor 1 and the term 0."""
-    for joins, parts, nothing in (("mul", "div", num(1)), ("add", "sub", num(0))):
-        if tree[0] in (joins, parts):
-            sides = [map(_ordered, side) for side in _sides(tree, joins, parts)]
-            above, below = (sorted((part for part in side if part != nothing), key=repr) for side in sides)
-            return above[0] if len(above) == 1 and not below else (joins, tuple(above), tuple(below))
-    return tuple(_ordered(part) if isinstance(part, tuple) else part for part in tree)
+    for operation, inverse, neutral in (("mul", "div", num(1)), ("add", "sub", num(0))):
+        if tree[0] in (operation, inverse):
+            sides = []
+            for side in _sides(tree, operation, inverse):
+                parts = [part for part in map(_ordered, side) if part != neutral]
+                sides.append(tuple(sorted(parts, key=repr)))
+            above, below = sides
+            if len(above) == 1 and not below:
+                return above[0]
+            return (operation, above, below)
+    return map_children(_ordered, tree)
 
 
-def _copied(gold: object, answer: object, answer_text: str, question: str) -> bool:
+def _is_copied(gold: Any, answer: Any, answer_text: str, question: str) -> bool:
     """Whether the answer is what the question asks to work out, or to write in another way."""
     gold, answer = getattr(gold, "value", gold), getattr(answer, "value", answer)
     if not isinstance(answer, Quantity) or gold == answer:
         return False
-    numbers = {Fraction(digits.replace(",", "")) for digits in re.findall(r"\d[\d,]*(?:\.\d+)?", question)}
-    if answer.base and re.search(rf"(?<!\d){re.escape(re.split('[_ (]', answer_text)[0])}(?!\d)", question):
-        return True
+    if answer.base:
+        digits = re.escape(re.split("[_ (]", answer_text)[0])
+        if re.search(rf"(?<!\d){digits}(?!\d)", question):
+            return True
     ordered = _ordered(answer.tree)
     if isinstance(gold, Quantity) and not (gold.units and answer.units):  # a unit more or less
         if gold.tree == answer.tree or (_ordered(gold.tree) == ordered and not _is_number(gold)):
             return False
-    is_turned = _TURN.search(question) is not None
-    if ordered in _asked(question) and (is_turned or ordered[0] in _OPERATIONS):
+    asks_to_rewrite = _REWRITE.search(question) is not None
+    if ordered in _expressions(question) and (asks_to_rewrite or ordered[0] in _OPERATIONS):
         return True
-    if (is_turned and ordered[0] == "num" and ordered[1] in numbers) or _is_work_on(ordered, numbers):
+    numbers = {Fraction(digits.replace(",", "")) for digits in re.findall(r"\d[\d,]*(?:\.\d+)?", question)}
+    if asks_to_rewrite and ordered[0] == "num" and ordered[1] in numbers:
         return True
-    return _is_number(gold) and not _is_number(answer) and _is_asked(gold.tree, question)
+    if _is_work_on(ordered, numbers):
+        return True
+    return _is_number(gold) and not _is_number(answer) and _is_value_in(question, gold.tree)
 
 
-def _is_asked(value: Tree, question: str) -> bool:
-    """Whether an expression of the question is worth that much: what it asks for is a number."""
-    for tree in _asked(question).values():
+def _is_value_in(question: str, value: Tree) -> bool:
+    """Whether an expression of the question has that value, so that the question asks for a number."""
+    for tree in _expressions(question).values():
         try:
             if tree[0] in _OPERATIONS and not symbols(tree) and same_value(tree, value):
                 return True
