@@ -184,7 +184,7 @@ class RolloutEngine:
                 prompts = [batch.prompt_ids[r] for r in part]
                 tape = OutputBuffer(prompts, limit, device=device, **ending)
                 numbers = torch.tensor([batch.numbers[r] for r in part], device=device)
-                more = self._decoder.run(prompts, numbers, tape, sampler, limit, keep=batch.keep)
+                more = self._decoder.run(prompts, numbers, tape, sampler, keep=batch.keep)
                 if sampler.too_few():
                     self._sorts = True
                     waiting.insert(0, part)
