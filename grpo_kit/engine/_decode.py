@@ -315,7 +315,7 @@ class Decoder:
             if sampler.changes_scores:
                 input_ids, padding = output.so_far(output_rows, step), output.padding[output_rows]
             chance = chances[:, step].index_select(0, output_rows)
-            sampled = sampler(logits, rows[output_rows], step, input_ids, padding, chance)
+            sampled = sampler(logits, rows[output_rows], input_ids, padding, chance)
             output.write(step, output_rows, sampled)
             if step + 1 == output.limit:
                 return

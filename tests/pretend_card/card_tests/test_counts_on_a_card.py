@@ -73,9 +73,9 @@ def test_bytes_of_sampling_only_fall(counter, name, options):
     sampler, rows = Sampler.from_config(how, 1), torch.arange(4, device="cuda")
     logits = (8 * torch.randn(4, 100_000, device="cuda")).bfloat16()
     chances = sampler.chances(rows, 1)
-    sampler(logits, rows, 0, None, None, chances[:, 0])
+    sampler(logits, rows, None, None, chances[:, 0])
     counter.reset()
-    sampler(logits, rows, 0, None, None, chances[:, 0])
+    sampler(logits, rows, None, None, chances[:, 0])
     assert counter.counts()["bytes"] / logits.numel() <= MOST[f"bytes of sampling, bfloat16{name}"]
     assert counter.counts()["waits"] == 0 and "aten::sort.stable" not in counter.operators()
     assert not sampler.too_few()
