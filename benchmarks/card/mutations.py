@@ -99,7 +99,7 @@ MUTATIONS = [
     Mutation(
         "a graph kept too long: over adapters that were switched off",
         "engine/_supported_models.py",
-        "            m.disable_adapters,\n",
+        "                adapters.append(layer.disable_adapters)\n",
         "",
         (RULES,),
         "switched_off",

@@ -368,7 +368,7 @@ def test_real_model_writes_what_generate_writes(smol):
     ("prompts", "options", "message"),
     [
         ([], {}, "prompt_ids is empty"),
-        ([[5], []], {}, r"prompt_ids\[1\] is an empty prompt"),
+        ([[5], []], {}, r"prompt_ids\[1\] has no tokens"),
         ([[5], [5] * 250], {}, r"prompt_ids\[1\] has 250 tokens.*262.*256"),
         ([[5]], {"max_new_tokens": None}, "max_new_tokens=None"),
         ([[5]], {"temperature": 0.0}, "temperature=0.0 must be a number above 0"),
