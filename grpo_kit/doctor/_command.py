@@ -31,12 +31,12 @@ def doctor(
         raise ValueError(f"--json {as_json}: there is no such folder; name a file in one that is there")
     with tempfile.TemporaryDirectory(prefix="grpo_kit-doctor-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        sections = []
+        sections, checks = [], []
         for section in surroundings.sections():
             print(as_text(section) + "\n", flush=True)
             sections.append(section)
         print("Self-check", flush=True)
-        checks, width = [], max(map(len, self_check.PARTS))
+        width = max(map(len, self_check.PARTS))
         for check, trace in self_check.checks(folder):
             print(line_of(check, width), flush=True)
             if verbose and trace:
