@@ -67,8 +67,8 @@ MUTATIONS = [
     Mutation(
         "a wait for each token",
         "engine/_decode.py",
-        "_LOOK_EVERY if self.bucketed else 1",
-        "1",
+        "EndWatch(output.done, _LOOK_EVERY) if self.bucketed else None",
+        "None",
         (COUNTS,),
         "decoded_token",
     ),

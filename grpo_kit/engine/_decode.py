@@ -21,7 +21,7 @@ from grpo_kit.engine.card._graphs import DecodeGraphs
 from grpo_kit.engine.cpu._kv_prefill import TreeKVPrefill, common_length
 from grpo_kit.engine.cpu._layers import PlainLayers, head_of, plain_layers
 from grpo_kit.engine.cpu._matmul import padded_rows
-from grpo_kit.engine.sampling import Sampled, Sampler
+from grpo_kit.engine.sampling import Sampled, Sampler, uniform
 from grpo_kit.models._model_facts import cache_name, token_rows
 
 _PREFILL_TOKENS = 16_384  # a padded batch of prompts on CUDA holds at most so many
@@ -94,7 +94,7 @@ class OutputBuffer:
 
 
 class EndWatch:
-    """The host's view of which rows are done. On CUDA it is a few steps old, so that the host never waits."""
+    """The host's view of which rows are done, a few steps old, so that the host never waits for a card."""
 
     def __init__(self, done: torch.Tensor, every: int) -> None:
         self._done, self._every = done, every
@@ -102,9 +102,7 @@ class EndWatch:
         self._arrived: torch.cuda.Event | None = None
 
     def look(self, step: int) -> list[bool] | None:
-        """Which rows are done, as of `every` steps ago (of this step if every is 1), or None when no check is due."""
-        if self._every == 1:
-            return self._done.tolist()
+        """Which rows were done `every` steps ago, or None when no check is due."""
         if step % self._every:
             return None
         done = None
@@ -168,17 +166,20 @@ class Decoder:
         self._head = head_of(self.base)
         groups = [list(group) for _, group in groupby(prompts)]
         distinct = [group[0] for group in groups]
+        lengths = [len(prompt) for prompt in distinct]
         counts = [len(group) for group in groups]
-        size = self._size(distinct, counts, output.limit)
-        with attention_over_prompts(self.base):
-            if self._layers is None:
+        longest = max(lengths)
+        if self.bucketed:
+            longest = -(-longest // 64) * 64
+        size = CacheSize(len(groups), self._bucket(len(prompts)), longest, max(counts), output.limit)
+        if self._layers is None:
+            with attention_over_prompts(self.base):
                 first_logits = self._prefill_by_modules(distinct, size)  # (P, V)
-            else:
-                first_logits = self._prefill_tree(distinct, size, keep)
-        self.slots.set_prompts([len(prompt) for prompt in distinct])
+        else:
+            first_logits = self._prefill_tree(distinct, size, keep)
+        self.slots.set_prompts(lengths)
         middle = self._clock()
-        with attention_named(self.base, OVER_SLOTS):
-            self._decode(counts, first_logits, rows, output, sampler)
+        self._decode(counts, first_logits, rows, output, sampler)
         end = self._clock()
         if self.bits == 16:
             self._layers = None  # a copy of weights that change
@@ -201,12 +202,6 @@ class Decoder:
         return time.perf_counter()
 
     # ---- prompts ------------------------------------------------------------------------------------------------
-
-    def _size(self, prompts: Sequence[Sequence[int]], counts: Sequence[int], limit: int) -> CacheSize:
-        length = max(map(len, prompts))
-        if self.bucketed:
-            length = -(-length // 64) * 64
-        return CacheSize(len(prompts), self._bucket(sum(counts)), length, max(counts), limit)
 
     def _prefill_tree(self, prompts: Sequence[Sequence[int]], size: CacheSize, keep: bool) -> torch.Tensor:
         """Prompts into the prefix slots, by plain functions of layers; the logits behind their last tokens, (P, V)."""
@@ -308,8 +303,9 @@ class Decoder:
         first_prompts = torch.tensor(prompt_of_slot, device=self.device)
         logits = first_logits[:, :tokens].index_select(0, first_prompts)
         slots.arrange(prompt_of_slot, self._bucket(len(row_of_slot)))
-        watch = EndWatch(output.done, _LOOK_EVERY if self.bucketed else 1)
-        chances = sampler.chances(rows, output.limit)
+        watch = EndWatch(output.done, _LOOK_EVERY) if self.bucketed else None
+        # Of all steps at once: one by one they would be 40 kernels a token.
+        chances = uniform(sampler.seed, rows[:, None], torch.arange(output.limit, device=self.device))
         input_ids = padding = None
         for step in range(output.limit):
             if sampler.changes_scores:
@@ -320,7 +316,7 @@ class Decoder:
             if step + 1 == output.limit:
                 return
             token = sampled.token
-            done = watch.look(step)
+            done = output.done.tolist() if watch is None else watch.look(step)
             if done is not None:
                 live = [not done[row] for row in row_of_slot]
                 if not any(live):
@@ -374,6 +370,7 @@ class Decoder:
         ids, positions = slots.input_ids[: slots.rows], slots.position_ids[: slots.rows]
         if self.fused is not None:
             return self.fused.logits(ids[:, 0], positions[:, 0], slots, out)
-        self.base.config.handed_to_attention = slots
-        hidden = self._hidden(ids, positions, slots)  # (rows, 1, hidden)
+        with attention_named(self.base, OVER_SLOTS):
+            self.base.config.handed_to_attention = slots
+            hidden = self._hidden(ids, positions, slots)  # (rows, 1, hidden)
         return self._head(hidden[:, 0])

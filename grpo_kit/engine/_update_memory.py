@@ -23,7 +23,7 @@ from grpo_kit.engine.cpu._layers import shipped_norms
 from grpo_kit.engine.cpu._tree_attention import NAME as TREE
 from grpo_kit.engine.memory._activations import PREFERRED_TOKENS, has_sizes, update_budget
 from grpo_kit.engine.memory._free import Backoff, free_bytes
-from grpo_kit.engine.tree import tree_tokens
+from grpo_kit.engine.tree import build_tree
 from grpo_kit.models._model_facts import base_model, has_adapters
 
 _DENSE_TOKENS = 1024  # positions under a dense mask, if a group has no more
@@ -155,8 +155,8 @@ class UpdateMemory:
         for row in scored:
             groups.setdefault(row[0], []).append(row)
         longest = max((len(prompt) + len(completion) - 1 for prompt, completion in scored), default=1)
-        group = max(map(tree_tokens, groups.values()), default=1)
-        return Sizes(longest, group, max(1, tree_tokens(scored)))
+        group = max((len(build_tree(members)) for members in groups.values()), default=1)
+        return Sizes(longest, group, len(build_tree(scored)) if scored else 1)
 
     def _checkpoint_layers(self) -> None:
         """The first checkpointed_layers layers recompute their activations, the rest keep them."""

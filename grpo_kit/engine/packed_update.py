@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from grpo_kit.engine._packing import FLEX_BLOCK, PackedBatch, PackedMasks, Row, make_chunks, pack_rows
+from grpo_kit.engine._packing import FLEX_BLOCK, PackedMasks, Row, make_chunks, pack_rows
 from grpo_kit.engine._supported_models import is_tested
 from grpo_kit.engine._update_memory import UpdateMemory
 from grpo_kit.engine.cpu._layers import head_of
@@ -81,16 +81,24 @@ class PackedUpdate:
         self, model: Any, rows: Sequence[Row], width: int, temperature: float
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of these rows' completions, both (len(rows), width)."""
-        multiple = FLEX_BLOCK if self.memory.attention == "flex_attention" else 1
-        packed = pack_rows(rows, self.memory.device, multiple=multiple)
+        flex = self.memory.attention == "flex_attention"
+        packed = pack_rows(rows, self.memory.device, multiple=FLEX_BLOCK if flex else 1)
         base = base_model(model)
+        mask = None  # who sees whom: a mask, or None where the kit's attention takes it from the config
+        if self.memory.attention == TREE:
+            base.config.handed_to_attention = TreePlan(packed.tree)
+        elif self.memory.by_layer:
+            base.config.handed_to_attention = PackedMasks(packed, self.memory.attention)
+        else:
+            mask = packed.block_mask() if flex else packed.dense_mask()
         with autocast(self.config, self.memory.device):
             inputs = {"input_ids": packed.input_ids}
             embedded = embed(base.get_input_embeddings(), packed.input_ids)
             if embedded is not None:
                 inputs = {"inputs_embeds": embedded}
-            inputs["attention_mask"] = self._mask(base, packed)
-            outputs = base.get_decoder()(**inputs, position_ids=packed.position_ids, use_cache=False)
+            outputs = base.get_decoder()(
+                **inputs, attention_mask=mask, position_ids=packed.position_ids, use_cache=False
+            )
             hidden = outputs.last_hidden_state[0]
             scored = (packed.labels[0] != -100).nonzero().squeeze(1)
             scores = self._head(base, hidden[scored], packed.labels[0, scored], temperature)
@@ -100,17 +108,6 @@ class PackedUpdate:
             by_position = zeros.index_put((scored,), values)[None]
             padded.append(packed.unpack(by_position, width))
         return tuple(padded)
-
-    def _mask(self, base: Any, packed: PackedBatch) -> Any:
-        """Who sees whom: a mask, or None where the kit's attention takes it from the config."""
-        if self.memory.attention == TREE:
-            base.config.handed_to_attention = TreePlan(packed.tree)
-            return None
-        if self.memory.by_layer:
-            base.config.handed_to_attention = PackedMasks(packed, self.memory.attention)
-            return None
-        flex = self.memory.attention == "flex_attention"
-        return packed.block_mask() if flex else packed.dense_mask()
 
     def _head(self, base: Any, hidden: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the labels, (S,) each; logits are never there for all tokens at once."""

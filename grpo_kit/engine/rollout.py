@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -138,7 +138,10 @@ class RolloutEngine:
         rows = range(len(prompt_ids)) if rows is None else rows
         ending = self._ending(generation_config, tokenizer)
         while True:
-            with self._evaluating():
+            casts = nullcontext()  # of the weights, kept on a card
+            if self._decoder.bucketed:
+                casts = self._casts.instead_of_autocasts(self._decoder.device.type)
+            with evaluating(self.model), casts:
                 try:
                     rollouts = self._rollout(prompt_ids, rows, sampler, ending, keep)
                     if not numbers:
@@ -267,15 +270,6 @@ class RolloutEngine:
             self._casts.clear()
             self._decoder.fused = None
             self._state = state
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """Evaluation mode (no dropout); on a card with kept casts of the weights."""
-        casts = nullcontext()
-        if self._decoder.bucketed:
-            casts = self._casts.instead_of_autocasts(self._decoder.device.type)
-        with evaluating(self.model), casts:
-            yield
 
 
 def halve(rows: list[int], prompt_ids: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -106,17 +106,8 @@ class Sampler:
 
         input_ids long (R, T), left-padded by `padding` long (R,), are read where changes_scores.
         """
-        draw_tokens = self.in_few_passes if logits.is_cuda else self._in_kept_buffers
-        return draw_tokens(logits, rows, input_ids, padding, chance)
-
-    def _in_kept_buffers(
-        self,
-        logits: torch.Tensor,
-        rows: torch.Tensor,
-        input_ids: torch.Tensor | None,
-        padding: torch.Tensor | None,
-        chance: torch.Tensor,
-    ) -> Sampled:
+        if logits.is_cuda:
+            return self.in_few_passes(logits, rows, input_ids, padding, chance)
         logits = logits.float()
         changes_scores = self.changes_scores
         policy = None
@@ -184,10 +175,6 @@ class Sampler:
                 self._buffers["divisor"] = logits.new_full((1,), self.temperature, dtype=torch.float32)
             scaled = logits / self._buffers["divisor"]
         return scaled, torch.softmax(scaled, dim=-1)
-
-    def chances(self, rows: torch.Tensor, steps: int) -> torch.Tensor:
-        """float64 (R, steps): `uniform` of each row and step, which would be 40 kernels a token one by one."""
-        return uniform(self.seed, rows[:, None], torch.arange(steps, device=rows.device))
 
     def too_few(self) -> bool:
         """Did top-p look at too few tokens since it was last asked? It then sorts from now on. Waits for the device."""

@@ -70,7 +70,31 @@ def build_tree(rows: Sequence[Row]) -> PrefixTree:
     for number, (prompt, _) in enumerate(rows):
         if not len(prompt):
             raise ValueError(f"rows[{number}] has an empty prompt; every prompt needs at least one token")
-    return _Builder(rows).tree()
+    builder = _Builder(rows)
+    # Methods to call with their arguments, the last first; each gives what comes next, in that order.
+    jobs = [(builder.grow, *span, 0, False) for span in reversed(builder.split(0, len(rows), 0))]
+    while jobs:
+        method, *arguments = jobs.pop()
+        jobs += method(*arguments)
+    positions = builder.positions
+    stretches: list[Stretch] = []
+    end = len(positions)
+    open_starts: list[int] = []  # of stretches behind this one, the nearest last
+    for start, stop in reversed(builder.stretches):
+        while open_starts and positions[open_starts[-1]] > positions[start]:
+            open_starts.pop()  # it continues this one
+        stretches.append(Stretch(start, stop, open_starts[-1] if open_starts else end))
+        open_starts.append(start)
+    stretches.reverse()
+    path_of_row = dict(zip(builder.order, builder.paths, strict=True))
+    return PrefixTree(
+        np.array(builder.input_ids, dtype=np.int64),
+        np.array(positions, dtype=np.int64),
+        np.array(builder.labels, dtype=np.int64),
+        np.repeat([s.end for s in stretches], [s.stop - s.start for s in stretches]).astype(np.int64),
+        [path_of_row[row] for row in range(len(rows))],
+        stretches,
+    )
 
 
 def tree_tokens(rows: Sequence[Row]) -> int:
@@ -92,35 +116,9 @@ class _Builder:
         self.input_ids: list[int] = []
         self.positions: list[int] = []
         self.labels: list[int] = []
-        self.stretches: list[list[int]] = []
+        self.stretches: list[tuple[int, int]] = []
 
-    def tree(self) -> PrefixTree:
-        # Methods to call with their arguments, the last first; each gives what comes next, in that order.
-        jobs: list[tuple] = [
-            (self._grow, low, high, 0, False) for low, high in reversed(self._split(0, len(self.rows), 0))
-        ]
-        while jobs:
-            method, *arguments = jobs.pop()
-            jobs += method(*arguments)
-        end = np.zeros(len(self.input_ids), dtype=np.int64)
-        for start, stop, stretch_end in self.stretches:
-            end[start:stop] = stretch_end
-        path_of_row = dict(zip(self.order, self.paths, strict=True))
-        return PrefixTree(
-            np.array(self.input_ids, dtype=np.int64),
-            np.array(self.positions, dtype=np.int64),
-            np.array(self.labels, dtype=np.int64),
-            end,
-            [path_of_row[r] for r in range(len(self.order))],
-            [Stretch(*stretch) for stretch in self.stretches if stretch[1] > stretch[0]],
-        )
-
-    def _close(self, stretch: list[int]) -> list[tuple]:
-        """All continuations of the stretch have been added."""
-        stretch[2] = len(self.input_ids)
-        return []
-
-    def _grow(self, low: int, high: int, depth: int, repeats: bool) -> list[tuple]:
+    def grow(self, low: int, high: int, depth: int, repeats: bool) -> list[tuple]:
         """Rows low..high - 1 agree up to some depth: adds their common part from `depth` on, then each continuation.
 
         repeats: whether the token before `depth` is repeated first, with the label that follows it here.
@@ -129,7 +127,7 @@ class _Builder:
         tokens, scored_from = self.rows[low], min(self.scored_from[low:high])
         shared = common_length(tokens, self.rows[high - 1])
         scored, unscored = [], []  # ranges of rows that continue beyond `shared`
-        for span in self._split(low, high, shared):
+        for span in self.split(low, high, shared):
             is_scored = min(self.scored_from[slice(*span)]) <= shared
             (scored if is_scored else unscored).append(span)
         splits = len(scored) > 1  # the tree then holds the last token once for each of them
@@ -144,19 +142,18 @@ class _Builder:
             # Where the last token splits, a row that ends here reads the first of its copies, which comes next.
             row_stop = min(stop + splits, self.read[row])
             self.paths[row][begin:row_stop] = np.arange(start, start + row_stop - begin)
-        stretch = [start, len(self.input_ids), 0]
-        self.stretches.append(stretch)
-        jobs = [(self._close, stretch)]
+        if stop > begin:
+            self.stretches.append((start, start + stop - begin))
         if splits:
-            jobs += [(self._grow, *span, shared, True) for span in reversed(scored[1:])]
+            jobs = [(self.grow, *span, shared, True) for span in reversed(scored[1:])]
             if unscored:
                 jobs.append((self._copy, scored[0], unscored, shared))
             else:
-                jobs.append((self._grow, *scored[0], shared, True))
+                jobs.append((self.grow, *scored[0], shared, True))
             return jobs
         if scored:
             self.labels[-1] = self.rows[scored[0][0]][shared]
-        return jobs + [(self._grow, *span, shared, False) for span in sorted(scored + unscored, reverse=True)]
+        return [(self.grow, *span, shared, False) for span in sorted(scored + unscored, reverse=True)]
 
     def _copy(self, scored: tuple[int, int], unscored: list[tuple[int, int]], depth: int) -> list[tuple]:
         """The token before `depth`, with the label that the scored rows have, and all these rows behind it."""
@@ -169,11 +166,10 @@ class _Builder:
         for low, high in spans:
             for row in range(low, high):
                 self.paths[row][depth - 1] = place
-        stretch = [place, place + 1, 0]
-        self.stretches.append(stretch)
-        return [(self._close, stretch), *((self._grow, *span, depth, False) for span in reversed(spans))]
+        self.stretches.append((place, place + 1))
+        return [(self.grow, *span, depth, False) for span in reversed(spans)]
 
-    def _split(self, low: int, high: int, depth: int) -> list[tuple[int, int]]:
+    def split(self, low: int, high: int, depth: int) -> list[tuple[int, int]]:
         """Ranges of the rows that continue beyond `depth`, by their token there."""
         longer = [row for row in range(low, high) if len(self.rows[row]) > depth]
         spans = []

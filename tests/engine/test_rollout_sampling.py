@@ -244,9 +244,9 @@ def test_16_bits_are_float32_before_they_are_divided(temperature):
     assert torch.allclose(out.logprob, wanted, atol=2e-6)
 
 
-def test_chances_are_the_uniform_numbers_of_each_step():
+def test_uniform_numbers_of_all_steps_at_once_are_those_of_each_step():
     rows = torch.tensor([4, 9, 2])
-    chances = Sampler(seed=5).chances(rows, 7)
+    chances = uniform(5, rows[:, None], torch.arange(7))
     assert all(torch.equal(chances[:, step], uniform(5, rows, step)) for step in range(7))
 
 
