@@ -45,9 +45,9 @@ def doctor(
     to_do = [line for section in sections for line in section.to_do]
     failed = [check.part for check in checks if check.outcome == "failed"]
     if failed:
-        again = "" if verbose else "run it again with --verbose and "
+        hint = "" if verbose else "run it again with --verbose and "
         to_do.append(
-            f"{', '.join(failed)} failed: where no line above says why, {again}open an issue with all of this and the "
+            f"{', '.join(failed)} failed: where no line above says why, {hint}open an issue with all of this and the "
             "output of python -m torch.utils.collect_env"
         )
     print("\nWhat to do")

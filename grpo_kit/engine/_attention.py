@@ -176,8 +176,10 @@ class RowAttention:
         self._in_order = seats == 1 and torch.equal(self._to_rows, torch.arange(rows * heads))
         # Only columns that some prompt does not reach need a mask.
         self._shortest, self._longest = min(lengths), max(lengths)
-        outside = torch.arange(self._shortest, self._longest) >= torch.tensor(lengths)[:, None]
-        self._bias = outside.float().masked_fill_(outside, -torch.inf)[:, None]  # (P, 1, longest - shortest)
+        is_padding = torch.arange(self._shortest, self._longest) >= torch.tensor(lengths)[:, None]
+        self._bias = is_padding.float().masked_fill_(is_padding, -torch.inf)[
+            :, None
+        ]  # (P, 1, longest - shortest)
 
     def begin_step(self, dim: int, width: int) -> None:
         """Make the buffers that the layers of this step share: dimension dim, width columns of completions."""
@@ -273,18 +275,20 @@ class BucketAttention:
         prompt_bias = prefix_bias.index_select(0, self._seat_of_row // self._seats)
         self._bias = torch.cat([prompt_bias, row_bias], dim=-1)[:, None]
 
-    def __call__(self, both: torch.Tensor, prefix: torch.Tensor, suffix: torch.Tensor) -> torch.Tensor:
-        """both (rows, H * (groups + 1), D): scaled queries, then keys, which are not read. Returns (rows, Hq * D).
+    def __call__(
+        self, query_and_key: torch.Tensor, prefix: torch.Tensor, suffix: torch.Tensor
+    ) -> torch.Tensor:
+        """query_and_key (rows, H * (groups + 1), D): scaled queries, then keys, which are not read.
 
-        prefix (2, P, H, T, D) and suffix (2, rows, H, W, D): keys and values.
+        Returns (rows, Hq * D). prefix (2, P, H, T, D) and suffix (2, rows, H, W, D): keys and values.
         """
-        rows, heads, groups, dim = self._rows, self._heads, self._groups, both.size(-1)
+        rows, heads, groups, dim = self._rows, self._heads, self._groups, query_and_key.size(-1)
         length = prefix.size(3)
         prompt_key, prompt_value = prefix.flatten(1, 2)
         row_key, row_value = suffix.flatten(1, 2)
         to_rows = self._to_rows[: rows * heads]
         places = self._queries[: self._count + rows * heads * groups]
-        queries = both.view(-1, dim).index_select(0, places)
+        queries = query_and_key.view(-1, dim).index_select(0, places)
         grid_query = queries[: self._count].view(len(prompt_key), -1, dim)
         prompt_scores = float32_product(grid_query, prompt_key.mT)  # (P * H, G * groups, T)
         row_query = queries[self._count :].view(-1, groups, dim)

@@ -79,12 +79,12 @@ class OutputBuffer:
         self.input_ids[rows, self.prompt_width + step] = sampled.token
         numbers = torch.stack([sampled.logprob, sampled.policy_logprob, sampled.entropy])
         self._numbers[:, rows, step] = numbers
-        stopped = (sampled.token[:, None] == self._stop_ids).any(dim=1)
+        is_stop = (sampled.token[:, None] == self._stop_ids).any(dim=1)
         if self._stop_text is not None:
-            stopped |= self._stop_text(self.so_far(rows, step + 1), None)
-        newly_stopped = stopped & ~self.done[rows]
-        self.length[rows] = torch.where(newly_stopped, step + 1, self.length[rows])
-        self.done[rows] |= stopped
+            is_stop |= self._stop_text(self.so_far(rows, step + 1), None)
+        is_first_stop = is_stop & ~self.done[rows]
+        self.length[rows] = torch.where(is_first_stop, step + 1, self.length[rows])
+        self.done[rows] |= is_stop
 
     def read(self) -> list[tuple[list[int], list[float], list[float], list[float]]]:
         """By row: token ids, log-probabilities under sampler and policy, entropies. Waits for the device."""
@@ -96,8 +96,8 @@ class OutputBuffer:
 class EndWatch:
     """The host's view of which rows are done, a few steps old, so that the host never waits for a card."""
 
-    def __init__(self, done: torch.Tensor, every: int) -> None:
-        self._done, self._every = done, every
+    def __init__(self, is_done: torch.Tensor, every: int) -> None:
+        self._is_done, self._every = is_done, every
         self._copy: torch.Tensor | None = None
         self._arrived: torch.cuda.Event | None = None
 
@@ -105,19 +105,19 @@ class EndWatch:
         """Which rows were done `every` steps ago, or None when no check is due."""
         if step % self._every:
             return None
-        done = None
+        is_done = None
         if self._arrived is not None:
             self._arrived.synchronize()  # an old event: no wait
         if self._copy is not None:
-            done = self._copy.tolist()
-        if self._done.is_cuda:  # CUDA only
-            self._copy = torch.empty(self._done.shape, dtype=torch.bool, pin_memory=True)
-            self._copy.copy_(self._done, non_blocking=True)
+            is_done = self._copy.tolist()
+        if self._is_done.is_cuda:  # CUDA only
+            self._copy = torch.empty(self._is_done.shape, dtype=torch.bool, pin_memory=True)
+            self._copy.copy_(self._is_done, non_blocking=True)
             self._arrived = torch.cuda.Event()
             self._arrived.record()
         else:
-            self._copy = self._done.clone()
-        return done
+            self._copy = self._is_done.clone()
+        return is_done
 
 
 class Decoder:
@@ -316,16 +316,16 @@ class Decoder:
             if step + 1 == output.limit:
                 return
             token = sampled.token
-            done = output.done.tolist() if watch is None else watch.look(step)
-            if done is not None:
-                live = [not done[row] for row in row_of_slot]
+            is_done = output.done.tolist() if watch is None else watch.look(step)
+            if is_done is not None:
+                live = [not is_done[row] for row in row_of_slot]
                 if not any(live):
                     return
                 if self._bucket(sum(live)) < self._bucket(len(live)):
-                    kept, prompt_of_slot = self._drop(live, prompt_of_slot, step)
-                    row_of_slot = [row_of_slot[slot] for slot in kept]
-                    kept = torch.tensor(kept, device=self.device)
-                    token, output_rows = token.index_select(0, kept), output_rows.index_select(0, kept)
+                    former_slots, prompt_of_slot = self._drop(live, prompt_of_slot, step)
+                    row_of_slot = [row_of_slot[slot] for slot in former_slots]
+                    places = torch.tensor(former_slots, device=self.device)
+                    token, output_rows = token.index_select(0, places), output_rows.index_select(0, places)
             width = step + 1  # columns to attend to: those written, or the next power of two of them
             if self.bucketed:
                 width = min(max(_SHORTEST_BUCKET, 1 << step.bit_length()), slots.size.width)
@@ -333,19 +333,19 @@ class Decoder:
             logits = self._step()[: len(row_of_slot), :tokens]
 
     def _drop(
-        self, live: Sequence[bool], prompt_of_slot: list[int], written: int
+        self, live: Sequence[bool], prompt_of_slot: list[int], columns: int
     ) -> tuple[list[int], list[int]]:
         """Fill the holes of ended rows; returns for each remaining slot its former slot, and its prompt."""
         moves = fill_holes(live)
-        kept = list(range(sum(live)))
-        for to, source in moves:
-            kept[to] = source
-        self.slots.move_rows(moves, written)
-        prompt_of_slot = [prompt_of_slot[slot] for slot in kept]
+        former_slots = list(range(sum(live)))
+        for target, source in moves:
+            former_slots[target] = source
+        self.slots.move_rows(moves, columns)
+        prompt_of_slot = [prompt_of_slot[slot] for slot in former_slots]
         if not self.bucketed:
             prompt_of_slot = self.slots.drop_prompts(prompt_of_slot)
-        self.slots.arrange(prompt_of_slot, self._bucket(len(kept)))
-        return kept, prompt_of_slot
+        self.slots.arrange(prompt_of_slot, self._bucket(len(former_slots)))
+        return former_slots, prompt_of_slot
 
     def _bucket(self, rows: int) -> int:
         return row_bucket(rows) if self.bucketed else rows

@@ -48,15 +48,15 @@ def compared(model: Any, prompts: Sequence[list[int]], rollouts: Any) -> Finding
     rollouts: the engine's, sampled at temperature 1. Two right ways are the plain one and its rows moved: rotary
     positions encode differences only, so that these are equal in exact numbers.
     """
-    apart = rounding = 0.0
+    error = rounding = 0.0
     for prompt, completion, logprobs in zip(
         prompts, rollouts.completion_ids, rollouts.policy_logprobs, strict=True
     ):
         plain = _plain(model, prompt, completion)
-        apart = max(apart, _gap(torch.tensor(logprobs), plain))
+        error = max(error, _gap(torch.tensor(logprobs), plain))
         rounding = max(rounding, _gap(_plain(model, prompt, completion, SHIFT), plain))
     autocast = torch.is_autocast_enabled(next(model.parameters()).device.type)
-    return judged("engine", apart, rounding, is_narrow(model, autocast=autocast))
+    return judged("engine", error, rounding, is_narrow(model, autocast=autocast))
 
 
 def _gap(logprobs: torch.Tensor, plain: torch.Tensor) -> float:
@@ -204,13 +204,13 @@ def why_unproven(model: Any, engine: Callable[[Any], Any]) -> str | None:
         finding = remembered(lambda: engine_findings(model, engine, prompts), model, facts)[-1]
     _problems[base] = None
     if finding.outcome in WRONG[tested]:
-        why = f"model_type {base.config.model_type!r} was compared with its own forward pass: {finding}"
-        _problems[base] = why
+        problem = f"model_type {base.config.model_type!r} was compared with its own forward pass: {finding}"
+        _problems[base] = problem
         if tested:
             warnings.warn(
-                f"The rollout engine is left out on this machine: {why}. Completions come from transformers' generate: "
-                "slower, other random numbers. Please paste this and `python -m grpo_kit doctor` into an issue of "
-                "grpo_kit.",
+                f"The rollout engine is left out on this machine: {problem}. Completions come from transformers' "
+                "generate: slower, other random numbers. Please paste this and `python -m grpo_kit doctor` into an "
+                "issue of grpo_kit.",
                 stacklevel=2,
             )
     return _problems[base]

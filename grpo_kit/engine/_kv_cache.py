@@ -97,8 +97,8 @@ class KVCache(Cache):
 
     def fits(self, size: CacheSize, dtype: torch.dtype, groups: int) -> bool:
         """Does such a batch fit in the allocated memory?"""
-        room = all(needed <= held for needed, held in zip(size, self.size, strict=True))
-        return room and self.prefix.dtype == dtype and self.groups == groups
+        has_room = all(n <= room for n, room in zip(size, self.size, strict=True))
+        return has_room and self.prefix.dtype == dtype and self.groups == groups
 
     def nbytes(self) -> int:
         """Bytes held on the device."""
@@ -111,9 +111,9 @@ class KVCache(Cache):
         self._lengths = list(lengths)
         device_lengths = torch.tensor(self._lengths, device=self.prefix.device)
         self._prompt_lengths[: len(lengths)] = device_lengths
-        outside = self._prompt_order >= device_lengths[:, None]  # (P, T)
+        is_padding = self._prompt_order >= device_lengths[:, None]  # (P, T)
         bias = self._prefix_bias[: len(lengths), 0, 0]
-        bias.zero_().masked_fill_(outside, -torch.inf)
+        bias.zero_().masked_fill_(is_padding, -torch.inf)
 
     def arrange(self, prompt_of_row: Sequence[int], rows: int) -> None:
         """Rows 0..R-1 belong to these prefix slots; a step computes `rows` >= R rows."""
@@ -184,9 +184,11 @@ class KVCache(Cache):
             places = self._prompt_order[: self.prompt_length] - self._prompt_lengths[: self.prompts, None]
             prefix = self._prefix_bias[: self.prompts, ..., : self.prompt_length]
             prefix = torch.where((places < first)[:, None, None], OUTSIDE, prefix)
-            outside = self._suffix_order[: self.width] < first
-            suffix = prefix.new_zeros(()) if self._suffix_bias is None else self._suffix_bias
-            suffix = torch.where(outside, OUTSIDE, suffix)
+            is_outside = self._suffix_order[: self.width] < first
+            suffix = self._suffix_bias
+            if suffix is None:
+                suffix = prefix.new_zeros(())
+            suffix = torch.where(is_outside, OUTSIDE, suffix)
             self._window_biases[window] = prefix, suffix[None, None, None]
         return self._window_biases[window]
 
@@ -242,15 +244,15 @@ class KVCache(Cache):
         output = self._row_attention(query[:rows], self.prefix[:, layer], self.suffix[:, layer], scale)
         return torch.nn.functional.pad(output, (0, 0, 0, unread_rows)) if unread_rows else output
 
-    def attend_fused_rows(self, both: torch.Tensor, value: torch.Tensor, layer: int) -> torch.Tensor:
+    def attend_fused_rows(self, query_and_key: torch.Tensor, value: torch.Tensor, layer: int) -> torch.Tensor:
         """Write this step's column and attend, as fused layers call it; bucketed.
 
-        both (rows, Hq + Hkv, D): scaled queries, then keys. value (rows, Hkv * D). Returns (rows, Hq * D).
+        query_and_key (rows, Hq + Hkv, D): scaled queries, then keys. value (rows, Hkv * D). Returns (rows, Hq * D).
         """
         heads, dim = self.suffix.size(3), self.suffix.size(5)
-        self.update(both[:, -heads:, None], value.view(self.rows, heads, 1, dim), layer)
+        self.update(query_and_key[:, -heads:, None], value.view(self.rows, heads, 1, dim), layer)
         suffix = self.suffix[:, layer, : self.rows, :, : self.width]
-        return self._bucket_attention(both, self.prefix[:, layer], suffix)
+        return self._bucket_attention(query_and_key, self.prefix[:, layer], suffix)
 
     def _to_rows(self, grid: torch.Tensor, rows: int) -> torch.Tensor:
         """(P, Hkv, seats, ...) -> (rows, Hkv, ...)."""
@@ -258,20 +260,20 @@ class KVCache(Cache):
 
     # ---- between steps ------------------------------------------------------------------------------------------
 
-    def move_rows(self, moves: Sequence[tuple[int, int]], written: int) -> None:
-        """Copy rows' first `written` columns, (to, from), in every layer."""
+    def move_rows(self, moves: Sequence[tuple[int, int]], columns: int) -> None:
+        """Copy rows' first `columns` columns, (to, from), in every layer."""
         if moves:
-            to, source = map(list, zip(*moves, strict=True))
-            self.suffix[:, :, to, :, :written] = self.suffix[:, :, source, :, :written]
+            targets, sources = map(list, zip(*moves, strict=True))
+            self.suffix[:, :, targets, :, :columns] = self.suffix[:, :, sources, :, :columns]
 
     def drop_prompts(self, prompt_of_row: Sequence[int]) -> list[int]:
         """Drop the prompts that no row needs; returns each row's new prefix slot."""
         live = [prompt in prompt_of_row for prompt in range(len(self._lengths))]
         new_slot = list(range(len(live)))
-        for to, source in fill_holes(live):
-            self.prefix[:, :, to] = self.prefix[:, :, source]
-            self._lengths[to] = self._lengths[source]
-            new_slot[source] = to
+        for target, source in fill_holes(live):
+            self.prefix[:, :, target] = self.prefix[:, :, source]
+            self._lengths[target] = self._lengths[source]
+            new_slot[source] = target
         if not all(live):
             self.set_prompts(self._lengths[: sum(live)])
         return [new_slot[prompt] for prompt in prompt_of_row]

@@ -88,21 +88,21 @@ def signature(model: torch.nn.Module) -> tuple:
 _failed: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 
 
-def engine_failed(model: Any, why: str) -> None:
+def engine_failed(model: Any, reason: str) -> None:
     """Record that the engine failed with this model on this machine; completions then use the plain way."""
-    _failed[base_model(model)] = f"it failed here before: {why}"
+    _failed[base_model(model)] = f"it failed here before: {reason}"
 
 
 _by_modules: WeakSet[PreTrainedModel] = WeakSet()
 
 
-def decode_by_modules(model: Any, why: str) -> None:
+def decode_by_modules(model: Any, reason: str) -> None:
     """Record, with a line, that decoding in few kernels failed here; the engine then calls the model's modules."""
     if base_model(model) in _by_modules:
         return
     _by_modules.add(base_model(model))
     print(
-        f"Decoding in few kernels failed on this machine ({why}); the model's modules decode from now on, slower. "
+        f"Decoding in few kernels failed on this machine ({reason}); the model's modules decode from now on, slower. "
         "Please paste this and `python -m grpo_kit doctor` into an issue of grpo_kit.",
         flush=True,
     )
@@ -137,8 +137,8 @@ def shared_problem(model: Any) -> str | None:
         return "it reads more than text"
     if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
         return "it attends to an encoder"
-    if others := sorted(set(layer_kinds(base)) - _ATTENTION_LAYERS):
-        return f"its layers of kind {', '.join(others)} have another state than keys and values"
+    if other_kinds := sorted(set(layer_kinds(base)) - _ATTENTION_LAYERS):
+        return f"its layers of kind {', '.join(other_kinds)} have another state than keys and values"
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
         return "its attention is not causal"
     if not getattr(config, "rope_parameters", None):
@@ -148,8 +148,8 @@ def shared_problem(model: Any) -> str | None:
 
 def _model_problem(model: Any) -> str | None:
     base = base_model(model)
-    if why := shared_problem(model) or _failed.get(base):
-        return why
+    if problem := shared_problem(model) or _failed.get(base):
+        return problem
     rope = base.config.rope_parameters  # one for all layers, or one for each kind of them
     for parameters in [rope, *rope.values()]:
         rope_type = parameters.get("rope_type") if isinstance(parameters, dict) else None

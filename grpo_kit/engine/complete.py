@@ -95,20 +95,7 @@ def complete(
     ids = [prompt for prompt in ids for _ in range(samples)]  # (B * samples)
     numbers = range(len(ids)) if numbers is None else numbers
     ends = end_ids(model, tokenizer)
-    pad_id = tokenizer.pad_token_id
-    if pad_id is None:
-        pad_id = (ends or [0])[0]
-    sampling_settings = {}
-    if temperature:
-        sampling_settings = {"temperature": float(temperature), "top_k": 0, **(sampling or {})}
-    config = GenerationConfig(
-        max_new_tokens=max_completion_tokens,
-        eos_token_id=ends,
-        pad_token_id=pad_id,
-        disable_compile=True,
-        do_sample=bool(temperature),
-        **sampling_settings,
-    )
+    config = _generation_config(tokenizer, ends, max_completion_tokens, temperature, sampling or {})
     completion_ids: dict[int, list[int]] = {}
     # transformers' draws depend on the batch alone: separate calls must not share them.
     with _plain_settings(model, seed + min(numbers)):
@@ -126,6 +113,29 @@ def complete(
         text = tokenizer.decode(visible_ids, skip_special_tokens=False)
         completions.append(Completion(text, len(tokens), tokens[-1] not in ends, tuple(tokens)))
     return completions
+
+
+def _generation_config(
+    tokenizer: PreTrainedTokenizerBase,
+    ends: list[int],
+    max_completion_tokens: int,
+    temperature: float,
+    sampling: Mapping[str, float],
+) -> GenerationConfig:
+    pad_id = tokenizer.pad_token_id
+    if pad_id is None:
+        pad_id = (ends or [0])[0]
+    sampling_settings = {}
+    if temperature:
+        sampling_settings = {"temperature": float(temperature), "top_k": 0, **sampling}
+    return GenerationConfig(
+        max_new_tokens=max_completion_tokens,
+        eos_token_id=ends,
+        pad_token_id=pad_id,
+        disable_compile=True,
+        do_sample=bool(temperature),
+        **sampling_settings,
+    )
 
 
 def _decoder(
@@ -147,10 +157,10 @@ def _decoder(
         except Exception as error:
             if not _is_the_engines(error, model, prompts):
                 raise
-            why = f"{type(error).__name__}: {error}"
-        engine_failed(model, why)
+            reason = f"{type(error).__name__}: {error}"
+        engine_failed(model, reason)
         warnings.warn(
-            f"The rollout engine failed on this machine ({why}); completions come from transformers' generate from "
+            f"The rollout engine failed on this machine ({reason}); completions come from transformers' generate from "
             "now on: slower, other random numbers. Please paste this and `python -m grpo_kit doctor` into an issue "
             "of grpo_kit.",
             stacklevel=2,

@@ -79,9 +79,9 @@ class RolloutEngine:
         base = base_model(self.model)
         on_cpu = base.get_input_embeddings().weight.device.type == "cpu"
         if self.bits == 16:
-            why = why_not_here() if on_cpu else "the model is not on a CPU"
-            if why:
-                raise ValueError(f"bits=16: {why}; use 32")
+            problem = why_not_here() if on_cpu else "the model is not on a CPU"
+            if problem:
+                raise ValueError(f"bits=16: {problem}; use 32")
         return Decoder(base, bucketed=not on_cpu, bits=self.bits)
 
     @staticmethod
@@ -205,14 +205,14 @@ class RolloutEngine:
                 prompts = [prompt_ids[i] for i in part]
                 output = OutputBuffer(prompts, **ending)
                 row_ids = torch.tensor([rows[i] for i in part], device=self._decoder.device)
-                spent = self._decoder.run(prompts, row_ids, output, sampler, keep=keep)
+                cost = self._decoder.run(prompts, row_ids, output, sampler, keep=keep)
                 if sampler.too_few():
                     self._sorts = True
                     waiting.insert(0, part)
                     continue
                 completions.update(zip(part, output.read(), strict=True))
-                seconds.update(spent.seconds)
-                tokens.update(spent.tokens)
+                seconds.update(cost.seconds)
+                tokens.update(cost.tokens)
                 continue
             except torch.OutOfMemoryError:
                 if len(part) == 1:
@@ -260,8 +260,8 @@ class RolloutEngine:
         checkpoint = getattr(base, "generation_config", None)
         settings = [dict(vars(config)) for config in (generation_config, checkpoint) if config is not None]
         if (state, settings) != self._supported:
-            if why := self.unsupported(self.model, generation_config):
-                raise ValueError(f"the rollout engine cannot do this: {why}")
+            if problem := self.unsupported(self.model, generation_config):
+                raise ValueError(f"the rollout engine cannot do this: {problem}")
             self._supported = state, settings
         if base.get_input_embeddings().weight.device != self._decoder.device:
             self._decoder = self._new_decoder()  # the model moved
