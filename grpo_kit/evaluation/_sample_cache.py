@@ -17,8 +17,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from grpo_kit._support.argument_checks import check_whole
-from grpo_kit.engine._supported_models import check_room
-from grpo_kit.engine.complete import Completion, Progress, complete
+from grpo_kit.engine.complete import Completion, Progress, check_room, complete
 from grpo_kit.models._model_facts import base_model
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.record._lines import read_json

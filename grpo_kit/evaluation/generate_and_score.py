@@ -20,8 +20,7 @@ from transformers import GenerationConfig
 from grpo_kit._support.argument_checks import check_task, check_whole, is_number, template_tokens
 from grpo_kit._support.display import progress_line
 from grpo_kit.engine import RolloutEngine
-from grpo_kit.engine._supported_models import check_room
-from grpo_kit.engine.complete import Completion, Progress, complete
+from grpo_kit.engine.complete import Completion, Progress, check_room, complete
 from grpo_kit.engine.memory._decoding import UNKNOWN_ROWS, rows_at_once
 from grpo_kit.engine.memory._free import free_bytes
 from grpo_kit.evaluation._sample_cache import sample_chunks
