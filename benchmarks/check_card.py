@@ -60,8 +60,8 @@ def _unwritten_seen(begin_step: Callable) -> Callable:
     def begin(self: KVCache) -> None:
         begin_step(self)
         self._suffix_bias = torch.zeros_like(self._suffix_bias)
-        if self._in_buckets is not None:
-            self._in_buckets.begin_step(self._prefix_bias[:, 0, 0], self._suffix_bias)
+        if self._bucket_attention is not None:
+            self._bucket_attention.begin_step(self._prefix_bias[:, 0, 0], self._suffix_bias)
 
     return begin
 

@@ -67,8 +67,8 @@ MUTATIONS = [
     Mutation(
         "a wait for each token",
         "engine/_decode.py",
-        "_LOOK_EVERY if self.bucketed else 1",
-        "1",
+        "EndWatch(output.done, _LOOK_EVERY) if self.bucketed else None",
+        "None",
         (COUNTS,),
         "decoded_token",
     ),
@@ -99,7 +99,7 @@ MUTATIONS = [
     Mutation(
         "a graph kept too long: over adapters that were switched off",
         "engine/_supported_models.py",
-        "            m.disable_adapters,\n",
+        "                adapters.append(layer.disable_adapters)\n",
         "",
         (RULES,),
         "switched_off",
@@ -115,8 +115,8 @@ MUTATIONS = [
     Mutation(
         "a stale address: the places of attention's rows in new tensors, after rows ended",
         "engine/_attention.py",
-        "self._to_rows[: rows * heads] = (place * seats + (cell % seats)[:, None]).flatten()",
-        "self._to_rows = (place * seats + (cell % seats)[:, None]).flatten()",
+        "self._to_rows[: rows * heads] = to_rows",
+        "self._to_rows = to_rows",
         (CUDA,),
         "graphs_write",
     ),
@@ -187,8 +187,8 @@ MUTATIONS = [
     Mutation(
         "a wrong dtype: keys and values in float32 beside bfloat16 weights",
         "engine/_decode.py",
-        "        rows = sum(n for _, n in groups)\n",
-        "        rows, dtype = sum(n for _, n in groups), torch.float32\n",
+        "        layers = self.fused or self._layers\n",
+        "        layers, dtype = self.fused or self._layers, torch.float32\n",
         (MEMORY,),
         "plan_of_a_rollout",
     ),

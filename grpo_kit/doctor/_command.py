@@ -31,12 +31,12 @@ def doctor(
         raise ValueError(f"--json {as_json}: there is no such folder; name a file in one that is there")
     with tempfile.TemporaryDirectory(prefix="grpo_kit-doctor-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        sections = []
+        sections, checks = [], []
         for section in surroundings.sections():
             print(as_text(section) + "\n", flush=True)
             sections.append(section)
         print("Self-check", flush=True)
-        checks, width = [], max(map(len, self_check.PARTS))
+        width = max(map(len, self_check.PARTS))
         for check, trace in self_check.checks(folder):
             print(line_of(check, width), flush=True)
             if verbose and trace:
@@ -45,9 +45,9 @@ def doctor(
     to_do = [line for section in sections for line in section.to_do]
     failed = [check.part for check in checks if check.outcome == "failed"]
     if failed:
-        again = "" if verbose else "run it again with --verbose and "
+        hint = "" if verbose else "run it again with --verbose and "
         to_do.append(
-            f"{', '.join(failed)} failed: where no line above says why, {again}open an issue with all of this and the "
+            f"{', '.join(failed)} failed: where no line above says why, {hint}open an issue with all of this and the "
             "output of python -m torch.utils.collect_env"
         )
     print("\nWhat to do")

@@ -30,6 +30,14 @@ class Section:
     rows: list[Row] = field(default_factory=list)
     to_do: list[str] = field(default_factory=list)
 
+    def add(self, name: str, value: Value, note: str = "") -> None:
+        """One more fact."""
+        self.rows.append(Row(name, value, note))
+
+    def advise(self, line: str) -> None:
+        """One more line of advice."""
+        self.to_do.append(line)
+
 
 @dataclass(frozen=True)
 class Check:
@@ -49,10 +57,13 @@ def as_text(section: Section) -> str:
       free (GiB)  3.1  of runs/
       writable    yes
     """
-    shown = [(row.name, _shown(row.value), row.note) for row in section.rows]
-    wide = [max((len(one[i]) for one in shown), default=0) for i in (0, 1)]
-    lines = [f"  {name:<{wide[0]}}  {value:<{wide[1]}}  {note}".rstrip() for name, value, note in shown]
-    return scrubbed("\n".join([section.title, *lines]))
+    values = [_as_word(row.value) for row in section.rows]
+    name_width = max((len(row.name) for row in section.rows), default=0)
+    value_width = max(map(len, values), default=0)
+    lines = [section.title]
+    for row, value in zip(section.rows, values, strict=True):
+        lines.append(f"  {row.name:<{name_width}}  {value:<{value_width}}  {row.note}".rstrip())
+    return scrubbed("\n".join(lines))
 
 
 def line_of(check: Check, width: int) -> str:
@@ -62,14 +73,20 @@ def line_of(check: Check, width: int) -> str:
     '  rollout   ok        1.2 s  48 tokens'
     """
     # An exception's message may have many lines; the first names the error.
-    said = next((line.strip() for line in check.said.splitlines() if line.strip()), "")
-    return scrubbed(f"  {check.part:<{width}}  {check.outcome:<7} {check.seconds:5.1f} s  {said}".rstrip())
+    first_line = check.said.strip().partition("\n")[0]
+    return scrubbed(
+        f"  {check.part:<{width}}  {check.outcome:<7} {check.seconds:5.1f} s  {first_line}".rstrip()
+    )
 
 
 def as_data(sections: Sequence[Section], checks: Sequence[Check], to_do: Sequence[str]) -> dict[str, Any]:
     """The report as plain values for JSON: sections by title, rows by name."""
-    found = {s.title: {r.name: {"value": r.value, "note": r.note} for r in s.rows} for s in sections}
-    return _scrubbed_all({**found, "Self-check": [asdict(c) for c in checks], "What to do": list(to_do)})
+    data: dict[str, Any] = {}
+    for section in sections:
+        data[section.title] = {row.name: {"value": row.value, "note": row.note} for row in section.rows}
+    data["Self-check"] = [asdict(check) for check in checks]
+    data["What to do"] = list(to_do)
+    return _scrub_values(data)
 
 
 def scrubbed(text: str) -> str:
@@ -80,8 +97,9 @@ def scrubbed(text: str) -> str:
     """
     text = re.sub(r"\bhf_\w{8,}", "***", text)
     text = re.sub(r"(?<=://)[^/\s@]+@", "***@", text)
-    for secret in filter(None, map(os.environ.get, ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY"))):
-        text = text.replace(secret, "***")
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY"):
+        if os.environ.get(name):
+            text = text.replace(os.environ[name], "***")
     home = os.path.expanduser("~")
     if len(home) > 1:
         text = re.sub(rf"{re.escape(home)}(?=/|\W|$)", "~", text)
@@ -97,15 +115,19 @@ def scrubbed(text: str) -> str:
     return text
 
 
-def _scrubbed_all(value: Any) -> Any:
+def _scrub_values(value: Any) -> Any:
     if isinstance(value, str):
         return scrubbed(value)
     if isinstance(value, dict):
-        return {key: _scrubbed_all(one) for key, one in value.items()}
-    return [_scrubbed_all(one) for one in value] if isinstance(value, list) else value
+        return {key: _scrub_values(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_scrub_values(item) for item in value]
+    return value
 
 
-def _shown(value: Value) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "-"}[value]
+def _as_word(value: Value) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return f"{value:.1f}" if isinstance(value, float) else str(value)

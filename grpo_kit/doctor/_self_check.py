@@ -22,7 +22,7 @@ from unittest import mock
 from grpo_kit.doctor._report import Check
 
 TINY = "tiny-random"
-CLOSE = 1e-3  # weights of a resumed run on a card, which adds up in another order each time
+CLOSE = 1e-3  # of weights of a resumed run on a card, which adds up in another order each time
 _TOKENS = 12  # of a completion
 
 
@@ -38,18 +38,19 @@ def checks(folder: Path) -> Iterator[tuple[Check, str]]:
     """Each part's outcome and, if it failed, its stack trace and output. folder: empty, for its files."""
     with _nothing_stays(folder):
         for part, attempt in PARTS.items():
-            mine, began, printed = folder / part.replace(" ", "_"), time.perf_counter(), io.StringIO()
-            mine.mkdir()
+            part_folder = folder / part.replace(" ", "_")
+            part_folder.mkdir()
+            start, output = time.perf_counter(), io.StringIO()
             outcome, trace = "ok", ""
             try:
-                with _quiet(printed):
-                    said = attempt(mine)
-            except Skipped as why:
-                outcome, said = "skipped", str(why)
+                with _quiet(output):
+                    message = attempt(part_folder)
+            except Skipped as reason:
+                outcome, message = "skipped", str(reason)
             except Exception as error:  # any error belongs in the report
-                outcome, said = "failed", f"{type(error).__name__}: {error}"
-                trace = traceback.format_exc() + printed.getvalue()
-            yield Check(part, outcome, said, round(time.perf_counter() - began, 2)), trace
+                outcome, message = "failed", f"{type(error).__name__}: {error}"
+                trace = traceback.format_exc() + output.getvalue()
+            yield Check(part, outcome, message, round(time.perf_counter() - start, 2)), trace
 
 
 def prompts(folder: Path) -> str:
@@ -59,9 +60,10 @@ def prompts(folder: Path) -> str:
     _, tokenizer = _loaded()
     data = largest(n_train=4, n_held_out=1).dataset(tokenizer)
     for prompt, prefill in zip(data["prompt"], data["prefill"], strict=True):
-        back = tokenizer.decode(tokenizer(prompt)["input_ids"])
-        _same(back == prompt, f"prompt {prompt!r} comes back from its tokens as {back!r}")
-        _same(prefill and prompt.endswith(f"assistant\n{prefill}"), f"{prompt!r} does not end in {prefill!r}")
+        decoded = tokenizer.decode(tokenizer(prompt)["input_ids"])
+        _require(decoded == prompt, f"prompt {prompt!r} comes back from its tokens as {decoded!r}")
+        ends_well = prefill and prompt.endswith(f"assistant\n{prefill}")
+        _require(ends_well, f"{prompt!r} does not end in {prefill!r}")
     return f"{len(data)} prompts end in their prefill and come back from their tokens"
 
 
@@ -75,7 +77,7 @@ def rewards(folder: Path) -> str:
     texts = [f"{row['answer']}</answer>", "none</answer>"]
     columns = {name: [value] * 2 for name, value in (row | {"prefill": task.prefill}).items()}
     scores = score(exact, texts, **columns)
-    _same(scores == [1.0, 0.0], f"a right and a wrong answer earned {scores}, not [1.0, 0.0]")
+    _require(scores == [1.0, 0.0], f"a right and a wrong answer earned {scores}, not [1.0, 0.0]")
     return "right 1, wrong 0"
 
 
@@ -91,7 +93,7 @@ def sandbox(folder: Path) -> str:
     texts = [f"```python\ndef double(n):\n    {body}\n```" for body in blocks]
     reward = CodeTests(CodeRunner(seconds=1.0))
     scores = reward(texts, tests=["[[[2], 4], [[3], 6]]"] * 3, entry_point=["double"] * 3)
-    _same(scores == [1.0, 0.5, 0.0], f"three programs earned {scores}, not [1.0, 0.5, 0.0]")
+    _require(scores == [1.0, 0.5, 0.0], f"three programs earned {scores}, not [1.0, 0.5, 0.0]")
     return "right 1, half right 0.5, endless 0"
 
 
@@ -113,22 +115,20 @@ def save_and_resume(folder: Path) -> str:
 
     from grpo_kit.record.files import read_metrics
 
-    whole = _small_trainer(folder / "whole", steps=2)
-    whole.train()
+    uninterrupted = _small_trainer(folder / "whole", steps=2)
+    uninterrupted.train()
     _small_trainer(folder / "run", steps=1).train()
-    again = _small_trainer(folder / "run", steps=2)
-    again.train(resume=True)
-    rows = read_metrics(folder / "run")
-    _same(rows.step.tolist() == [1, 2], f"metrics.jsonl has steps {rows.step.tolist()}, not [1, 2]")
-    _same(
-        (rows["grad_norm"] > 0).all(), f"gradients of norm {rows['grad_norm'].tolist()}: nothing was trained"
-    )
-    pairs = zip(whole.model.parameters(), again.model.parameters(), strict=True)
-    off = max((one - other).abs().max().item() for one, other in pairs)
-    exact = off == 0
-    # A card adds up in another order each time.
-    _same(exact or torch.cuda.is_available() and off < CLOSE, f"weights differ by up to {off:.1e}")
-    return "resumed to the same weights" + ("" if exact else f", within {off:.0e}")
+    resumed = _small_trainer(folder / "run", steps=2)
+    resumed.train(resume=True)
+    metrics = read_metrics(folder / "run")
+    steps, norms = metrics["step"].tolist(), metrics["grad_norm"].tolist()
+    _require(steps == [1, 2], f"metrics.jsonl has steps {steps}, not [1, 2]")
+    _require(all(norm > 0 for norm in norms), f"gradients of norm {norms}: nothing was trained")
+    pairs = zip(uninterrupted.model.parameters(), resumed.model.parameters(), strict=True)
+    difference = max((a - b).abs().max().item() for a, b in pairs)
+    most = CLOSE if torch.cuda.is_available() else 0.0
+    _require(difference <= most, f"weights differ by up to {difference:.1e}")
+    return "resumed to the same weights" + (f", within {difference:.0e}" if difference else "")
 
 
 PARTS: dict[str, Callable[[Path], str]] = {
@@ -158,15 +158,16 @@ def _loaded(dtype: str = "float32") -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def _equal(dtype: str, wanted: list[str]) -> str:
-    """What kit.engine.card.check_card finds of the `wanted` parts; raises Differs where one is wrong, or missing."""
+def _equal(dtype: str, parts: list[str]) -> str:
+    """What kit.engine.card.check_card finds of these parts; raises Differs where one is wrong, or missing."""
     from grpo_kit.engine.card.checks import check_card
 
-    found = [one for one in check_card(_loaded(dtype)[0]) if one.part in wanted]
-    parts, said = [one.part for one in found], "; ".join(map(str, found))
-    _same(parts == wanted, f"{parts} can do {TINY} in {dtype}, not {wanted}")
-    _same(not any(one.outcome in ("differs", "failed") for one in found), said)
-    return said
+    findings = [finding for finding in check_card(_loaded(dtype)[0]) if finding.part in parts]
+    report = "; ".join(map(str, findings))
+    checked = [finding.part for finding in findings]
+    _require(checked == parts, f"{checked} can do {TINY} in {dtype}, not {parts}")
+    _require(not {"differs", "failed"} & {finding.outcome for finding in findings}, report)
+    return report
 
 
 def _letters(completions: list[str], **columns: Any) -> list[float]:
@@ -190,17 +191,19 @@ def _small_trainer(folder: Path, *, steps: int) -> Any:
     return GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=folder, live=None)
 
 
-def _same(agrees: Any, how_not: str) -> None:
-    """Raise Differs, saying how_not, unless they agree."""
-    if not agrees:
-        raise Differs(how_not)
+def _require(condition: Any, difference: str) -> None:
+    """Raise Differs with the difference unless the condition holds."""
+    if not condition:
+        raise Differs(difference)
 
 
 @contextlib.contextmanager
 def _nothing_stays(folder: Path) -> Iterator[None]:
     """Conversions and compilations go to `folder`, not to the user's cache; torch's precision is restored."""
-    caches = [name for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR") if name not in os.environ]
-    environment, precision = {name: str(folder / name.lower()) for name in caches}, None
+    environment, precision = {}, None
+    for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+        if name not in os.environ:
+            environment[name] = str(folder / name.lower())
     with contextlib.suppress(Exception):  # a part that needs it reports the error
         import torch
 
@@ -218,13 +221,17 @@ def _nothing_stays(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet(into: io.StringIO) -> Iterator[None]:
-    """Library output goes to `into`; logs and warnings are dropped."""
-    before = logging.root.manager.disable
+def _quiet(output: io.StringIO) -> Iterator[None]:
+    """Library output goes to `output`; logs and warnings are dropped."""
+    level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with contextlib.redirect_stdout(into), contextlib.redirect_stderr(into), warnings.catch_warnings():
+        with (
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(output),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        logging.disable(level)

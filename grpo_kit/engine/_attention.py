@@ -3,13 +3,14 @@
 A part is softmax attention over some of a query's keys together with the log-sum-exp of its scores. Two parts over
 disjoint keys give attention over their union: part 2 weighs sigmoid(lse2 - lse1) (FlashDecoding; Milakov and
 Gimelshein, arXiv:1805.02867). The shared prefix is thus a matrix product over all rows of a prompt, read once.
-Longer than 300 lines because the same attention is there three times, for modules, for a CPU and in a graph of a card.
+Longer than 300 lines because the same attention stands here three times: for modules, for a CPU, in a card's graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,16 +41,21 @@ def attend(
     softcap: scaled scores become softcap * tanh(score / softcap). Returns float32 (B, H, M, D) and (B, H, M).
     Written for few kernels: torch's logsumexp alone would be nine.
     """
-    scores = float32_product(query, key.transpose(-1, -2))  # (B, H, M, N)
+    scores = float32_product(query, key.mT)  # (B, H, M, N)
     if softcap is not None:
-        scores, scale = torch.tanh(scores * (scale / softcap)), softcap
-    scores = scores * scale if bias is None else torch.add(bias, scores, alpha=scale)
-    logs = torch.log_softmax(scores, dim=-1)
-    if windowed:  # of a first key outside both are too large to subtract
-        lse = scores.amax(-1) - logs.amax(-1)
+        scores = torch.tanh(scores * (scale / softcap))
+        scale = softcap
+    if bias is None:
+        scores = scores * scale
     else:
-        lse = scores[..., 0] - logs[..., 0]
-    return float32_product(logs.exp_().to(value.dtype), value), lse
+        scores = torch.add(bias, scores, alpha=scale)
+    log_weights = torch.log_softmax(scores, dim=-1)
+    if windowed:  # a first key outside the window has numbers too large to subtract
+        lse = scores.amax(-1) - log_weights.amax(-1)
+    else:
+        lse = scores[..., 0] - log_weights[..., 0]
+    weights = log_weights.exp_().to(value.dtype)
+    return float32_product(weights, value), lse
 
 
 def attend_fused(
@@ -74,11 +80,14 @@ def join(
 
     sinks: scores of one more key, whose value is 0; broadcasts to (...).
     """
-    share = torch.sigmoid(second[1] - first[1])[..., None]
-    joined = torch.lerp(first[0].float(), second[0].float(), share)
+    first_values, first_lse = first
+    second_values, second_lse = second
+    share = torch.sigmoid(second_lse - first_lse)[..., None]
+    joined = torch.lerp(first_values.float(), second_values.float(), share)
     if sinks is None:
         return joined
-    return joined * torch.sigmoid(torch.logaddexp(first[1], second[1]) - sinks)[..., None]
+    lse = torch.logaddexp(first_lse, second_lse)
+    return joined * torch.sigmoid(lse - sinks)[..., None]
 
 
 def float32_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -103,8 +112,11 @@ def _forward(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers calls this in each layer: query (B, Hq, 1, D) -> (B, 1, Hq, D); keys and values are in the slots."""
-    how = {"window": sliding_window, "softcap": softcap, "sinks": s_aux}
-    return module.config.handed_to_attention.attend(query, module.layer_idx, scaling, **how), None
+    cache = module.config.handed_to_attention
+    output = cache.attend(
+        query, module.layer_idx, scaling, window=sliding_window, softcap=softcap, sinks=s_aux
+    )
+    return output, None
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, _forward)
@@ -113,15 +125,32 @@ ALL_ATTENTION_FUNCTIONS.register(NAME, _forward)
 @contextmanager
 def attention_named(base: PreTrainedModel, name: str) -> Iterator[None]:
     """Inside, the model's layers call the attention of this name; for a name of the kit transformers builds no mask."""
-    before = base.config._attn_implementation
+    previous = base.config._attn_implementation
     base.config._attn_implementation = name
     try:
         yield
     finally:
-        base.config._attn_implementation = before
-        vars(base.config).pop(
-            "handed_to_attention", None
-        )  # keys, or a mask: StableLM's layers hand no keywords on
+        base.config._attn_implementation = previous
+        # Keys, or a mask, lie in the config: StableLM's layers hand no keywords on.
+        vars(base.config).pop("handed_to_attention", None)
+
+
+# ---- a grid of (prompt, key head, seat) ------------------------------------------------------------------------------
+# A prompt has a seat for each of its rows, so that its keys are read once for all of them.
+
+
+def seat_indices(
+    row_of_seat: torch.Tensor, seat_of_row: torch.Tensor, seats: int, heads: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices from rows to the grid, long (P * heads * seats,), and from the grid to rows, long (R * heads,).
+
+    row_of_seat: long (P * seats,). seat_of_row: long (R,), prompt * seats + seat. A row's head: row * heads + head.
+    """
+    head = torch.arange(heads, device=row_of_seat.device)
+    to_grid = row_of_seat.view(-1, 1, seats) * heads + head[:, None]  # (P, H, seats)
+    pair = (seat_of_row // seats)[:, None] * heads + head  # (R, H): prompt and head
+    to_rows = pair * seats + (seat_of_row % seats)[:, None]
+    return to_grid.flatten(), to_rows.flatten()
 
 
 # ---- a decode step on a CPU: plain batched products over exactly the live rows, one softmax for all keys -------------
@@ -129,45 +158,39 @@ def attention_named(base: PreTrainedModel, name: str) -> Iterator[None]:
 
 
 class RowAttention:
-    """Rows over the prompt they share and their own completions; float32. Buffers are kept between steps.
+    """Rows over the prompt they share and their own completions; float32. Buffers stay between steps."""
 
-    Queries come by row and are computed on a grid of (prompt, key head, seat), a seat for each of a prompt's
-    rows, so that a prompt's keys are read once for all of them.
-    """
+    def __init__(self, heads: int, groups: int) -> None:
+        """heads: key heads; groups: query heads to each."""
+        self._heads, self._groups = heads, groups
+        self._buffers: dict[str, torch.Tensor] = {}
 
-    def __init__(self, heads: int) -> None:
-        self._heads = heads
-        self._held: dict[str, torch.Tensor] = {}
-
-    def arrange(self, prompts: int, seats: int, cell: Sequence[int], lengths: Sequence[int]) -> None:
-        """Row r sits in cell[r] of the grid, prompt * seats + seat; prompts have these lengths in tokens."""
-        heads, rows = self._heads, len(cell)
-        self._prompts, self._seats, self._rows = prompts, seats, rows
-        self._length = max(lengths)
-        row_of = torch.zeros(prompts * seats, dtype=torch.long)  # an empty seat computes row 0; never read
-        row_of[torch.tensor(cell)] = torch.arange(rows)
-        head = torch.arange(heads)
-        grid = row_of.view(prompts, 1, seats) * heads + head[:, None]  # (P, H, seats) -> row * H + head
-        self._to_grid = grid.flatten()
-        place = torch.tensor(cell)[:, None]
-        self._to_rows = ((place // seats * heads + head) * seats + place % seats).flatten()  # (R * H,)
-        self._in_order = torch.equal(self._to_rows, torch.arange(rows * heads)) and seats == 1
+    def arrange(
+        self, row_of_seat: torch.Tensor, seat_of_row: torch.Tensor, seats: int, lengths: Sequence[int]
+    ) -> None:
+        """Place rows in the grid, see seat_indices; prompts have these lengths in tokens. An empty seat computes a row
+        whose result is not read."""
+        heads, rows = self._heads, len(seat_of_row)
+        self._prompts, self._seats, self._rows = len(lengths), seats, rows
+        self._to_grid, self._to_rows = seat_indices(row_of_seat, seat_of_row, seats, heads)
+        self._in_order = seats == 1 and torch.equal(self._to_rows, torch.arange(rows * heads))
         # Only columns that some prompt does not reach need a mask.
-        self._full = min(lengths)
-        outside = torch.arange(self._full, self._length) >= torch.tensor(lengths)[:, None]
-        self._bias = outside.float().masked_fill_(outside, -torch.inf)[:, None]  # (P, 1, T - full)
+        self._shortest, self._longest = min(lengths), max(lengths)
+        is_padding = torch.arange(self._shortest, self._longest) >= torch.tensor(lengths)[:, None]
+        self._bias = is_padding.float().masked_fill_(is_padding, -torch.inf)[
+            :, None
+        ]  # (P, 1, longest - shortest)
 
-    def begin_step(self, groups: int, dim: int, width: int) -> None:
-        """Shared by the layers of this step: groups query heads to a key head, width columns of completions."""
+    def begin_step(self, dim: int, width: int) -> None:
+        """Make the buffers that the layers of this step share: dimension dim, width columns of completions."""
         self._width = width
-        heads, rows, length = self._heads, self._rows, self._length
-        cells, pairs = self._prompts * self._seats * heads, self._prompts * heads
-        self._scores = self._buffer("scores", cells, groups * length)
+        heads, groups, rows, length = self._heads, self._groups, self._rows, self._longest
+        pairs, cells = self._prompts * heads, self._prompts * self._seats * heads
+        self._prompt_scores = self._buffer("prompt_scores", pairs, self._seats * groups, length)
         self._row_scores = self._buffer("row_scores", rows * heads, groups, width)
-        self._all = self._buffer("all", cells, groups, length + width)
+        self._scores = self._buffer("scores", cells, groups, length + width)
         self._weights = self._buffer("weights", cells, groups, length + width)
-        self._grid_scores = self._scores.view(pairs, self._seats * groups, length)
-        self._grid_found = self._buffer("found", pairs, self._seats * groups, dim)
+        self._prompt_output = self._buffer("prompt_output", pairs, self._seats * groups, dim)
 
     def __call__(
         self,
@@ -181,34 +204,35 @@ class RowAttention:
         Keys and values: prefix (P, H, at least T, D), suffix (at least R, H, at least width, D).
         """
         rows, heads, groups, dim = query.shape
+        length, prompt_scores, row_scores = self._longest, self._prompt_scores, self._row_scores
+        prompt_key, prompt_value = (x[: self._prompts, :, :length].flatten(0, 1) for x in prefix)
+        row_key, row_value = (x[:rows, :, : self._width].flatten(0, 1) for x in suffix)
         query = query.reshape(rows * heads, groups * dim)
-        grid = query if self._in_order else query.index_select(0, self._to_grid)
-        key, value = (x[: self._prompts, :, : self._length].flatten(0, 1) for x in prefix)
-        scores = self._grid_scores
-        grid = grid.view(len(scores), -1, dim)
-        torch.baddbmm(scores, grid, key.mT, beta=0, alpha=scale, out=scores)
-        if self._full < self._length:
-            ragged = scores.view(self._prompts, -1, self._length)[..., self._full :]
+        grid_query = query if self._in_order else query.index_select(0, self._to_grid)
+        grid_query = grid_query.view(len(prompt_scores), -1, dim)
+        torch.baddbmm(prompt_scores, grid_query, prompt_key.mT, beta=0, alpha=scale, out=prompt_scores)
+        if self._shortest < length:
+            ragged = prompt_scores.view(self._prompts, -1, length)[..., self._shortest :]
             ragged += self._bias
-        key, row_value = (x[:rows, :, : self._width].flatten(0, 1) for x in suffix)
-        own = self._row_scores
-        torch.baddbmm(own, query.view(-1, groups, dim), key.mT, beta=0, alpha=scale, out=own)
-        own_grid = own if self._in_order else own.index_select(0, self._to_grid)
-        torch.cat([self._scores.view(-1, groups, self._length), own_grid], dim=-1, out=self._all)
-        torch.softmax(self._all, dim=-1, out=self._weights)
-        weights = self._weights
-        over_prompt = weights[..., : self._length].view(len(scores), -1, self._length)
-        found = torch.bmm(over_prompt, value, out=self._grid_found).view(-1, groups * dim)
-        over_own = weights[..., self._length :]
+        row_query = query.view(-1, groups, dim)
+        torch.baddbmm(row_scores, row_query, row_key.mT, beta=0, alpha=scale, out=row_scores)
+        grid_scores = row_scores if self._in_order else row_scores.index_select(0, self._to_grid)
+        torch.cat([prompt_scores.view(-1, groups, length), grid_scores], dim=-1, out=self._scores)
+        torch.softmax(self._scores, dim=-1, out=self._weights)
+        prompt_weights = self._weights[..., :length].view(len(prompt_scores), -1, length)
+        output = torch.bmm(prompt_weights, prompt_value, out=self._prompt_output).view(-1, groups * dim)
+        row_weights = self._weights[..., length:]
         if not self._in_order:
-            found, over_own = found.index_select(0, self._to_rows), over_own.index_select(0, self._to_rows)
-        return found.view(-1, groups, dim).baddbmm_(over_own, row_value).view(rows, heads * groups * dim)
+            output = output.index_select(0, self._to_rows)
+            row_weights = row_weights.index_select(0, self._to_rows)
+        output = output.view(-1, groups, dim).baddbmm_(row_weights, row_value)
+        return output.view(rows, heads * groups * dim)
 
     def _buffer(self, name: str, *shape: int) -> torch.Tensor:
         size = torch.Size(shape).numel()
-        if name not in self._held or self._held[name].numel() < size:
-            self._held[name] = torch.empty(size + size // 4, dtype=torch.float32)  # room to grow
-        return self._held[name][:size].view(shape)
+        if name not in self._buffers or self._buffers[name].numel() < size:
+            self._buffers[name] = torch.empty(size + size // 4, dtype=torch.float32)  # room to grow
+        return self._buffers[name][:size].view(shape)
 
 
 # ---- on a card: few kernels over shapes that rarely change --------------------------------------------------------
@@ -223,55 +247,62 @@ class BucketAttention:
         self, prompts: int, seats: int, rows: int, heads: int, groups: int, device: torch.device
     ) -> None:
         self._heads, self._groups = heads, groups
-        integers = lambda size: torch.zeros(size, dtype=torch.long, device=device)  # noqa: E731
-        self._queries = integers((prompts * seats + rows) * heads * groups)  # in the grid, then by row
-        self._to_rows, self._to_grid = integers(rows * heads), integers(prompts * seats * heads)
+        zeros = partial(torch.zeros, dtype=torch.long, device=device)
+        self._queries = zeros((prompts * seats + rows) * heads * groups)  # in the grid, then by row
+        self._to_rows = zeros(rows * heads)
+        self._to_grid = zeros(prompts * seats * heads)
 
-    def arrange(self, grid: torch.Tensor, cell: torch.Tensor, seats: int) -> None:
-        """grid long (P * G,): the row in each seat. cell long (rows,): each row's seat."""
-        heads, groups, rows = self._heads, self._groups, len(cell)
-        device, self._rows, self._cell, self._seats = grid.device, rows, cell, seats
-        head = torch.arange(heads, device=device)
-        query = torch.arange(heads * groups, device=device).view(heads, 1, groups)
-        by_prompt = grid.view(-1, 1, seats)  # (P, 1, G)
-        in_grid = by_prompt[..., None] * (heads * (groups + 1)) + query  # (P, H, G, groups)
-        by_row = torch.arange(rows, device=device)[:, None] * (heads * (groups + 1)) + query.view(1, -1)
-        self._count = in_grid.numel()
-        self._queries[: self._count] = in_grid.flatten()
-        self._queries[self._count : self._count + by_row.numel()] = by_row.flatten()
-        self._to_grid[: by_prompt.numel() * heads] = (by_prompt * heads + head[:, None]).flatten()
-        place = (cell // seats)[:, None] * heads + head  # (rows, H): prompt and head
-        self._to_rows[: rows * heads] = (place * seats + (cell % seats)[:, None]).flatten()
+    def arrange(self, row_of_seat: torch.Tensor, seat_of_row: torch.Tensor, seats: int) -> None:
+        """Place rows in the grid, see seat_indices."""
+        heads, groups, rows = self._heads, self._groups, len(seat_of_row)
+        self._rows, self._seats, self._seat_of_row = rows, seats, seat_of_row  # a graph reads the last one
+        to_grid, to_rows = seat_indices(row_of_seat, seat_of_row, seats, heads)
+        self._to_grid[: len(to_grid)] = to_grid
+        self._to_rows[: rows * heads] = to_rows
+        # A row's queries are followed by its keys, heads * (groups + 1) vectors in all.
+        query = torch.arange(heads * groups, device=row_of_seat.device).view(heads, 1, groups)
+        first = row_of_seat.view(-1, 1, seats, 1) * (heads * (groups + 1))
+        in_grid = (first + query).flatten()  # (P, H, G, groups)
+        first = torch.arange(rows, device=row_of_seat.device)[:, None] * (heads * (groups + 1))
+        by_row = (first + query.view(1, -1)).flatten()
+        self._count = len(in_grid)
+        self._queries[: self._count] = in_grid
+        self._queries[self._count : self._count + len(by_row)] = by_row
 
     def begin_step(self, prefix_bias: torch.Tensor, suffix_bias: torch.Tensor) -> None:
         """Masks of a step: prefix_bias (P, T), suffix_bias (W,), 0 or -inf; part of what a graph captures."""
-        own = suffix_bias.expand(self._rows, -1)
-        self._bias = torch.cat([prefix_bias.index_select(0, self._cell // self._seats), own], dim=-1)[:, None]
+        row_bias = suffix_bias.expand(self._rows, -1)
+        prompt_bias = prefix_bias.index_select(0, self._seat_of_row // self._seats)
+        self._bias = torch.cat([prompt_bias, row_bias], dim=-1)[:, None]
 
-    def __call__(self, both: torch.Tensor, prefix: torch.Tensor, suffix: torch.Tensor) -> torch.Tensor:
-        """both (rows, H * (groups + 1), D): scaled queries, then keys, which are not read. Returns (rows, Hq * D).
+    def __call__(
+        self, query_and_key: torch.Tensor, prefix: torch.Tensor, suffix: torch.Tensor
+    ) -> torch.Tensor:
+        """query_and_key (rows, H * (groups + 1), D): scaled queries, then keys, which are not read.
 
-        prefix (2, P, H, T, D) and suffix (2, rows, H, W, D): keys and values.
+        Returns (rows, Hq * D). prefix (2, P, H, T, D) and suffix (2, rows, H, W, D): keys and values.
         """
-        rows, heads, groups, dim = self._rows, self._heads, self._groups, both.size(-1)
+        rows, heads, groups, dim = self._rows, self._heads, self._groups, query_and_key.size(-1)
         length = prefix.size(3)
-        (key, value), (own_key, own_value) = prefix.flatten(1, 2), suffix.flatten(1, 2)
-        queries = self._queries[: self._count + rows * heads * groups]
-        queries = both.view(-1, dim).index_select(0, queries)
-        over = float32_product(
-            queries[: self._count].view(len(key), -1, dim), key.mT
-        )  # (P * H, G * groups, T)
-        own = float32_product(
-            queries[self._count :].view(-1, groups, dim), own_key.mT
-        )  # (rows * H, groups, W)
+        prompt_key, prompt_value = prefix.flatten(1, 2)
+        row_key, row_value = suffix.flatten(1, 2)
         to_rows = self._to_rows[: rows * heads]
-        scores = torch.cat([over.view(-1, groups, length).index_select(0, to_rows), own], dim=-1)
+        places = self._queries[: self._count + rows * heads * groups]
+        queries = query_and_key.view(-1, dim).index_select(0, places)
+        grid_query = queries[: self._count].view(len(prompt_key), -1, dim)
+        prompt_scores = float32_product(grid_query, prompt_key.mT)  # (P * H, G * groups, T)
+        row_query = queries[self._count :].view(-1, groups, dim)
+        row_scores = float32_product(row_query, row_key.mT)  # (rows * H, groups, W)
+        prompt_scores = prompt_scores.view(-1, groups, length).index_select(0, to_rows)
+        scores = torch.cat([prompt_scores, row_scores], dim=-1)
         scores.view(rows, heads * groups, -1).add_(self._bias)
-        weights = torch.softmax(scores, dim=-1).to(value.dtype)
-        over = weights[..., :length].index_select(0, self._to_grid[: self._count // groups])
-        found = torch.bmm(over.view(len(key), -1, length), value).view(-1, groups, dim)
-        found = torch.baddbmm(found.index_select(0, to_rows), weights[..., length:], own_value)
-        return found.view(rows, heads * groups * dim)
+        weights = torch.softmax(scores, dim=-1).to(prompt_value.dtype)
+        to_grid = self._to_grid[: self._count // groups]
+        grid_weights = weights[..., :length].index_select(0, to_grid)
+        output = torch.bmm(grid_weights.view(len(prompt_key), -1, length), prompt_value)
+        output = output.view(-1, groups, dim).index_select(0, to_rows)
+        output = torch.baddbmm(output, weights[..., length:], row_value)
+        return output.view(rows, heads * groups * dim)
 
 
 # ---- prompts on a card without the flash kernel: attention that stays one kernel there ----------------------------
@@ -288,13 +319,14 @@ def _repeated_heads(
     key: torch.Tensor,
     value: torch.Tensor,
     *mask: Any,
-    **given: Any,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' SDPA over as many key heads as query heads; query (B, Hq, T, D), key and value (B, Hkv, S, D)."""
     groups = query.size(1) // key.size(1)
-    key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
-    alone = SimpleNamespace(is_causal=getattr(module, "is_causal", True))
-    return ALL_ATTENTION_FUNCTIONS["sdpa"](alone, query, key, value, *mask, **given)
+    key = key.repeat_interleave(groups, dim=1)
+    value = value.repeat_interleave(groups, dim=1)
+    module = SimpleNamespace(is_causal=getattr(module, "is_causal", True))  # without groups of its own
+    return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, *mask, **options)
 
 
 ALL_ATTENTION_FUNCTIONS.register(REPEATED_HEADS, _repeated_heads)

@@ -11,17 +11,17 @@ from itertools import groupby
 from typing import NamedTuple
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from grpo_kit.engine._attention import NAME as OVER_SLOTS
 from grpo_kit.engine._attention import attention_named, attention_over_prompts
-from grpo_kit.engine._kv_cache import KVCache, fill_holes, row_bucket
+from grpo_kit.engine._kv_cache import CacheSize, KVCache, fill_holes, row_bucket
 from grpo_kit.engine.card._fused_layers import FusedLayers
 from grpo_kit.engine.card._graphs import DecodeGraphs
 from grpo_kit.engine.cpu._kv_prefill import TreeKVPrefill, common_length
 from grpo_kit.engine.cpu._layers import PlainLayers, head_of, plain_layers
 from grpo_kit.engine.cpu._matmul import padded_rows
-from grpo_kit.engine.sampling import Sampled, Sampler
+from grpo_kit.engine.sampling import Sampled, Sampler, uniform
 from grpo_kit.models._model_facts import cache_name, token_rows
 
 _PREFILL_TOKENS = 16_384  # a padded batch of prompts on CUDA holds at most so many
@@ -56,14 +56,17 @@ class OutputBuffer:
         device: torch.device,
     ) -> None:
         rows = len(prompts)
-        self.prompt_width = max(map(len, prompts))
-        padded = [[pad_id] * (self.prompt_width - len(p)) + list(p) + [pad_id] * limit for p in prompts]
+        self.limit, self.prompt_width = limit, max(map(len, prompts))
+        padding = [self.prompt_width - len(prompt) for prompt in prompts]
+        padded = [
+            [pad_id] * pads + list(prompt) + [pad_id] * limit
+            for pads, prompt in zip(padding, prompts, strict=True)
+        ]
         self.input_ids = torch.tensor(padded, device=device)
-        self.padding = torch.tensor([self.prompt_width - len(p) for p in prompts], device=device)
+        self.padding = torch.tensor(padding, device=device)
         self.length = torch.full((rows,), limit, device=device)
         self.done = torch.zeros(rows, dtype=torch.bool, device=device)
         self._numbers = torch.zeros(3, rows, limit, dtype=torch.float32, device=device)
-        self._limit = limit
         self._stop_ids = torch.tensor(list(stop_ids), dtype=torch.long, device=device)
         self._stop_text = stop_text
 
@@ -76,48 +79,45 @@ class OutputBuffer:
         self.input_ids[rows, self.prompt_width + step] = sampled.token
         numbers = torch.stack([sampled.logprob, sampled.policy_logprob, sampled.entropy])
         self._numbers[:, rows, step] = numbers
-        stopped = (sampled.token[:, None] == self._stop_ids).any(dim=1)
+        is_stop = (sampled.token[:, None] == self._stop_ids).any(dim=1)
         if self._stop_text is not None:
-            stopped |= self._stop_text(self.so_far(rows, step + 1), None)
-        first = stopped & ~self.done[rows]
-        self.length[rows] = torch.where(first, step + 1, self.length[rows])
-        self.done[rows] |= stopped
+            is_stop |= self._stop_text(self.so_far(rows, step + 1), None)
+        is_first_stop = is_stop & ~self.done[rows]
+        self.length[rows] = torch.where(is_first_stop, step + 1, self.length[rows])
+        self.done[rows] |= is_stop
 
     def read(self) -> list[tuple[list[int], list[float], list[float], list[float]]]:
         """By row: token ids, log-probabilities under sampler and policy, entropies. Waits for the device."""
-        lengths = self.length.tolist()
         tokens = self.input_ids[:, self.prompt_width :].tolist()
-        columns = [tokens, *self._numbers.tolist()]
-        return [tuple(c[r][:n] for c in columns) for r, n in enumerate(lengths)]
+        rows = zip(self.length.tolist(), tokens, *self._numbers.tolist(), strict=True)
+        return [tuple(values[:length] for values in columns) for length, *columns in rows]
 
 
 class EndWatch:
-    """The host's view of which rows are done. On CUDA it is a few steps old, so that the host never waits."""
+    """The host's view of which rows are done, a few steps old, so that the host never waits for a card."""
 
-    def __init__(self, done: torch.Tensor, every: int) -> None:
-        self._done, self._every = done, every
+    def __init__(self, is_done: torch.Tensor, every: int) -> None:
+        self._is_done, self._every = is_done, every
         self._copy: torch.Tensor | None = None
         self._arrived: torch.cuda.Event | None = None
 
     def look(self, step: int) -> list[bool] | None:
-        """Which rows are done, as of `every` steps ago (of this step if every is 1), or None when no check is due."""
-        if self._every == 1:
-            return self._done.tolist()
+        """Which rows were done `every` steps ago, or None when no check is due."""
         if step % self._every:
             return None
-        seen = None
+        is_done = None
+        if self._arrived is not None:
+            self._arrived.synchronize()  # an old event: no wait
         if self._copy is not None:
-            if self._arrived is not None:
-                self._arrived.synchronize()  # an old event: no wait
-            seen = self._copy.tolist()
-        if self._done.is_cuda:  # CUDA only
-            self._copy = torch.empty(self._done.shape, dtype=torch.bool, pin_memory=True)
-            self._copy.copy_(self._done, non_blocking=True)
+            is_done = self._copy.tolist()
+        if self._is_done.is_cuda:  # CUDA only
+            self._copy = torch.empty(self._is_done.shape, dtype=torch.bool, pin_memory=True)
+            self._copy.copy_(self._is_done, non_blocking=True)
             self._arrived = torch.cuda.Event()
             self._arrived.record()
         else:
-            self._copy = self._done.clone()
-        return seen
+            self._copy = self._is_done.clone()
+        return is_done
 
 
 class Decoder:
@@ -127,14 +127,14 @@ class Decoder:
     """
 
     def __init__(self, base: PreTrainedModel, *, bucketed: bool, bits: int = 32) -> None:
-        self.bits = bits
-        self.base, self.bucketed, self._cache_name = base, bucketed, cache_name(base.get_decoder().forward)
+        self.base, self.bucketed, self.bits = base, bucketed, bits
         self.device = base.get_input_embeddings().weight.device
         self.slots: KVCache | None = None
         self.graphs = DecodeGraphs(torch.cuda if self.device.type == "cuda" else None)
-        self._layers: PlainLayers | None = None
         self.fused: FusedLayers | None = None
+        self._layers: PlainLayers | None = None
         self._tree_prefill = TreeKVPrefill()
+        self._cache_name = cache_name(base.get_decoder().forward)
 
     def release(self) -> None:
         """Drop slots, graphs and stored prompts."""
@@ -146,13 +146,12 @@ class Decoder:
         self,
         prompts: Sequence[Sequence[int]],
         rows: torch.Tensor,
-        tape: OutputBuffer,
+        output: OutputBuffer,
         sampler: Sampler,
-        limit: int,
         *,
         keep: bool = False,
     ) -> Spent:
-        """Write the completions of `prompts` (n, those of one prompt adjacent) on the tape.
+        """Write the completions of `prompts` (n, those of one prompt adjacent) into `output`.
 
         rows: long (n,) on the device, their ids for sampler and processors. keep: the next batch's prompts continue
         these.
@@ -162,23 +161,33 @@ class Decoder:
         self._layers = None if self.bucketed else plain_layers(self.base, self.bits)
         if self.bits == 16 and self._layers is None:
             raise ValueError("bits=16 needs a plain float32 Llama, Qwen2 or Qwen3, without autocast; use 32")
-        self._take_up_fused()
+        if self.bucketed:
+            self._read_fused_layers()
         self._head = head_of(self.base)
-        groups = [(p, len(list(same))) for p, same in groupby(prompts)]
-        with attention_over_prompts(self.base):
-            first_logits = self._prefill(groups, limit, keep)  # (P, V)
-        self._wait()
-        middle = time.perf_counter()
-        with attention_named(self.base, OVER_SLOTS):
-            self._decode([n for _, n in groups], first_logits, rows, tape, sampler, limit)
-        self._wait()
+        groups = [list(group) for _, group in groupby(prompts)]
+        distinct = [group[0] for group in groups]
+        lengths = [len(prompt) for prompt in distinct]
+        counts = [len(group) for group in groups]
+        longest = max(lengths)
+        if self.bucketed:
+            longest = -(-longest // 64) * 64
+        size = CacheSize(len(groups), self._bucket(len(prompts)), longest, max(counts), output.limit)
+        if self._layers is None:
+            with attention_over_prompts(self.base):
+                first_logits = self._prefill_by_modules(distinct, size)  # (P, V)
+        else:
+            first_logits = self._prefill_tree(distinct, size, keep)
+        self.slots.set_prompts(lengths)
+        middle = self._clock()
+        self._decode(counts, first_logits, rows, output, sampler)
+        end = self._clock()
         if self.bits == 16:
             self._layers = None  # a copy of weights that change
-        return Spent({"prefill": middle - start, "decode": time.perf_counter() - middle}, self._tokens)
+        return Spent({"prefill": middle - start, "decode": end - middle}, self._tokens)
 
-    def _take_up_fused(self) -> None:
+    def _read_fused_layers(self) -> None:
         """The fused layers with the present weights; the same ones while graphs may have been captured over them."""
-        parts = FusedLayers.parts_of(self.base) if self.bucketed else None
+        parts = FusedLayers.parts_of(self.base)
         if parts is None:
             self.fused = None
             return
@@ -186,109 +195,94 @@ class Decoder:
             self.fused = FusedLayers(self.base, parts)
         self.fused.refresh()
 
-    def _wait(self) -> None:
+    def _clock(self) -> float:
+        """Seconds, once the device has done its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        return time.perf_counter()
 
     # ---- prompts ------------------------------------------------------------------------------------------------
 
-    def _prefill(self, groups: Sequence[tuple[Sequence[int], int]], limit: int, keep: bool) -> torch.Tensor:
-        """Each prompt once, into the prefix slots; the logits behind its last token, (P, V)."""
-        prompts = [p for p, _ in groups]
-        if self._layers is not None:
-            made = self._tree_prefill(self.base, self._layers, prompts, keep=keep)
-            self._tokens["prefill"] += made.computed
-            self._allocate(groups, limit, (len(made.keys), *made.keys[0].shape[::2]), made.keys[0].dtype)
-            for part, layers in enumerate((made.keys, made.values)):
-                for layer, held in enumerate(layers):
-                    for prompt, place in enumerate(made.places):
-                        self.slots.prefix[part, layer, prompt, :, : len(place)] = held.index_select(1, place)
-            self.slots.set_prompts([len(p) for p in prompts])
-            return self._layers.head(made.hidden)
-        shared = common_length(prompts) if len(prompts) > 1 else 0
-        shared = shared if shared >= _SHORTEST_PREFIX else 0
-        last = []
-        prefix = self._compute(prompts[0][:shared]) if shared else None
-        for begin, end in self._chunks([len(p) - shared for p in prompts], shared):
-            part = [p[shared:] for p in prompts[begin:end]]
-            lengths = torch.tensor([len(p) for p in part], device=self.device)
-            width = max(map(len, part))
+    def _prefill_tree(self, prompts: Sequence[Sequence[int]], size: CacheSize, keep: bool) -> torch.Tensor:
+        """Prompts into the prefix slots, by plain functions of layers; the logits behind their last tokens, (P, V)."""
+        prefilled = self._tree_prefill(self.base, self._layers, prompts, keep=keep)
+        self._tokens["prefill"] += prefilled.computed
+        heads, _, dim = prefilled.keys[0].shape
+        self._allocate(size, (len(prefilled.keys), heads, dim), prefilled.keys[0].dtype)
+        for part, layers in enumerate((prefilled.keys, prefilled.values)):
+            for layer, states in enumerate(layers):
+                for prompt, place in enumerate(prefilled.places):
+                    self.slots.prefix[part, layer, prompt, :, : len(place)] = states.index_select(1, place)
+        return self._layers.head(prefilled.hidden)
+
+    def _prefill_by_modules(self, prompts: Sequence[Sequence[int]], size: CacheSize) -> torch.Tensor:
+        """Prompts into the prefix slots, by the model's modules; the logits behind their last tokens, (P, V)."""
+        shared = common_length(prompts)
+        if len(prompts) == 1 or shared < _SHORTEST_PREFIX:
+            shared = 0
+        prefix = self._prefix_cache(prompts[0][:shared])
+        last_states = []
+        for begin, end in self._chunks([len(prompt) for prompt in prompts], shared):
+            tails = [list(prompt[shared:]) for prompt in prompts[begin:end]]
+            count, width = len(tails), max(map(len, tails))
             # Padded on the right: causal attention hides the padding, and no mask is needed.
-            ids = torch.tensor([list(p) + [0] * (width - len(p)) for p in part], device=self.device)
+            ids = torch.tensor([tail + [0] * (width - len(tail)) for tail in tails], device=self.device)
             self._tokens["prefill"] += ids.numel()
             cache = DynamicCache()  # without a config: layers with a sliding window keep everything too
-            for place, layer in enumerate(prefix.layers if prefix else ()):
-                cache.update(*(x.expand(len(part), -1, -1, -1) for x in (layer.keys, layer.values)), place)
-            hidden = self.base.get_decoder()(
-                input_ids=ids,
-                position_ids=(shared + torch.arange(width, device=self.device)).expand(len(part), -1),
-                use_cache=True,
-                **{self._cache_name: cache},
-            ).last_hidden_state
-            last.append(hidden[torch.arange(len(part), device=self.device), lengths - 1])
+            for number, layer in enumerate(prefix.layers):
+                keys, values = (x.expand(count, -1, -1, -1) for x in (layer.keys, layer.values))
+                cache.update(keys, values, number)
+            positions = (shared + torch.arange(width, device=self.device)).expand(count, -1)
+            hidden = self._hidden(ids, positions, cache)
+            last = torch.tensor([len(tail) - 1 for tail in tails], device=self.device)
+            last_states.append(hidden[torch.arange(count, device=self.device), last])
             if begin == 0:
-                values = cache.layers[0].values
-                self._allocate(
-                    groups, limit, (len(cache.layers), values.size(1), values.size(3)), values.dtype
-                )
-            for layer, held in enumerate(cache.layers):
-                self.slots.prefix[0, layer, begin:end, :, : shared + width] = held.keys
-                self.slots.prefix[1, layer, begin:end, :, : shared + width] = held.values
-        self.slots.set_prompts([len(p) for p in prompts])
-        return self._head(torch.cat(last))
+                _, heads, _, dim = cache.layers[0].values.shape
+                self._allocate(size, (len(cache.layers), heads, dim), cache.layers[0].values.dtype)
+            for number, layer in enumerate(cache.layers):
+                self.slots.prefix[0, number, begin:end, :, : shared + width] = layer.keys
+                self.slots.prefix[1, number, begin:end, :, : shared + width] = layer.values
+        return self._head(torch.cat(last_states))
 
-    def _compute(self, prefix: Sequence[int]) -> DynamicCache:
+    def _prefix_cache(self, prefix: Sequence[int]) -> DynamicCache:
         """Keys and values of the prefix, one row."""
         cache = DynamicCache()
-        ids = torch.tensor([list(prefix)], device=self.device)
-        self._tokens["prefill"] += len(prefix)
-        self.base.get_decoder()(input_ids=ids, use_cache=True, **{self._cache_name: cache})
+        if prefix:
+            self._tokens["prefill"] += len(prefix)
+            ids = torch.tensor([list(prefix)], device=self.device)
+            self._hidden(ids, torch.arange(len(prefix), device=self.device)[None], cache)
         return cache
 
-    def _chunks(self, ends: Sequence[int], shared: int) -> Iterator[tuple[int, int]]:
-        """Prompts computed together, each with its number of tokens left: on a CPU one at a time, unless few remain."""
-        budget = _PREFILL_TOKENS if self.bucketed else _SHORT_TOKENS if shared else 0
-        lengths = (
-            [shared + end for end in ends] if self.bucketed else ends
-        )  # a card's memory holds all of each
+    def _hidden(self, ids: torch.Tensor, positions: torch.Tensor, cache: Cache) -> torch.Tensor:
+        """Last hidden states (rows, T, hidden) of the model's own decoder, which writes the cache."""
+        options = {self._cache_name: cache, "use_cache": True}
+        return self.base.get_decoder()(input_ids=ids, position_ids=positions, **options).last_hidden_state
+
+    def _chunks(self, lengths: Sequence[int], shared: int) -> Iterator[tuple[int, int]]:
+        """Ranges of prompts that are computed together: on a CPU one prompt at a time, unless few tokens are left."""
+        if self.bucketed:
+            budget = _PREFILL_TOKENS  # a card's memory holds all of each
+        else:
+            budget = _SHORT_TOKENS if shared else 0
+            lengths = [length - shared for length in lengths]
         begin = 0
         for end in range(1, len(lengths) + 1):
             if end == len(lengths) or (end + 1 - begin) * max(lengths[begin : end + 1]) > budget:
                 yield begin, end
                 begin = end
 
-    def _allocate(
-        self,
-        groups: Sequence[tuple[Sequence[int], int]],
-        limit: int,
-        shape: tuple[int, int, int],
-        dtype: torch.dtype,
-    ) -> None:
-        """The KV cache of this batch, reusing the last one if it fits; shape: layers, key heads, their dimension."""
-        kind = self.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
-        rows = sum(n for _, n in groups)
-        wanted = dict(
-            prompts=len(groups),
-            rows=row_bucket(rows) if self.bucketed else rows,
-            prompt_length=max(len(p) for p, _ in groups),
-            group=max(n for _, n in groups),
-            width=limit,
-        )
-        if self.bucketed:
-            wanted["prompt_length"] = -(-wanted["prompt_length"] // 64) * 64
-        groups = 0 if self.fused is None else self.fused.groups
-        if self.slots is not None and self.slots.groups == groups and self.slots.fits(dtype, **wanted):
+    def _allocate(self, size: CacheSize, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+        """The KV cache of this batch: the last one where it fits. shape: layers, key heads, their dimension."""
+        if torch.is_autocast_enabled(self.device.type):
+            dtype = torch.get_autocast_dtype(self.device.type)
+        layers = self.fused or self._layers
+        groups = 0 if layers is None else layers.groups
+        if self.slots is not None and self.slots.fits(size, dtype, groups):
             return
         self.slots = None
         self.graphs.clear()
         self.slots = KVCache(
-            shape,
-            **wanted,
-            dtype=dtype,
-            device=self.device,
-            bucketed=self.bucketed,
-            groups=groups,
+            shape, size, dtype=dtype, device=self.device, bucketed=self.bucketed, groups=groups
         )
 
     # ---- completions ----------------------------------------------------------------------------------------------
@@ -298,59 +292,60 @@ class Decoder:
         counts: Sequence[int],
         first_logits: torch.Tensor,
         rows: torch.Tensor,
-        tape: OutputBuffer,
+        output: OutputBuffer,
         sampler: Sampler,
-        limit: int,
     ) -> None:
-        slots = self.slots
-        prompt = [p for p, n in enumerate(counts) for _ in range(n)]  # prefix slot of each row slot
-        seat = list(range(len(prompt)))  # row on the tape of each row slot
-        on_tape = torch.arange(len(seat), device=self.device)
-        lengths = tape.prompt_width - tape.padding  # (n,)
-        tokens = token_rows(self.base)
-        logits = first_logits[:, :tokens].index_select(0, torch.tensor(prompt, device=self.device))
-        slots.arrange(prompt, self._bucket(len(seat)))
-        watch = EndWatch(tape.done, _LOOK_EVERY if self.bucketed else 1)
-        chances, text = sampler.chances(rows, limit), (None, None)
-        for step in range(limit):
+        slots, tokens = self.slots, token_rows(self.base)
+        prompt_of_slot = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)).tolist()
+        row_of_slot = list(range(len(prompt_of_slot)))
+        output_rows = torch.arange(len(row_of_slot), device=self.device)  # the same on the device
+        prompt_lengths = output.prompt_width - output.padding  # (n,)
+        first_prompts = torch.tensor(prompt_of_slot, device=self.device)
+        logits = first_logits[:, :tokens].index_select(0, first_prompts)
+        slots.arrange(prompt_of_slot, self._bucket(len(row_of_slot)))
+        watch = EndWatch(output.done, _LOOK_EVERY) if self.bucketed else None
+        # Of all steps at once: one by one they would be 40 kernels a token.
+        chances = uniform(sampler.seed, rows[:, None], torch.arange(output.limit, device=self.device))
+        input_ids = padding = None
+        for step in range(output.limit):
             if sampler.changes_scores:
-                text = tape.so_far(on_tape, step), tape.padding[on_tape]
-            chance = chances[:, step].index_select(0, on_tape)
-            sampled = sampler(logits, rows[on_tape], step, *text, chance)
-            tape.write(step, on_tape, sampled)
-            if step + 1 == limit:
+                input_ids, padding = output.so_far(output_rows, step), output.padding[output_rows]
+            chance = chances[:, step].index_select(0, output_rows)
+            sampled = sampler(logits, rows[output_rows], input_ids, padding, chance)
+            output.write(step, output_rows, sampled)
+            if step + 1 == output.limit:
                 return
             token = sampled.token
-            done = watch.look(step)
-            if done is not None:
-                live = [not done[r] for r in seat]
+            is_done = output.done.tolist() if watch is None else watch.look(step)
+            if is_done is not None:
+                live = [not is_done[row] for row in row_of_slot]
                 if not any(live):
                     return
-                if self._bucket(sum(live)) < self._bucket(len(seat)):
-                    kept = self._drop(live, seat, prompt, step)
-                    kept = torch.tensor(kept, device=self.device)
-                    token, on_tape = token.index_select(0, kept), on_tape.index_select(0, kept)
+                if self._bucket(sum(live)) < self._bucket(len(live)):
+                    former_slots, prompt_of_slot = self._drop(live, prompt_of_slot, step)
+                    row_of_slot = [row_of_slot[slot] for slot in former_slots]
+                    places = torch.tensor(former_slots, device=self.device)
+                    token, output_rows = token.index_select(0, places), output_rows.index_select(0, places)
             width = step + 1  # columns to attend to: those written, or the next power of two of them
             if self.bucketed:
-                width = min(max(_SHORTEST_BUCKET, 1 << step.bit_length()), slots.width_held)
-            slots.set_step(token, lengths[on_tape] + step, step, width)
-            logits = self._step()[: len(seat), :tokens]
+                width = min(max(_SHORTEST_BUCKET, 1 << step.bit_length()), slots.size.width)
+            slots.set_step(token, prompt_lengths[output_rows] + step, step, width)
+            logits = self._step()[: len(row_of_slot), :tokens]
 
-    def _drop(self, live: Sequence[bool], seat: list[int], prompt: list[int], written: int) -> list[int]:
-        """Fill the holes of ended rows; returns for each remaining slot its former slot."""
+    def _drop(
+        self, live: Sequence[bool], prompt_of_slot: list[int], columns: int
+    ) -> tuple[list[int], list[int]]:
+        """Fill the holes of ended rows; returns for each remaining slot its former slot, and its prompt."""
         moves = fill_holes(live)
-        kept = list(range(sum(live)))
-        for to, source in moves:
-            kept[to] = source
-        seat[:], prompt[:] = [seat[s] for s in kept], [prompt[s] for s in kept]
-        self.slots.move_rows(moves, written)
+        former_slots = list(range(sum(live)))
+        for target, source in moves:
+            former_slots[target] = source
+        self.slots.move_rows(moves, columns)
+        prompt_of_slot = [prompt_of_slot[slot] for slot in former_slots]
         if not self.bucketed:
-            needed = [p in prompt for p in range(self.slots.prompt_count)]
-            if not all(needed):
-                place = self.slots.keep_prompts(needed)
-                prompt[:] = [place[p] for p in prompt]
-        self.slots.arrange(prompt, self._bucket(len(seat)))
-        return kept
+            prompt_of_slot = self.slots.drop_prompts(prompt_of_slot)
+        self.slots.arrange(prompt_of_slot, self._bucket(len(former_slots)))
+        return former_slots, prompt_of_slot
 
     def _bucket(self, rows: int) -> int:
         return row_bucket(rows) if self.bucketed else rows
@@ -361,9 +356,9 @@ class Decoder:
         if layers is None:
             self._tokens["decode"] += slots.rows
             return self.graphs.run((slots.rows, slots.width), self._forward)
+        slots.begin_step()
         rows = padded_rows(slots.rows)
         self._tokens["decode"] += rows
-        slots.begin_rows(layers.groups)
         unread = (0, rows - slots.rows)  # rows of token 0
         ids = torch.nn.functional.pad(slots.input_ids[: slots.rows, 0], unread)
         positions = torch.nn.functional.pad(slots.position_ids[: slots.rows, 0], unread)
@@ -372,15 +367,10 @@ class Decoder:
     def _forward(self, out: torch.Tensor | None = None) -> torch.Tensor:
         slots = self.slots
         slots.begin_step()
+        ids, positions = slots.input_ids[: slots.rows], slots.position_ids[: slots.rows]
         if self.fused is not None:
-            return self.fused.logits(
-                slots.input_ids[: slots.rows, 0], slots.position_ids[: slots.rows, 0], slots, out
-            )
-        self.base.config.handed_to_attention = slots
-        hidden = self.base.get_decoder()(
-            input_ids=slots.input_ids[: slots.rows],
-            position_ids=slots.position_ids[: slots.rows],
-            use_cache=True,
-            **{self._cache_name: slots},
-        ).last_hidden_state  # (rows, 1, hidden)
+            return self.fused.logits(ids[:, 0], positions[:, 0], slots, out)
+        with attention_named(self.base, OVER_SLOTS):
+            self.base.config.handed_to_attention = slots
+            hidden = self._hidden(ids, positions, slots)  # (rows, 1, hidden)
         return self._head(hidden[:, 0])

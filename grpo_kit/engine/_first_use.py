@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -23,13 +23,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from grpo_kit._support import cuda
 from grpo_kit._support.version import __version__
-from grpo_kit.engine._supported_models import (
-    decode_by_modules,
-    decoded_by_modules,
-    is_tested,
-    layer_kinds,
-    window_of,
-)
+from grpo_kit.engine._supported_models import decode_by_modules, is_tested, layer_kinds, window_of
 from grpo_kit.models._gguf_reader import cache_folder
 from grpo_kit.models._model_facts import base_model, context_length, evaluating, hardware, token_rows
 from grpo_kit.models._same_numbers import Finding, is_narrow, judged
@@ -42,60 +36,41 @@ FEW_KERNELS = "decoding in few kernels"  # the part of the engine that gives way
 # Outcomes that leave a part out, by whether the model is tested: of one that is, rounding may hide a difference.
 WRONG = {True: ("differs", "failed"), False: ("differs", "failed", "cannot tell")}
 TOKENS, GROUP = 12, 2
+SHIFT = 8  # positions that rows are moved by
 _SHORT = (9, 14)  # tokens of the prompts
 _LONGEST = 1024  # a window that is larger is not filled: that would take minutes on a CPU
 
 
-_PROMPTS, _EACH = 2, 2  # two groups, to check both rows that share a prompt and rows that do not
-
-
-SHIFT = 8  # positions that rows are moved by
-
-
-def few(prompts: Sequence[Hashable], lengths: Sequence[int]) -> list[int]:
-    """Indices of at most two completions of at most two prompts each, the longest first; empty ones are left out.
-
-    >>> few(["a", "a", "a", "b", "c"], [1, 5, 2, 0, 3])
-    [1, 4, 2]
-    """
-    chosen: dict[Hashable, list[int]] = {}
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        members = chosen.get(prompts[i], [])
-        room = len(members) < _EACH if members else len(chosen) < _PROMPTS
-        if lengths[i] and room:
-            chosen[prompts[i]] = [*members, i]
-    return sorted((i for members in chosen.values() for i in members), key=lambda i: -lengths[i])
-
-
-def gap(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
-    """Mean absolute difference in nats a token of the worst completion; infinite for a NaN. One (T,) a completion."""
-    apart = [
-        (a.double().cpu() - b.double().cpu()).abs().mean().item() for a, b in zip(found, wanted, strict=True)
-    ]
-    return max((d if math.isfinite(d) else math.inf for d in apart), default=0.0)
-
-
 @torch.no_grad()
 def compared(model: Any, prompts: Sequence[list[int]], rollouts: Any) -> Finding:
-    """The engine beside the plain model on a few rows, in nats a token.
+    """The engine beside the plain model, in nats a token of the worst completion.
 
     rollouts: the engine's, sampled at temperature 1. Two right ways are the plain one and its rows moved: rotary
     positions encode differences only, so that these are equal in exact numbers.
     """
-    completions = rollouts.completion_ids
-    rows = few(list(map(tuple, prompts)), list(map(len, completions)))
-    plain = [_plain(model, prompts[i], completions[i]) for i in rows]
-    moved = [_plain(model, prompts[i], completions[i], SHIFT) for i in rows]
-    engines = [torch.tensor(rollouts.policy_logprobs[i], dtype=torch.float64) for i in rows]
-    narrow = is_narrow(model, autocast=torch.is_autocast_enabled(next(model.parameters()).device.type))
-    return judged("engine", gap(engines, plain), gap(moved, plain), narrow)
+    error = rounding = 0.0
+    for prompt, completion, logprobs in zip(
+        prompts, rollouts.completion_ids, rollouts.policy_logprobs, strict=True
+    ):
+        plain = _plain(model, prompt, completion)
+        error = max(error, _gap(torch.tensor(logprobs), plain))
+        rounding = max(rounding, _gap(_plain(model, prompt, completion, SHIFT), plain))
+    autocast = torch.is_autocast_enabled(next(model.parameters()).device.type)
+    return judged("engine", error, rounding, is_narrow(model, autocast=autocast))
+
+
+def _gap(logprobs: torch.Tensor, plain: torch.Tensor) -> float:
+    """Mean absolute difference in nats a token; infinite for a NaN."""
+    difference = (logprobs.double().cpu() - plain.double().cpu()).abs().mean().item()
+    return difference if math.isfinite(difference) else math.inf
 
 
 def _plain(model: Any, prompt: list[int], completion: list[int], shift: int = 0) -> torch.Tensor:
     """(T,) of one completion, by the model's own forward pass. shift: positions that the row is moved by."""
     ids, mask = left_pad([[*prompt, *completion]], 0, next(model.parameters()).device)
-    scores = logits_of(model, ids, mask, len(completion) + 1, shift)[0, :-1].float().log_softmax(-1)  # (T, V)
-    return scores.gather(-1, ids[0, -len(completion) :, None])[:, 0]
+    logits = logits_of(model, ids, mask, len(completion) + 1, shift)[0, :-1]
+    table = logits.float().log_softmax(-1)  # (T, V)
+    return table.gather(-1, ids[0, -len(completion) :, None])[:, 0]
 
 
 def guarded(part: str, work: Callable[[], Finding]) -> Finding:
@@ -107,8 +82,8 @@ def guarded(part: str, work: Callable[[], Finding]) -> Finding:
     except (TypeError, AttributeError, LookupError, NotImplementedError):  # of another architecture's modules
         return Finding(part, "failed", why="the model's modules do not run in it")
     except Exception as error:  # of a kernel, a driver, a compiler: any
-        first = next(iter(str(error).splitlines()), "")
-        return Finding(part, "failed", why=f"{type(error).__name__}: {first}")
+        first_line = str(error).partition("\n")[0]
+        return Finding(part, "failed", why=f"{type(error).__name__}: {first_line}")
 
 
 def remembered(
@@ -116,35 +91,41 @@ def remembered(
 ) -> list[Finding]:
     """find(), or what it gave before for this machine, these versions, this kind of model and these facts.
 
-    folder: of the cache; default GRPO_KIT_CACHE. A cache that cannot be read or written is done without, and nothing is
-    kept of a class that is not transformers' own: it may be another one under its name tomorrow.
+    Where decoding in few kernels was off, the model's modules decode from here on. folder: of the cache; default
+    GRPO_KIT_CACHE. A cache that cannot be read or written is done without, and nothing is kept of a class that is not
+    transformers' own: it may be another one under its name tomorrow.
     """
-    if not type(base_model(model)).__module__.startswith("transformers."):
+    base = base_model(model)
+    if not type(base).__module__.startswith("transformers."):
         return find()
-    path = (cache_folder() if folder is None else folder) / FILE
+    path = (folder or cache_folder()) / FILE
     try:
-        known = read_json(path)
+        cache = read_json(path)
     except (OSError, ValueError):
-        known = {}
-    key = _key(model, facts)
-    if key not in known:
-        known[key] = [asdict(finding) for finding in find()]
+        cache = {}
+    key = _key(base, facts)
+    if key not in cache:
+        cache[key] = [asdict(finding) for finding in find()]
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, (json.dumps(known, indent=1) + "\n").encode())
+            write_whole(path, (json.dumps(cache, indent=1) + "\n").encode())
         except OSError:
             pass
-    return [Finding(**finding) for finding in known[key]]
+    findings = [Finding(**values) for values in cache[key]]
+    for finding in findings:
+        if finding.part == FEW_KERNELS:
+            decode_by_modules(base, str(finding))
+    return findings
 
 
-def _key(model: Any, more: list[Any]) -> str:
-    base = base_model(model)
-    kinds = sorted({str(p.dtype) for p in model.parameters()})
-    facts = [hardware(), base.config.model_type, kinds, base.config._attn_implementation, *more]
+def _key(base: PreTrainedModel, more_facts: list[Any]) -> str:
+    machine, model_type = hardware(), base.config.model_type
+    dtypes = sorted({str(p.dtype) for p in base.parameters()})
+    facts = [machine, model_type, dtypes, base.config._attn_implementation, *more_facts]
     if not is_tested(base):
         facts += [type(base).__name__, sorted(set(layer_kinds(base))), window_of(base)]
     facts += [version(name) for name in ("torch", "transformers", "peft")] + [__version__]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16] + f" {facts[0]}, {facts[1]}"
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16] + f" {machine}, {model_type}"
 
 
 def random_prompts(model: Any) -> list[list[int]]:
@@ -152,17 +133,21 @@ def random_prompts(model: Any) -> list[list[int]]:
 
     The first group's are longer than the model's sliding window, if that is not too large.
     """
-    base, generator = base_model(model), torch.Generator().manual_seed(0)
-    window, room = window_of(base) or 0, context_length(base) - TOKENS - SHIFT
-    first = min(window + _SHORT[0], room) if window <= _LONGEST else _SHORT[0]
-    prompts = (
-        torch.randint(token_rows(base), (n,), generator=generator).tolist() for n in (first, _SHORT[1])
-    )
-    return [prompt for prompt in prompts for _ in range(GROUP)]
+    generator = torch.Generator().manual_seed(0)
+    window = window_of(model) or 0
+    longest = context_length(base_model(model)) - TOKENS - SHIFT
+    lengths = list(_SHORT)
+    if window <= _LONGEST:
+        lengths[0] = min(window + _SHORT[0], longest)
+    prompts = []
+    for length in lengths:
+        prompt = torch.randint(token_rows(model), (length,), generator=generator).tolist()
+        prompts += [prompt] * GROUP
+    return prompts
 
 
-_found: WeakKeyDictionary[PreTrainedModel, str | None] = WeakKeyDictionary()
-_tried_now: WeakSet[PreTrainedModel] = WeakSet()  # the engine may run, whatever was found before
+_problems: WeakKeyDictionary[PreTrainedModel, str | None] = WeakKeyDictionary()
+_on_trial: WeakSet[PreTrainedModel] = WeakSet()  # the engine may run, whatever its problem
 
 
 def engine_findings(model: Any, engine: Callable[[Any], Any], prompts: list[list[int]]) -> list[Finding]:
@@ -170,23 +155,23 @@ def engine_findings(model: Any, engine: Callable[[Any], Any], prompts: list[list
 
     engine: RolloutEngine. If it is off in few kernels that is the first finding, and the engine without them the last.
     """
-    how = GenerationConfig(
+    sampling = GenerationConfig(
         max_new_tokens=TOKENS, do_sample=True, temperature=1.0, top_k=0, eos_token_id=[], pad_token_id=0
     )
     trial = engine(model)
-    _tried_now.add(base_model(model))
+    _on_trial.add(base_model(model))
 
-    def ask() -> Finding:
-        return compared(model, prompts, trial.generate(prompts, how, seed=0))
+    def compare() -> Finding:
+        return compared(model, prompts, trial.generate(prompts, sampling, seed=0))
 
     try:
-        finding = guarded("engine", ask)
+        finding = guarded("engine", compare)
         if finding.outcome != "differs" or not trial.in_few_kernels:
             return [finding]
         decode_by_modules(model, str(finding))
-        return [replace(finding, part=FEW_KERNELS), guarded("engine", ask)]
+        return [replace(finding, part=FEW_KERNELS), guarded("engine", compare)]
     finally:
-        _tried_now.discard(base_model(model))
+        _on_trial.discard(base_model(model))
         trial.release()
 
 
@@ -206,26 +191,26 @@ def why_unproven(model: Any, engine: Callable[[Any], Any]) -> str | None:
     device, tested = next(model.parameters()).device, is_tested(base)
     if tested and not cuda.may_fail(device):
         return None
-    if base in _found or base in _tried_now:
-        return None if base in _tried_now else _found[base]
+    if base in _on_trial:
+        return None
+    if base in _problems:
+        return _problems[base]
     prompts = random_prompts(model)
     fork = torch.random.fork_rng([device] if device.type == "cuda" else [])
     with fork, torch.no_grad(), evaluating(model):
         if tested and not has_finite_logits(model, prompts[-1]):
             return None  # generating says so
         facts = ["first use", torch.is_autocast_enabled(device.type)]
-        findings = remembered(lambda: engine_findings(model, engine, prompts), model, facts)
-    if len(findings) > 1 and not decoded_by_modules(base):  # found in an earlier process
-        decode_by_modules(model, str(findings[0]))
-    _found[base] = None
-    if findings[-1].outcome in WRONG[tested]:
-        why = f"model_type {base.config.model_type!r} was compared with its own forward pass: {findings[-1]}"
-        _found[base] = why
+        finding = remembered(lambda: engine_findings(model, engine, prompts), model, facts)[-1]
+    _problems[base] = None
+    if finding.outcome in WRONG[tested]:
+        problem = f"model_type {base.config.model_type!r} was compared with its own forward pass: {finding}"
+        _problems[base] = problem
         if tested:
             warnings.warn(
-                f"The rollout engine is left out on this machine: {why}. Completions come from transformers' generate: "
-                "slower, other random numbers. Please paste this and `python -m grpo_kit doctor` into an issue of "
-                "grpo_kit.",
+                f"The rollout engine is left out on this machine: {problem}. Completions come from transformers' "
+                "generate: slower, other random numbers. Please paste this and `python -m grpo_kit doctor` into an "
+                "issue of grpo_kit.",
                 stacklevel=2,
             )
-    return _found[base]
+    return _problems[base]

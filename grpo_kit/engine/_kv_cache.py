@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from transformers import Cache
@@ -24,8 +25,9 @@ def fill_holes(live: Sequence[bool]) -> list[tuple[int, int]]:
     [(1, 4)]
     """
     count = sum(live)
-    holes = (i for i in range(count) if not live[i])
-    return [(next(holes), i) for i in range(count, len(live)) if live[i]]
+    holes = [slot for slot in range(count) if not live[slot]]
+    sources = [slot for slot in range(count, len(live)) if live[slot]]
+    return list(zip(holes, sources, strict=True))
 
 
 def row_bucket(rows: int) -> int:
@@ -35,27 +37,35 @@ def row_bucket(rows: int) -> int:
     [1, 6, 24, 48]
     """
     power = 1 << (rows - 1).bit_length()
-    return power * 3 // 4 if power >= 4 and rows <= power * 3 // 4 else power
+    three_quarters = power * 3 // 4
+    return three_quarters if power >= 4 and rows <= three_quarters else power
+
+
+class CacheSize(NamedTuple):
+    """What a KV cache has room for: prompts of prompt_length tokens, rows (group of one prompt) of width new tokens."""
+
+    prompts: int
+    rows: int
+    prompt_length: int
+    group: int
+    width: int
 
 
 class KVCache(Cache):
-    """Keys and values of P prompts and up to `rows` completions of at most `width` tokens, in every layer.
+    """Keys and values of prompts and rows, in every layer.
 
-    prefix (2, layers, P, Hkv, T, D) and suffix (2, layers, rows, Hkv, width, D): keys at 0, values at 1.
+    shape: layers, key heads, their dimension. prefix (2, layers, P, Hkv, T, D) and suffix (2, layers, rows, Hkv, width,
+    D): keys at 0, values at 1.
     bucketed: decode over padded shapes that rarely change, as CUDA graphs need; dead rows and columns not yet
     written are masked. Otherwise over exactly the live ones. The result is the same.
-    groups: query heads to a key head, where fused layers decode (attend_fused_rows); 0: where modules do.
+    groups: query heads to a key head, where the kit's own layers decode; 0: where the model's modules do.
     """
 
     def __init__(
         self,
         shape: tuple[int, int, int],
+        size: CacheSize,
         *,
-        prompts: int,
-        rows: int,
-        prompt_length: int,
-        group: int,
-        width: int,
         dtype: torch.dtype,
         device: torch.device,
         bucketed: bool,
@@ -63,81 +73,76 @@ class KVCache(Cache):
     ) -> None:
         super().__init__(layers=[])
         layers, heads, dim = shape
+        prompts, rows, prompt_length, group, width = size
         # Zeros, since unwritten entries are still read under a mask in bucketed decoding.
         self.prefix = torch.zeros(2, layers, prompts, heads, prompt_length, dim, dtype=dtype, device=device)
         self.suffix = torch.zeros(2, layers, rows, heads, width, dim, dtype=dtype, device=device)
-        self.bucketed = bucketed
-        self.group, self.width_held, self.groups = group, width, groups
-        self._size = dict(prompts=prompts, rows=rows, prompt_length=prompt_length, group=group, width=width)
-        self._attend = attend if bucketed else attend_fused
-        integers = lambda *size: torch.zeros(size, dtype=torch.long, device=device)  # noqa: E731
+        self.size, self.bucketed, self.groups = size, bucketed, groups
+        zeros = partial(torch.zeros, dtype=torch.long, device=device)
         # Inputs of a decode step at fixed addresses, so that a captured graph finds them.
-        self.input_ids, self.position_ids = integers(rows, 1), integers(rows, 1)
-        self.column = integers(1)
-        self._grid, self._cell = integers(prompts * group), integers(rows)
+        self.input_ids, self.position_ids, self.column = zeros(rows, 1), zeros(rows, 1), zeros(1)
+        self._row_of_seat, self._seat_of_row = zeros(prompts * group), zeros(rows)
         self._prefix_bias = torch.zeros(prompts, 1, 1, prompt_length, dtype=torch.float32, device=device)
-        self._suffix_order = torch.arange(width, device=device)
-        self._suffix_bias: torch.Tensor | None = None
         self._prompt_order = torch.arange(prompt_length, device=device)
-        self._prompt_lengths = integers(prompts)
-        self._in_window: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # biases of a step, by window
+        self._prompt_lengths = zeros(prompts)
+        self._suffix_bias: torch.Tensor | None = None
+        self._suffix_order = torch.arange(width, device=device)
+        self._window_biases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of a step
         self._lengths: list[int] = []
-        self._in_buckets = BucketAttention(prompts, group, rows, heads, groups, device) if groups else None
-        self._by_rows = RowAttention(heads) if not bucketed and dtype == torch.float32 else None
+        self._bucket_attention = self._row_attention = None
+        if groups and bucketed:
+            self._bucket_attention = BucketAttention(prompts, group, rows, heads, groups, device)
+        elif groups:
+            self._row_attention = RowAttention(heads, groups)
 
-    @property
-    def prompt_count(self) -> int:
-        """Number of prompts that some row still needs."""
-        return len(self._lengths)
-
-    def fits(self, dtype: torch.dtype, **wanted: int) -> bool:
-        """Does a batch of this size (the constructor's arguments) fit in the allocated memory?"""
-        return self.prefix.dtype == dtype and all(n <= self._size[name] for name, n in wanted.items())
+    def fits(self, size: CacheSize, dtype: torch.dtype, groups: int) -> bool:
+        """Does such a batch fit in the allocated memory?"""
+        has_room = all(n <= room for n, room in zip(size, self.size, strict=True))
+        return has_room and self.prefix.dtype == dtype and self.groups == groups
 
     def nbytes(self) -> int:
         """Bytes held on the device."""
-        return sum(t.numel() * t.element_size() for t in (self.prefix, self.suffix))
+        return self.prefix.nbytes + self.suffix.nbytes
 
     # ---- before a step --------------------------------------------------------------------------------------
 
     def set_prompts(self, lengths: Sequence[int]) -> None:
         """From here on the prompts in prefix slots 0..P-1 have these lengths."""
         self._lengths = list(lengths)
-        lengths = torch.tensor(self._lengths, device=self.prefix.device)
-        self._prompt_lengths[: len(lengths)] = lengths
-        outside = self._prompt_order >= lengths[:, None]  # (P, T)
-        bias = self._prefix_bias[: len(self._lengths), 0, 0]
-        bias.zero_().masked_fill_(outside, -torch.inf)
+        device_lengths = torch.tensor(self._lengths, device=self.prefix.device)
+        self._prompt_lengths[: len(lengths)] = device_lengths
+        is_padding = self._prompt_order >= device_lengths[:, None]  # (P, T)
+        bias = self._prefix_bias[: len(lengths), 0, 0]
+        bias.zero_().masked_fill_(is_padding, -torch.inf)
 
     def arrange(self, prompt_of_row: Sequence[int], rows: int) -> None:
         """Rows 0..R-1 belong to these prefix slots; a step computes `rows` >= R rows."""
-        counts: Counter[int] = Counter()
-        members = []
-        for prompt in prompt_of_row:
-            members.append(counts[prompt])
-            counts[prompt] += 1
-        if self.bucketed:
-            self.prompts, self.seats, self.prompt_length = (
-                self.prefix.size(2),
-                self.group,
-                self.prefix.size(4),
-            )
-        else:
-            self.prompts, self.seats = len(self._lengths), max(counts.values())
-            self.prompt_length = max(self._lengths)
-        ragged = self.bucketed or min(self._lengths) < self.prompt_length
-        self._bias = self._prefix_bias[: self.prompts, ..., : self.prompt_length] if ragged else None
         self.rows = rows
-        cells = [p * self.seats + m for p, m in zip(prompt_of_row, members, strict=True)]
-        grid = [0] * (self.prompts * self.seats)  # an empty seat computes row 0 again; never read
-        for row, cell in enumerate(cells):
-            grid[cell] = row
-        self._grid[: len(grid)] = torch.tensor(grid, device=self._grid.device)
-        self._cell[:rows] = torch.tensor(cells + [0] * (rows - len(cells)), device=self._cell.device)
-        if self._in_buckets is not None:
-            self._in_buckets.arrange(self._grid[: len(grid)], self._cell[:rows], self.seats)
-        if self._by_rows is not None:
-            self._by_rows.arrange(self.prompts, self.seats, cells, self._lengths)
+        if self.bucketed:
+            self.prompts, self.prompt_length = self.size.prompts, self.size.prompt_length
+            seats, ragged = self.size.group, True
+        else:
+            self.prompts, self.prompt_length = len(self._lengths), max(self._lengths)
+            seats = max(Counter(prompt_of_row).values())
+            ragged = min(self._lengths) < self.prompt_length
+        self.seats = seats
+        self._bias = self._prefix_bias[: self.prompts, ..., : self.prompt_length] if ragged else None
+        row_of_seat = [0] * (self.prompts * seats)  # an empty seat computes row 0 again; never read
+        seat_of_row = [0] * rows
+        taken_seats: Counter[int] = Counter()
+        for row, prompt in enumerate(prompt_of_row):
+            seat = prompt * seats + taken_seats[prompt]
+            taken_seats[prompt] += 1
+            seat_of_row[row] = seat
+            row_of_seat[seat] = row
+        device = self.prefix.device
+        self._row_of_seat[: len(row_of_seat)] = torch.tensor(row_of_seat, device=device)
+        self._seat_of_row[:rows] = torch.tensor(seat_of_row, device=device)
+        seating = self._row_of_seat[: len(row_of_seat)], self._seat_of_row[:rows], seats
+        if self._bucket_attention is not None:
+            self._bucket_attention.arrange(*seating)
+        if self._row_attention is not None:
+            self._row_attention.arrange(*seating, self._lengths)
 
     def set_step(self, tokens: torch.Tensor, positions: torch.Tensor, column: int, width: int) -> None:
         """The next step reads these tokens, long (R,), at these positions and writes this column; attends `width`."""
@@ -147,16 +152,16 @@ class KVCache(Cache):
         self.width, self._written = width, column
 
     def begin_step(self) -> None:
-        """Masks that depend on the column; part of what a graph captures."""
-        self._in_window.clear()
+        """Masks that depend on the column, and buffers; part of what a graph captures."""
+        self._window_biases.clear()
         if self.bucketed:
             unwritten = self._suffix_order[: self.width] > self.column
-            self._suffix_bias = torch.zeros_like(unwritten, dtype=torch.float32).masked_fill_(
-                unwritten, -torch.inf
-            )
-        if self._in_buckets is not None:
-            prefix = self._prefix_bias[:, 0, 0]  # (P, T)
-            self._in_buckets.begin_step(prefix, self._suffix_bias)
+            bias = torch.zeros_like(unwritten, dtype=torch.float32)
+            self._suffix_bias = bias.masked_fill_(unwritten, -torch.inf)
+        if self._bucket_attention is not None:
+            self._bucket_attention.begin_step(self._prefix_bias[:, 0, 0], self._suffix_bias)
+        if self._row_attention is not None:
+            self._row_attention.begin_step(self.suffix.size(5), self.width)
 
     # ---- inside a step: called by the model's layers ------------------------------------------------------------
 
@@ -174,16 +179,18 @@ class KVCache(Cache):
         """Of prompts (P, 1, 1, T) and of completions (..., W), with what lies outside the window, in tokens."""
         if window is None or window >= self.prompt_length + self.width:
             return self._bias, self._suffix_bias
-        if window not in self._in_window:
+        if window not in self._window_biases:
             first = self.column + 1 - window  # the first column inside
             places = self._prompt_order[: self.prompt_length] - self._prompt_lengths[: self.prompts, None]
             prefix = self._prefix_bias[: self.prompts, ..., : self.prompt_length]
             prefix = torch.where((places < first)[:, None, None], OUTSIDE, prefix)
-            outside = self._suffix_order[: self.width] < first
-            suffix = prefix.new_zeros(()) if self._suffix_bias is None else self._suffix_bias
-            suffix = torch.where(outside, OUTSIDE, suffix)
-            self._in_window[window] = prefix, suffix[None, None, None]
-        return self._in_window[window]
+            is_outside = self._suffix_order[: self.width] < first
+            suffix = self._suffix_bias
+            if suffix is None:
+                suffix = prefix.new_zeros(())
+            suffix = torch.where(is_outside, OUTSIDE, suffix)
+            self._window_biases[window] = prefix, suffix[None, None, None]
+        return self._window_biases[window]
 
     def attend(
         self,
@@ -200,31 +207,28 @@ class KVCache(Cache):
         window: tokens that a query sees, itself included. softcap, sinks (Hq,): see _attention.py.
         """
         rows, query_heads, _, dim = query.shape
-        heads = self.suffix.size(3)
-        shared = query_heads // heads  # query heads to a key head
-        query = query.to(self.suffix.dtype).reshape(rows, heads, shared, dim)
-        prompts, seats = self.prompts, self.seats
-        grid = query.index_select(0, self._grid[: prompts * seats])
-        grid = grid.view(prompts, seats, heads, shared, dim).transpose(1, 2)
-        grid = grid.reshape(prompts, heads, seats * shared, dim)
+        heads, prompts, seats = self.suffix.size(3), self.prompts, self.seats
+        groups = query_heads // heads  # query heads to a key head
+        query = query.to(self.suffix.dtype).reshape(rows, heads, groups, dim)
+        grid = query.index_select(0, self._row_of_seat[: prompts * seats])
+        grid = grid.view(prompts, seats, heads, groups, dim).transpose(1, 2)
+        grid = grid.reshape(prompts, heads, seats * groups, dim)
         with torch.autocast(query.device.type, enabled=False):
-            before, own = self._biases(window)
-            windowed = before is not self._bias
-            plain = softcap is None and not (windowed and self.bucketed)
-            attention = self._attend if plain else partial(attend, softcap=softcap, windowed=windowed)
+            prefix_bias, suffix_bias = self._biases(window)
+            windowed = prefix_bias is not self._bias
+            attention = attend_fused
+            if self.bucketed or softcap is not None:
+                attention = partial(attend, softcap=softcap, windowed=windowed)
             key, value = self.prefix[:, layer, :prompts, :, : self.prompt_length]
-            prefix, prefix_lse = attention(grid, key, value, scale, before)
+            prefix, prefix_lse = attention(grid, key, value, scale, prefix_bias)
             key, value = self.suffix[:, layer, :rows, :, : self.width]
-            suffix = attention(query, key, value, scale, own)
-            prefix = self._to_rows(prefix.reshape(prompts, heads, seats, shared, dim), rows)
-            prefix_lse = self._to_rows(prefix_lse.reshape(prompts, heads, seats, shared), rows)
-            sinks = None if sinks is None else sinks.float().view(heads, shared)
-            joined = join((prefix, prefix_lse), suffix, sinks)  # (rows, Hkv, shared, D)
+            suffix = attention(query, key, value, scale, suffix_bias)
+            prefix = self._to_rows(prefix.reshape(prompts, heads, seats, groups, dim), rows)
+            prefix_lse = self._to_rows(prefix_lse.reshape(prompts, heads, seats, groups), rows)
+            if sinks is not None:
+                sinks = sinks.float().view(heads, groups)
+            joined = join((prefix, prefix_lse), suffix, sinks)  # (rows, Hkv, groups, D)
         return joined.to(query.dtype).view(rows, 1, query_heads, dim)
-
-    def begin_rows(self, groups: int) -> None:
-        """Before the layers of a step call `attend_rows`; groups: query heads to a key head."""
-        self._by_rows.begin_step(groups, self.suffix.size(5), self.width)
 
     def attend_rows(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, scale: float
@@ -234,42 +238,42 @@ class KVCache(Cache):
         query (R, H, G, D), key and value (R, H, D), R at least the number of live rows: further rows return zeros.
         Returns (R, H * G * D).
         """
+        rows, unread_rows = self.rows, len(query) - self.rows
         for part, states in enumerate((key, value)):
-            self.suffix[part, layer, : self.rows, :, self._written] = states[: self.rows]
-        found = self._by_rows(query[: self.rows], self.prefix[:, layer], self.suffix[:, layer], scale)
-        if len(query) == self.rows:
-            return found
-        return torch.nn.functional.pad(found, (0, 0, 0, len(query) - self.rows))
+            self.suffix[part, layer, :rows, :, self._written] = states[:rows]
+        output = self._row_attention(query[:rows], self.prefix[:, layer], self.suffix[:, layer], scale)
+        return torch.nn.functional.pad(output, (0, 0, 0, unread_rows)) if unread_rows else output
 
-    def attend_fused_rows(self, both: torch.Tensor, value: torch.Tensor, layer: int) -> torch.Tensor:
+    def attend_fused_rows(self, query_and_key: torch.Tensor, value: torch.Tensor, layer: int) -> torch.Tensor:
         """Write this step's column and attend, as fused layers call it; bucketed.
 
-        both (rows, Hq + Hkv, D): scaled queries, then keys. value (rows, Hkv * D). Returns (rows, Hq * D).
+        query_and_key (rows, Hq + Hkv, D): scaled queries, then keys. value (rows, Hkv * D). Returns (rows, Hq * D).
         """
         heads, dim = self.suffix.size(3), self.suffix.size(5)
-        for part, states in enumerate((both[:, -heads:], value.view(self.rows, heads, dim))):
-            self.suffix[part, layer, : self.rows].index_copy_(2, self.column, states[:, :, None])
-        prefix, suffix = self.prefix[:, layer], self.suffix[:, layer, : self.rows, :, : self.width]
-        return self._in_buckets(both, prefix, suffix)
+        self.update(query_and_key[:, -heads:, None], value.view(self.rows, heads, 1, dim), layer)
+        suffix = self.suffix[:, layer, : self.rows, :, : self.width]
+        return self._bucket_attention(query_and_key, self.prefix[:, layer], suffix)
 
     def _to_rows(self, grid: torch.Tensor, rows: int) -> torch.Tensor:
         """(P, Hkv, seats, ...) -> (rows, Hkv, ...)."""
-        return grid.transpose(1, 2).flatten(0, 1).index_select(0, self._cell[:rows])
+        return grid.transpose(1, 2).flatten(0, 1).index_select(0, self._seat_of_row[:rows])
 
     # ---- between steps ------------------------------------------------------------------------------------------
 
-    def move_rows(self, moves: Sequence[tuple[int, int]], written: int) -> None:
-        """Copy rows' first `written` columns, (to, from), in every layer."""
+    def move_rows(self, moves: Sequence[tuple[int, int]], columns: int) -> None:
+        """Copy rows' first `columns` columns, (to, from), in every layer."""
         if moves:
-            to, source = zip(*moves, strict=True)
-            self.suffix[:, :, list(to), :, :written] = self.suffix[:, :, list(source), :, :written]
+            targets, sources = map(list, zip(*moves, strict=True))
+            self.suffix[:, :, targets, :, :columns] = self.suffix[:, :, sources, :, :columns]
 
-    def keep_prompts(self, live: Sequence[bool]) -> list[int]:
-        """Drop prompts that no row needs; returns each old prefix slot's new one (meaningless for dropped ones)."""
-        place = list(range(len(live)))
-        for to, source in fill_holes(live):
-            self.prefix[:, :, to] = self.prefix[:, :, source]
-            self._lengths[to] = self._lengths[source]
-            place[source] = to
-        self.set_prompts(self._lengths[: sum(live)])
-        return place
+    def drop_prompts(self, prompt_of_row: Sequence[int]) -> list[int]:
+        """Drop the prompts that no row needs; returns each row's new prefix slot."""
+        live = [prompt in prompt_of_row for prompt in range(len(self._lengths))]
+        new_slot = list(range(len(live)))
+        for target, source in fill_holes(live):
+            self.prefix[:, :, target] = self.prefix[:, :, source]
+            self._lengths[target] = self._lengths[source]
+            new_slot[source] = target
+        if not all(live):
+            self.set_prompts(self._lengths[: sum(live)])
+        return [new_slot[prompt] for prompt in prompt_of_row]

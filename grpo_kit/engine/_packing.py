@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -68,21 +69,23 @@ class PackedBatch:
             continues = (k <= q) & (q < end[k])
             return continues if window is None else continues & (place[q] - place[k] < window)
 
-        ends, block = end.view(-1, FLEX_BLOCK), torch.arange(length // FLEX_BLOCK, device=end.device)
-        # The first query of a block of them; the blocks of keys that lie in front of it.
-        first, before = block[:, None] * FLEX_BLOCK, block < block[:, None]
-        full = before & (ends.amin(1) >= first + FLEX_BLOCK)
-        partly = (before & (ends.amax(1) > first) & ~full) | (block == block[:, None])
+        ends = end.view(-1, FLEX_BLOCK)
+        block = torch.arange(length // FLEX_BLOCK, device=end.device)
+        first_query = block[:, None] * FLEX_BLOCK  # of a block of queries
+        earlier = block < block[:, None]  # blocks of keys in front of it
+        full = earlier & (ends.amin(1) >= first_query + FLEX_BLOCK)
+        partial = (earlier & (ends.amax(1) > first_query) & ~full) | (block == block[:, None])
         if window is not None:  # it may cut through any block
-            partly, full = partly | full, torch.zeros_like(full)
+            partial |= full
+            full = torch.zeros_like(full)
 
-        def listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def count_and_order(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             order = blocks.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
             return blocks.sum(-1, dtype=torch.int32)[None, None], order.to(torch.int32)[None, None]
 
         return BlockMask.from_kv_blocks(
-            *listed(partly),
-            *listed(full),
+            *count_and_order(partial),
+            *count_and_order(full),
             BLOCK_SIZE=FLEX_BLOCK,
             mask_mod=sees,
             seq_lengths=(length, length),
@@ -90,12 +93,9 @@ class PackedBatch:
 
     def unpack(self, scores: torch.Tensor, width: int) -> torch.Tensor:
         """float (1, L) -> (R, width), zeros past each completion's end; differentiable."""
-        offset = torch.arange(width, device=scores.device)
-        inside = offset < self.length[:, None]  # (R, width)
-        places = torch.zeros(len(self.length), width, dtype=torch.long, device=scores.device)
-        shown = min(width, self.places.size(1))
-        places[:, :shown] = self.places[:, :shown]
-        return scores[0, places] * inside
+        mask = torch.arange(width, device=scores.device) < self.length[:, None]  # (R, width)
+        places = torch.nn.functional.pad(self.places, (0, width - self.places.size(1)))
+        return scores[0, places] * mask
 
 
 def why_not_packed(model: Any) -> str | None:
@@ -109,17 +109,17 @@ def why_not_packed(model: Any) -> str | None:
 def _positions(rows: Sequence[Row], order: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Of rows in sorted order: positions each takes alone, and the most it adds to those before it; long (R,)."""
     alone, added = [], []
-    before: tuple[int, ...] = ()
+    previous: tuple[int, ...] = ()
     for i in order:
         prompt, completion = rows[i]
-        whole = (*prompt, *completion)
-        read = len(whole) - 1
-        shared = common_length(before, whole)
-        if shared >= len(prompt) or shared == len(before):  # the token before the branch is there once more
-            shared -= shared < len(whole)
+        tokens = (*prompt, *completion)
+        read = len(tokens) - 1
+        shared = common_length(previous, tokens)
+        if shared < len(tokens) and (shared >= len(prompt) or shared == len(previous)):
+            shared -= 1  # the token before the branch is there once more
         alone.append(read)
         added.append(max(0, read - max(0, shared)))
-        before = whole
+        previous = tokens
     return torch.tensor(alone), torch.tensor(added)
 
 
@@ -133,27 +133,29 @@ def make_chunks(rows: list[Row], max_tokens: int) -> list[list[int]]:
     [[1], [0, 2]]
     """
     scored = [i for i, (_, completion) in enumerate(rows) if completion]
-    nothing = [i for i, (_, completion) in enumerate(rows) if not completion]
+    unscored = [i for i, (_, completion) in enumerate(rows) if not completion]
     if not scored:
-        return [nothing] if nothing else []
+        return [unscored] if unscored else []
     order = sorted(scored, key=lambda i: (*rows[i][0], *rows[i][1]))
     alone, added = _positions(rows, order)
     total = torch.cat([torch.zeros(1, dtype=torch.long), added.cumsum(0)])
-    best, cut = [0.0], [0]  # of the first n rows: the least cost, and where its last chunk begins
+    least_costs, last_begins = [0.0], [0]  # of the first n rows: the cost, and where the last chunk begins
     for n in range(1, len(order) + 1):
         # Positions of rows i..n - 1 as one chunk, for each i: the first alone, the others on top of it.
         tokens = alone[:n] + total[n] - total[1 : n + 1]
         tokens = tokens.masked_fill(tokens > max_tokens, 2**60)
         tokens[n - 1] = alone[n - 1]
         even = (tokens / total[-1].clamp(min=1)) ** 2 / 2  # over all chunks less than one token
-        cost = torch.tensor(best, dtype=torch.float64) + tokens + CHUNK_COST + even
-        cut.append(int(cost.argmin()))
-        best.append(float(cost[cut[-1]]))
+        costs = torch.tensor(least_costs, dtype=torch.float64) + tokens + CHUNK_COST + even
+        begin = int(costs.argmin())
+        last_begins.append(begin)
+        least_costs.append(float(costs[begin]))
     chunks, n = [], len(order)
     while n:
-        chunks.append(sorted(order[i] for i in range(cut[n], n)))
-        n = cut[n]
-    chunks[-1] = sorted(chunks[-1] + nothing)
+        begin = last_begins[n]
+        chunks.append(sorted(order[begin:n]))
+        n = begin
+    chunks[-1] = sorted(chunks[-1] + unscored)
     return chunks[::-1]
 
 
@@ -165,18 +167,20 @@ def pack_rows(rows: list[Row], device: torch.device, *, multiple: int = 1) -> Pa
     >>> pack_rows([((5, 6), [7, 8]), ((5, 6), [9, 9])], torch.device("cpu")).input_ids.tolist()
     [[5, 6, 7, 6, 9]]
     """
-    scored = [r for r, (_, completion) in enumerate(rows) if completion]
-    tree = build_tree([rows[r] for r in scored] or [((0,), ())])  # nothing scored: one token to hang zeros on
+    scored = [i for i, (_, completion) in enumerate(rows) if completion]
+    tree = build_tree([rows[i] for i in scored] or [((0,), ())])  # nothing scored: one token to hang zeros on
     length = -(-len(tree) // multiple) * multiple
     table = torch.zeros(4, length, dtype=torch.long)
-    table[2], table[3] = -100, torch.arange(1, length + 1)  # padding sees itself alone
-    for line, values in zip(table, (tree.input_ids, tree.positions, tree.labels, tree.end), strict=True):
-        line[: len(tree)] = torch.from_numpy(values)
+    table[2] = -100
+    table[3] = torch.arange(1, length + 1)  # padding sees itself alone
+    columns = (tree.input_ids, tree.positions, tree.labels, tree.end)
+    table[:, : len(tree)] = torch.from_numpy(np.stack(columns))
     ids, positions, labels, end = table.to(device)
     lengths = [len(completion) for _, completion in rows]
     places = torch.zeros(len(rows), max([1, *lengths]), dtype=torch.long)
-    for r, place in zip(scored, tree.places, strict=False):
-        places[r, : lengths[r]] = torch.from_numpy(place[-lengths[r] :])
+    if scored:
+        for i, place in zip(scored, tree.places, strict=True):
+            places[i, : lengths[i]] = torch.from_numpy(place[-lengths[i] :])
     return PackedBatch(
         ids[None],
         positions[None],
@@ -199,14 +203,14 @@ class PackedMasks:
     """The masks of one packed row, by window. attention: "flex_attention" or "sdpa"."""
 
     def __init__(self, packed: PackedBatch, attention: str) -> None:
-        self._packed, self.attention = packed, attention
-        self._made: dict[int | None, Any] = {}
+        self.attention = attention
+        self._make_mask = packed.block_mask if attention == "flex_attention" else packed.dense_mask
+        self._masks: dict[int | None, Any] = {}
 
     def __getitem__(self, window: int | None) -> Any:
-        if window not in self._made:
-            make = self._packed.block_mask if self.attention == "flex_attention" else self._packed.dense_mask
-            self._made[window] = make(window)
-        return self._made[window]
+        if window not in self._masks:
+            self._masks[window] = self._make_mask(window)
+        return self._masks[window]
 
 
 def _packed_forward(
@@ -225,13 +229,12 @@ def _packed_forward(
     """transformers calls this in each layer; the PackedMasks lie in the config."""
     masks = module.config.handed_to_attention
     mask = masks[sliding_window]
-    if masks.attention != "flex_attention" and (softcap is not None or s_aux is not None):
-        found = dense_attention(query, key, value, mask, scaling, softcap=softcap, sinks=s_aux)
-        return found, None
-    only = {"softcap": softcap, "s_aux": s_aux} if masks.attention == "flex_attention" else {}
-    return ALL_ATTENTION_FUNCTIONS[masks.attention](
-        module, query, key, value, mask, scaling=scaling, **only, **kwargs
-    )
+    if masks.attention == "flex_attention":
+        kwargs |= {"softcap": softcap, "s_aux": s_aux}
+    elif softcap is not None or s_aux is not None:
+        return dense_attention(query, key, value, mask, scaling, softcap=softcap, sinks=s_aux), None
+    attention = ALL_ATTENTION_FUNCTIONS[masks.attention]
+    return attention(module, query, key, value, mask, scaling=scaling, **kwargs)
 
 
 ALL_ATTENTION_FUNCTIONS.register(PACKED, _packed_forward)

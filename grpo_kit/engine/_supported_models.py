@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from grpo_kit._support.argument_checks import check_whole
 from grpo_kit._support.unsloth import replaced_layers
-from grpo_kit.models._model_facts import MODEL_TYPES, base_model, has_adapters
+from grpo_kit.models._model_facts import MODEL_TYPES, base_model, check_context, context_length, has_adapters
 
 # Their frequencies change as a sequence grows, so that cached keys would need another rotation.
 _MOVING_ROPE = frozenset({"dynamic", "longrope"})
@@ -42,9 +44,11 @@ _OFF = {
 def is_tested(model: Any) -> bool:
     """Is it one of MODEL_TYPES, a class of transformers' own, all of whose layers see everything before them?"""
     base = base_model(model)
-    kind = type(base)
-    own = kind.__module__.startswith("transformers.models.") and kind.__name__.endswith("ForCausalLM")
-    return own and base.config.model_type in MODEL_TYPES and set(layer_kinds(base)) == {"full_attention"}
+    if not type(base).__module__.startswith("transformers.models."):
+        return False
+    if not type(base).__name__.endswith("ForCausalLM") or base.config.model_type not in MODEL_TYPES:
+        return False
+    return set(layer_kinds(base)) == {"full_attention"}
 
 
 def layer_kinds(model: Any) -> list[str]:
@@ -67,43 +71,38 @@ def signature(model: torch.nn.Module) -> tuple:
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     peft = sys.modules.get("peft.tuners.tuners_utils")
-    adapters = [
-        (
-            name,
-            tuple(m.active_adapters),
-            m.disable_adapters,
-            tuple(m.merged_adapters),
-            tuple(m.scaling.items()),
-        )
-        for name, m in model.named_modules()
-        if peft is not None and isinstance(m, peft.BaseTunerLayer) and hasattr(m, "scaling")
-    ]
+    adapters = []
+    if peft is not None:
+        for layer in model.modules():
+            if isinstance(layer, peft.BaseTunerLayer) and hasattr(layer, "scaling"):
+                adapters.append(list(layer.active_adapters))
+                adapters.append(layer.disable_adapters)
+                adapters.append(list(layer.merged_adapters))
+                adapters.append(dict(layer.scaling))
     device = next(model.parameters()).device.type
     autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-    return (
-        tuple((name, t.data_ptr(), t.dtype, t.shape, t.device) for name, t in tensors),
-        tuple(adapters),
-        autocast,
-        torch.get_float32_matmul_precision(),
-    )
+    weights = [(name, t.data_ptr(), t.dtype, t.shape, t.device) for name, t in tensors]
+    return weights, adapters, autocast, torch.get_float32_matmul_precision()
 
 
 _failed: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 
 
-def engine_failed(model: Any, why: str) -> None:
+def engine_failed(model: Any, reason: str) -> None:
     """Record that the engine failed with this model on this machine; completions then use the plain way."""
-    _failed[base_model(model)] = f"it failed here before: {why}"
+    _failed[base_model(model)] = f"it failed here before: {reason}"
 
 
 _by_modules: WeakSet[PreTrainedModel] = WeakSet()
 
 
-def decode_by_modules(model: Any, why: str) -> None:
+def decode_by_modules(model: Any, reason: str) -> None:
     """Record, with a line, that decoding in few kernels failed here; the engine then calls the model's modules."""
+    if base_model(model) in _by_modules:
+        return
     _by_modules.add(base_model(model))
     print(
-        f"Decoding in few kernels failed on this machine ({why}); the model's modules decode from now on, slower. "
+        f"Decoding in few kernels failed on this machine ({reason}); the model's modules decode from now on, slower. "
         "Please paste this and `python -m grpo_kit doctor` into an issue of grpo_kit.",
         flush=True,
     )
@@ -138,8 +137,8 @@ def shared_problem(model: Any) -> str | None:
         return "it reads more than text"
     if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
         return "it attends to an encoder"
-    if others := sorted(set(layer_kinds(base)) - _ATTENTION_LAYERS):
-        return f"its layers of kind {', '.join(others)} have another state than keys and values"
+    if other_kinds := sorted(set(layer_kinds(base)) - _ATTENTION_LAYERS):
+        return f"its layers of kind {', '.join(other_kinds)} have another state than keys and values"
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
         return "its attention is not causal"
     if not getattr(config, "rope_parameters", None):
@@ -149,12 +148,13 @@ def shared_problem(model: Any) -> str | None:
 
 def _model_problem(model: Any) -> str | None:
     base = base_model(model)
-    if why := shared_problem(model) or _failed.get(base):
-        return why
-    ropes = base.config.rope_parameters  # one for all layers, or one for each kind of them
-    for rope in [one for one in ropes.values() if isinstance(one, dict)] or [ropes]:
-        if (kind := rope.get("rope_type", "default")) in _MOVING_ROPE:
-            return f"its rotary positions are of type {kind!r}, which change as a sequence grows"
+    if problem := shared_problem(model) or _failed.get(base):
+        return problem
+    rope = base.config.rope_parameters  # one for all layers, or one for each kind of them
+    for parameters in [rope, *rope.values()]:
+        rope_type = parameters.get("rope_type") if isinstance(parameters, dict) else None
+        if rope_type in _MOVING_ROPE:
+            return f"its rotary positions are of type {rope_type!r}, which change as a sequence grows"
     devices = {p.device for p in model.parameters()}
     if len(devices) > 1 or next(iter(devices)).type not in ("cpu", "cuda"):
         return f"its weights lie on {', '.join(sorted(map(str, devices)))}; it must be one CPU or one CUDA device"
@@ -165,12 +165,32 @@ def _model_problem(model: Any) -> str | None:
 
 
 def _config_problem(model: Any, generation_config: GenerationConfig) -> str | None:
-    known = vars(GenerationConfig())
+    settings = vars(GenerationConfig()).keys() - _USED - _WITHOUT_EFFECT
     checkpoint = base_model(model).generation_config
-    for whose, config in (("generation_config", generation_config), ("the checkpoint's own", checkpoint)):
+    for owner, config in (("generation_config", generation_config), ("the checkpoint's own", checkpoint)):
         for name, value in vars(config).items():
-            if name.startswith("_") or name not in known or name in _USED | _WITHOUT_EFFECT:
-                continue
-            if value not in (None, False, _OFF.get(name)):
-                return f"{whose} {name}={value!r} is not something the engine does"
+            in_effect = name in settings and not name.startswith("_")
+            if in_effect and value not in (None, False, _OFF.get(name)):
+                return f"{owner} {name}={value!r} is not something the engine does"
     return None
+
+
+def check_room(
+    model: Any,
+    ids: Sequence[Sequence[int]],
+    limit: int,
+    *,
+    name: str = "prompts",
+    length: str = "max_completion_tokens",
+    mend: str = "drop it or lower max_completion_tokens",
+) -> None:
+    """Raises ValueError for an empty prompt, and for one too long for `limit` more tokens in the model's context.
+
+    name, length: the caller's names of ids and limit; mend: the remedy of a prompt that is too long.
+    """
+    check_whole(length, limit)
+    context = context_length(model)
+    for place, prompt in enumerate(ids):
+        if not len(prompt):
+            raise ValueError(f"{name}[{place}] has no tokens; every prompt needs at least one")
+        check_context(context, len(prompt), limit, where=f"{name}[{place}]", length=length, mend=mend)

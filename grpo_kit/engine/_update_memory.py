@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from traceback import walk_tb
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import rms_norm
@@ -23,31 +23,38 @@ from grpo_kit.engine.cpu._layers import shipped_norms
 from grpo_kit.engine.cpu._tree_attention import NAME as TREE
 from grpo_kit.engine.memory._activations import PREFERRED_TOKENS, has_sizes, update_budget
 from grpo_kit.engine.memory._free import Backoff, free_bytes
-from grpo_kit.engine.tree import tree_tokens
+from grpo_kit.engine.tree import build_tree
 from grpo_kit.models._model_facts import base_model, has_adapters
 
 _DENSE_TOKENS = 1024  # positions under a dense mask, if a group has no more
 _LAYERS_TO_ONE_AGAIN = 14
 # Shapes that FlexAttention is compiled for in a process, of all models together; torch's own limit is 8.
 _SHAPES = 64
-# Who raises an error, or is passed by it, where FlexAttention failed; nobody else compiles anything.
-_COMPILED = ("torch._inductor", "triton")
+# Modules that raise an error, or are passed by it, where FlexAttention failed; nobody else compiles anything.
+_COMPILED = ("torch._inductor.", "triton.")
+_COMPILERS = (*_COMPILED, "torch._dynamo.")
 _FLEX = (
     *_COMPILED,
-    "torch.nn.attention.flex_attention",
-    "torch._higher_order_ops.flex_attention",
-    "transformers.integrations.flex_attention",
+    "torch.nn.attention.flex_attention.",
+    "torch._higher_order_ops.flex_attention.",
+    "transformers.integrations.flex_attention.",
 )
-_COMPILERS = (*_COMPILED, "torch._dynamo")
+
+
+class Sizes(NamedTuple):
+    """Packed positions of the longest completion with its prompt, of the largest group, and of all rows."""
+
+    longest: int
+    group: int
+    total: int
 
 
 class UpdateMemory:
     """The chunk size and what is done when it does not fit, for one model.
 
     chunk_tokens: packed positions at once, None until memory ran out; after a while larger ones are tried again.
-    checkpointed_layers: the first so many layers
-    compute their activations again in the backward pass. attention: "flex_attention" (CUDA), the kit's own for a tree
-    (CPU), or "sdpa" under a dense mask.
+    checkpointed_layers: so many layers, from the first, compute their activations again in the backward pass.
+    attention: "flex_attention" (CUDA), the kit's own for a tree (CPU), or "sdpa" under a dense mask.
     compute_itemsize: bytes a number under autocast, None without it. by_layer: see PackedMasks.
     entropy_bonus: do entropies have a gradient?
     """
@@ -57,14 +64,13 @@ class UpdateMemory:
     ) -> None:
         self.model, self.device, self.compute_itemsize = model, device, compute_itemsize
         self.attention = _attention(model, device)
-        self.by_layer = self.attention != TREE and not is_tested(
-            model
-        )  # layers may have windows, soft caps, sinks
+        # Layers may have windows, soft caps, sinks.
+        self.by_layer = self.attention != TREE and not is_tested(model)
         self.chunk_tokens: int | None = None
         self.checkpointed_layers = 0
         self.entropy_bonus = False
         self.give_back: Callable[[], bool] = lambda: False  # frees what others keep; was there anything?
-        self.flex_failed: Callable[[Exception], None] = _tell_of_flex
+        self._layers = list(base_model(model).get_decoder().layers)
         self._checkpoint_all, self._seconds = False, 0.0
         self._backoff = Backoff()
 
@@ -74,29 +80,32 @@ class UpdateMemory:
         Where FlexAttention fails, it starts over with SDPA. What anything else raises passes as it is.
         Raises torch.OutOfMemoryError, with what to change, when one completion does not fit.
         """
-        longest, group, total = self._sizes(rows)
+        sizes = self._sizes(rows)
         while True:
-            limit, self.checkpointed_layers = self._budget(longest, group, total, free_bytes(self.device))
+            limit, self.checkpointed_layers = self._budget(sizes, free_bytes(self.device))
             self._checkpoint_layers()
-            begin = time.perf_counter()
+            start = time.perf_counter()
             try:
-                done = work(limit)
-                self._seconds = time.perf_counter() - begin  # the loss is a number: the card is done, too
-                self._try_more(min(limit, total))
-                return done
+                result = work(limit)
+                self._seconds = time.perf_counter() - start  # the loss is a number: the card is done, too
+                self._try_more(min(limit, sizes.total))
+                return result
             except torch.OutOfMemoryError:
-                full = True
+                out_of_memory = True
             except Exception as error:
                 if self.attention != "flex_attention" or not _is_flex_attentions(error):
                     raise
-                full = any(isinstance(e, torch.OutOfMemoryError) for e in _chain(error))
-                if not full:
+                out_of_memory = any(isinstance(e, torch.OutOfMemoryError) for e in _chain(error))
+                if not out_of_memory:
                     self.attention = "sdpa"
-                    self.flex_failed(error)
-            given_back = full and self.give_back()
+                    first_line = str(error).strip().partition("\n")[0]
+                    print(
+                        f"FlexAttention failed ({type(error).__name__}: {first_line}); using SDPA with a dense mask."
+                    )
+            given_back = out_of_memory and self.give_back()
             self._forget()  # out here the error, and the tensors its frames hold, are gone
-            if full and not given_back:
-                self._take_less(min(limit, total), longest)
+            if out_of_memory and not given_back:
+                self._take_less(min(limit, sizes.total), sizes.longest)
 
     @contextmanager
     def attention_of(self, model: Any) -> Iterator[None]:
@@ -111,14 +120,13 @@ class UpdateMemory:
             name = PACKED
         elif self.attention != "sdpa" or name not in ("sdpa", "eager"):
             name = self.attention
-        on_card = self.device.type == "cuda"
-        limits = {"recompile_limit": _SHAPES, "fail_on_recompile_limit_hit": True}
-        flex = self.attention == "flex_attention"
-        with (
-            attention_named(base, name),
-            torch._dynamo.config.patch(limits) if flex else nullcontext(),
-            norms_in_one_kernel(model) if on_card else nullcontext(),
-        ):
+        compiler = norms = nullcontext()
+        if self.attention == "flex_attention":
+            limits = {"recompile_limit": _SHAPES, "fail_on_recompile_limit_hit": True}
+            compiler = torch._dynamo.config.patch(limits)
+        if self.device.type == "cuda":
+            norms = norms_in_one_kernel(model)
+        with attention_named(base, name), compiler, norms:
             yield
 
     def spares(self, held: int, rows: list[Row], free: int | None = None, *, seconds: float = 0.0) -> bool:
@@ -129,57 +137,57 @@ class UpdateMemory:
         chunks stay the same, and with them all numbers, more layers may be that cost less than `seconds`.
         free: bytes besides what is held, None: as it is.
         """
-        longest, group, total = self._sizes(rows)
-        free = free_bytes(self.device) if free is None else free
-        tokens, layers = self._budget(longest, group, total, free)
-        most, fewest = self._budget(longest, group, total, free + held)
-        share = (layers - fewest) / len(self._layers())
-        if 0 < share * self._seconds / 3 < seconds and make_chunks(rows, tokens) == make_chunks(rows, most):
-            return True
-        again = share * _LAYERS_TO_ONE_AGAIN <= 1
-        return again and tokens >= min(most, max(group, PREFERRED_TOKENS))
+        sizes = self._sizes(rows)
+        if free is None:
+            free = free_bytes(self.device)
+        tokens, layers = self._budget(sizes, free)
+        most_tokens, fewest_layers = self._budget(sizes, free + held)
+        share = (layers - fewest_layers) / len(self._layers)
+        if 0 < share * self._seconds / 3 < seconds:
+            if make_chunks(rows, tokens) == make_chunks(rows, most_tokens):
+                return True
+        enough_tokens = min(most_tokens, max(sizes.group, PREFERRED_TOKENS))
+        return share * _LAYERS_TO_ONE_AGAIN <= 1 and tokens >= enough_tokens
 
-    def _sizes(self, rows: list[Row]) -> tuple[int, int, int]:
-        """Packed positions of the longest completion with its prompt, of the largest group, and of a chunk at most."""
+    def _sizes(self, rows: list[Row]) -> Sizes:
+        scored = [row for row in rows if row[1]]  # without a completion there is nothing to score
         groups: dict[tuple[int, ...], list[Row]] = {}
-        for row in rows:
-            if row[1]:  # without a completion there is nothing to score
-                groups.setdefault(row[0], []).append(row)
-        scored = [row for members in groups.values() for row in members]
+        for row in scored:
+            groups.setdefault(row[0], []).append(row)
         longest = max((len(prompt) + len(completion) - 1 for prompt, completion in scored), default=1)
-        group = max(map(tree_tokens, groups.values()), default=1)
-        return longest, group, max(1, tree_tokens(scored))
+        group = max((len(build_tree(members)) for members in groups.values()), default=1)
+        return Sizes(longest, group, len(build_tree(scored)) if scored else 1)
 
     def _checkpoint_layers(self) -> None:
         """The first checkpointed_layers layers recompute their activations, the rest keep them."""
-        for i, layer in enumerate(self._layers()):
+        for i, layer in enumerate(self._layers):
             layer.gradient_checkpointing = i < self.checkpointed_layers
             layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
 
     def _try_more(self, computed: int) -> None:
         """So many positions at once fitted: where an earlier lack of memory allows no more, it may at times."""
-        if not self._checkpoint_all and computed < (self.chunk_tokens or math.inf):
+        is_limited = self._checkpoint_all or computed >= (self.chunk_tokens or math.inf)
+        if not is_limited or not self._backoff.again():
             return
-        if self._backoff.again():
-            if self._checkpoint_all:
-                self._checkpoint_all = False
-            else:
-                self.chunk_tokens *= 2
+        if self._checkpoint_all:
+            self._checkpoint_all = False
+        else:
+            self.chunk_tokens *= 2
 
     def _take_less(self, failed: int, longest: int) -> None:
         self._backoff.failed()
         if failed > longest:
             self.chunk_tokens = max(longest, failed // 2)
-            now = f"with {self.chunk_tokens}"
-        elif self.checkpointed_layers < len(self._layers()):
+            remedy = f"with {self.chunk_tokens}"
+        elif self.checkpointed_layers < len(self._layers):
             self._checkpoint_all = True
-            now = "with every layer checkpointed"
+            remedy = "with every layer checkpointed"
         else:
             raise torch.OutOfMemoryError(
                 f"one completion of {longest} tokens does not fit, with every layer checkpointed: shorten "
                 "max_completion_length, or take LoRA, a smaller model or another optimizer (see plan_memory)"
             )
-        print(f"Out of memory with {failed} tokens at once: the step starts over {now}; nothing is lost")
+        print(f"Out of memory with {failed} tokens at once: the step starts over {remedy}; nothing is lost")
 
     def _forget(self) -> None:
         """Nothing of the failed attempt stays: its gradients are a part of the step's only."""
@@ -189,26 +197,30 @@ class UpdateMemory:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _budget(self, longest: int, group: int, total: int, free: int) -> tuple[int, int]:
+    def _budget(self, sizes: Sizes, free: int) -> tuple[int, int]:
         """Packed positions of a chunk, whole groups if that fits, and how many layers are checkpointed."""
+        longest, group, total = sizes
         base, lora = base_model(self.model), has_adapters(self.model)
-        total = max(longest, min(total, self.chunk_tokens or total))
+        all_layers = len(self._layers)
+        preferred = max(group, PREFERRED_TOKENS)
+        if self.chunk_tokens is not None:
+            total = min(total, self.chunk_tokens)
+        total = max(longest, total)
         if self.attention == "sdpa":  # a dense mask over several groups is mostly empty
             total = min(total, max(group, _DENSE_TOKENS))
         elif self.device.type == "cpu":  # longer is no faster, and who runs out of memory here is killed
-            total = min(total, max(longest, group, PREFERRED_TOKENS))
+            total = min(total, max(longest, preferred))
         if not has_sizes(base.config):  # nothing to estimate from: trying measures it, and run() takes less
-            most = max(longest, group, PREFERRED_TOKENS)
-            return min(total, most), len(self._layers()) * self._checkpoint_all
-        trained = (p for p in self.model.parameters() if p.requires_grad and p.grad is None)
-        missing_gradients = sum(p.numel() * p.element_size() for p in trained)
+            return min(total, max(longest, preferred)), all_layers * self._checkpoint_all
+        trained = [p for p in self.model.parameters() if p.requires_grad and p.grad is None]
+        missing_gradients = sum(p.nbytes for p in trained)
         tokens, layers = update_budget(
             free - missing_gradients,
             base.config,
             base.dtype.itemsize,
             longest=longest,
             total=total,
-            preferred=min(total, max(group, PREFERRED_TOKENS)),
+            preferred=min(total, preferred),
             compute_itemsize=self.compute_itemsize,
             trainable="lora" if lora else "full",
             rank=getattr(self.model.active_peft_config, "r", 16) if lora else 16,
@@ -216,23 +228,17 @@ class UpdateMemory:
             fused_norms=self.device.type == "cuda",
             entropy_bonus=self.entropy_bonus,
         )
-        return tokens, len(self._layers()) if self._checkpoint_all else layers
-
-    def _layers(self) -> list[Any]:
-        return list(base_model(self.model).get_decoder().layers)
-
-
-def _tell_of_flex(error: Exception) -> None:
-    told = next(iter(str(error).strip().splitlines()), "")
-    print(f"FlexAttention failed ({type(error).__name__}: {told}); using SDPA with a dense mask.")
+        return tokens, all_layers if self._checkpoint_all else layers
 
 
 def _is_flex_attentions(error: BaseException) -> bool:
     """Did FlexAttention fail, or who compiles it? Not where the card itself reports an error: nothing works then."""
     if any(isinstance(e, torch.AcceleratorError) for e in _chain(error)):
         return False
-    passed = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
-    return _within(type(error).__module__, _COMPILERS) or any(_within(name, _FLEX) for name in passed)
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    if f"{type(error).__module__}.".startswith(_COMPILERS):
+        return True
+    return any(f"{module}.".startswith(_FLEX) for module in modules)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -240,10 +246,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _within(module: str, packages: tuple[str, ...]) -> bool:
-    return any(module == p or module.startswith(f"{p}.") for p in packages)
 
 
 def _attention(model: torch.nn.Module, device: torch.device) -> str:
@@ -264,14 +266,14 @@ def _attention(model: torch.nn.Module, device: torch.device) -> str:
 @contextmanager
 def norms_in_one_kernel(model: torch.nn.Module) -> Iterator[None]:
     """Inside, the model's norms are torch's; also while the backward pass recomputes layers. Not on a CPU."""
-    before = {kind: kind.forward for kind in shipped_norms(model)}
-    for kind, forward in before.items():
-        kind.forward = _in_one_kernel(forward)
+    forwards = {norm: norm.forward for norm in shipped_norms(model)}
+    for norm, forward in forwards.items():
+        norm.forward = _in_one_kernel(forward)
     try:
         yield
     finally:
-        for kind, forward in before.items():
-            kind.forward = forward
+        for norm, forward in forwards.items():
+            norm.forward = forward
 
 
 def _in_one_kernel(forward: Any) -> Any:

@@ -20,9 +20,9 @@ from transformers import GenerationConfig
 from grpo_kit._support import cuda
 from grpo_kit._support.argument_checks import check_temperature, check_whole, template_tokens
 from grpo_kit.engine._first_use import has_finite_logits
-from grpo_kit.engine._supported_models import engine_failed
+from grpo_kit.engine._supported_models import check_room, engine_failed
 from grpo_kit.engine.rollout import RolloutEngine
-from grpo_kit.models._model_facts import base_model, check_context, close_rows, context_length, evaluating
+from grpo_kit.models._model_facts import base_model, close_rows, evaluating
 from grpo_kit.models.token_lists import end_ids, generate_rows, up_to_end
 
 if TYPE_CHECKING:
@@ -76,9 +76,9 @@ def complete(
     """
     if isinstance(prompts, str):  # otherwise every letter would be a prompt
         raise ValueError(f"prompts={prompts[:40]!r} is one text; give a list of them")
-    sizes = {"samples": samples, "max_completion_tokens": max_completion_tokens, "batch_size": batch_size}
-    for name, value in sizes.items():
-        check_whole(name, value)
+    check_whole("samples", samples)
+    check_whole("max_completion_tokens", max_completion_tokens)
+    check_whole("batch_size", batch_size)
     temperature = check_temperature(temperature, greedy=True)
     if temperature == 0 and samples > 1:
         raise ValueError(
@@ -87,36 +87,55 @@ def complete(
     if not prompts:
         return []
     close_rows(model, tokenizer)
-    texts = isinstance(prompts[0], str)
-    # Texts with the default special tokens.
-    ids = tokenizer(list(prompts))["input_ids"] if texts else [list(prompt) for prompt in prompts]
+    if isinstance(prompts[0], str):
+        ids = tokenizer(list(prompts))["input_ids"]  # with the default special tokens
+    else:
+        ids = [list(prompt) for prompt in prompts]
     check_room(model, ids, max_completion_tokens)
     ids = [prompt for prompt in ids for _ in range(samples)]  # (B * samples)
+    numbers = range(len(ids)) if numbers is None else numbers
     ends = end_ids(model, tokenizer)
-    config = GenerationConfig(
-        max_new_tokens=max_completion_tokens,
-        eos_token_id=ends,
-        pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (ends or [0])[0],
-        disable_compile=True,
-        do_sample=bool(temperature),
-        **({"temperature": float(temperature), "top_k": 0} | dict(sampling or {}) if temperature else {}),
-    )
-    written: dict[int, list[int]] = {}
+    config = _generation_config(tokenizer, ends, max_completion_tokens, temperature, sampling or {})
+    completion_ids: dict[int, list[int]] = {}
     # transformers' draws depend on the batch alone: separate calls must not share them.
-    with _as_it_was(model, seed + min(numbers or [0])):
+    with _plain_settings(model, seed + min(numbers)):
         decode = _decoder(model, config, seed, engine)
         for rows in _batches(ids, batch_size):
-            known = rows if numbers is None else [numbers[r] for r in rows]
-            written.update(zip(rows, decode([ids[r] for r in rows], known), strict=True))
+            batch_ids = decode([ids[row] for row in rows], [numbers[row] for row in rows])
+            completion_ids.update(zip(rows, batch_ids, strict=True))
             if progress is not None:
-                progress(len(written), len(ids))
-    made, hidden = [], template_tokens(tokenizer, ends)
+                progress(len(completion_ids), len(ids))
+    hidden = template_tokens(tokenizer, ends)
+    completions = []
     for row in range(len(ids)):
-        tokens = up_to_end(written[row], ends)
+        tokens = up_to_end(completion_ids[row], ends)
         visible_ids = [token for token in tokens if token not in hidden]
         text = tokenizer.decode(visible_ids, skip_special_tokens=False)
-        made.append(Completion(text, len(tokens), tokens[-1] not in ends, tuple(tokens)))
-    return made
+        completions.append(Completion(text, len(tokens), tokens[-1] not in ends, tuple(tokens)))
+    return completions
+
+
+def _generation_config(
+    tokenizer: PreTrainedTokenizerBase,
+    ends: list[int],
+    max_completion_tokens: int,
+    temperature: float,
+    sampling: Mapping[str, float],
+) -> GenerationConfig:
+    pad_id = tokenizer.pad_token_id
+    if pad_id is None:
+        pad_id = (ends or [0])[0]
+    sampling_settings = {}
+    if temperature:
+        sampling_settings = {"temperature": float(temperature), "top_k": 0, **sampling}
+    return GenerationConfig(
+        max_new_tokens=max_completion_tokens,
+        eos_token_id=ends,
+        pad_token_id=pad_id,
+        disable_compile=True,
+        do_sample=bool(temperature),
+        **sampling_settings,
+    )
 
 
 def _decoder(
@@ -138,10 +157,10 @@ def _decoder(
         except Exception as error:
             if not _is_the_engines(error, model, prompts):
                 raise
-            why = f"{type(error).__name__}: {error}"
-        engine_failed(model, why)
+            reason = f"{type(error).__name__}: {error}"
+        engine_failed(model, reason)
         warnings.warn(
-            f"The rollout engine failed on this machine ({why}); completions come from transformers' generate from "
+            f"The rollout engine failed on this machine ({reason}); completions come from transformers' generate from "
             "now on: slower, other random numbers. Please paste this and `python -m grpo_kit doctor` into an issue "
             "of grpo_kit.",
             stacklevel=2,
@@ -160,8 +179,9 @@ def _is_the_engines(error: Exception, model: PreTrainedModel, prompts: list[list
 
 def _batches(prompts: Sequence[list[int]], batch_size: int) -> list[list[int]]:
     """Rows in batches of prompts of about one length, the longest first, so that memory runs out at once or never."""
-    order = sorted(range(len(prompts)), key=lambda r: (-len(prompts[r]), prompts[r]))
-    return [[order[i] for i in batch] for batch in row_batches([prompts[r] for r in order], batch_size)]
+    order = sorted(range(len(prompts)), key=lambda row: (-len(prompts[row]), prompts[row]))
+    batches = row_batches([prompts[row] for row in order], batch_size)
+    return [[order[place] for place in batch] for batch in batches]
 
 
 def row_batches(prompts: Sequence[Sequence[int]], batch_size: int) -> list[list[int]]:
@@ -170,19 +190,20 @@ def row_batches(prompts: Sequence[Sequence[int]], batch_size: int) -> list[list[
     >>> row_batches([[7], [7], [8], [8], [9], [9]], 5), row_batches([[7], [7], [7]], 2)
     ([[0, 1, 2, 3], [4, 5]], [[0, 1], [2]])
     """
-    batches: list[list[int]] = [[]]
-    for _, same in groupby(range(len(prompts)), key=lambda r: prompts[r]):
-        group = list(same)
-        for first in range(0, len(group), batch_size):
-            part = group[first : first + batch_size]
-            if len(batches[-1]) + len(part) > batch_size:
-                batches.append([])
-            batches[-1] += part
-    return [batch for batch in batches if batch]
+    batches: list[list[int]] = []
+    for _, group in groupby(range(len(prompts)), key=lambda row: prompts[row]):
+        rows = list(group)
+        for first in range(0, len(rows), batch_size):
+            part = rows[first : first + batch_size]
+            if batches and len(batches[-1]) + len(part) <= batch_size:
+                batches[-1] += part
+            else:
+                batches.append(part)
+    return batches
 
 
 @contextmanager
-def _as_it_was(model: PreTrainedModel, seed: int) -> Iterator[None]:
+def _plain_settings(model: PreTrainedModel, seed: int) -> Iterator[None]:
     """Evaluation mode, plain decoding and a seed inside; modes, settings and random state restored."""
     base = base_model(model)
     settings = base.generation_config
@@ -196,18 +217,3 @@ def _as_it_was(model: PreTrainedModel, seed: int) -> Iterator[None]:
             yield
         finally:
             base.generation_config = settings
-
-
-def check_room(model: PreTrainedModel, ids: Sequence[Sequence[int]], limit: int) -> None:
-    """Raises ValueError for prompts without tokens, or too long for `limit` more tokens in the model's context."""
-    context = context_length(model)
-    for place, prompt in enumerate(ids):
-        if not prompt:
-            raise ValueError(f"prompts[{place}] has no tokens; every prompt needs at least one")
-        check_context(
-            context,
-            len(prompt),
-            limit,
-            where=f"prompts[{place}]",
-            mend="drop it or lower max_completion_tokens",
-        )

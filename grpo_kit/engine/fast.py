@@ -17,18 +17,18 @@ from transformers import GenerationConfig
 
 from grpo_kit._support import cuda
 from grpo_kit.engine import RolloutEngine
-from grpo_kit.engine._first_use import FEW_KERNELS, WRONG
+from grpo_kit.engine._first_use import WRONG
 from grpo_kit.engine._packing import why_not_packed
-from grpo_kit.engine._supported_models import decode_by_modules, decoded_by_modules, is_tested
+from grpo_kit.engine._supported_models import is_tested
+from grpo_kit.engine._update_memory import UpdateMemory
 from grpo_kit.engine.card.checks import checked
 from grpo_kit.engine.memory._free import free_bytes, glibc
-from grpo_kit.engine.packed_update import PackedUpdate
+from grpo_kit.engine.packed_update import PackedUpdate, as_rows
 from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.generate import as_batch, generate, generation_config, prompts_of_groups
 from grpo_kit.loop.padded_update import PaddedUpdate, autocast
 from grpo_kit.loop.protocols import Hook
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.models._model_facts import base_model
 from grpo_kit.models.token_lists import end_ids, why_not_padded
 
 _ROOM_ON_A_CPU = 16 * 2**30  # bytes free after a rollout above which its keys and values are kept
@@ -46,8 +46,8 @@ _AFTER = ((_MMAP_MAX, 65536), (_MMAP_THRESHOLD, 32 * 2**20), (_TRIM_THRESHOLD, 6
 @contextmanager
 def kept_for_the_next_step(device: torch.device) -> Iterator[None]:
     """While inside, freed memory is kept; afterwards it goes back to the system."""
-    set_up = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
-    libc = glibc() if device.type == "cpu" and not set_up else None
+    is_set_up = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
+    libc = glibc() if device.type == "cpu" and not is_set_up else None
     if libc is None:
         yield
         return
@@ -66,12 +66,12 @@ class _KeepFreedMemory(Hook):
 
     def begin(self, trainer: Any) -> None:
         """Until the run ends."""
-        self._inside = ExitStack()
-        self._inside.enter_context(kept_for_the_next_step(trainer.device))
+        self._memory = ExitStack()
+        self._memory.enter_context(kept_for_the_next_step(trainer.device))
 
     def end(self, trainer: Any, error: BaseException | None) -> None:
         """Freed memory goes back to the system."""
-        self._inside.close()
+        self._memory.close()
 
 
 class EngineSample:
@@ -96,21 +96,29 @@ class EngineSample:
     ) -> Batch:
         """group_size completions of each row's prompt, with their log-probabilities and entropies."""
         prompts = prompts_of_groups(model, tokenizer, task, rows, config)
-        ends, stays = end_ids(model, tokenizer), False
-        how = generation_config(tokenizer, ends, config, numbers)
+        ends = end_ids(model, tokenizer)
+        sampling = generation_config(tokenizer, ends, config, numbers)
         first = numbers.first * config.group_size
         places = range(first, first + len(prompts))  # a completion's draws do not depend on who makes it
+        stays = False
         try:
             with autocast(config, next(model.parameters()).device):
-                made = self.engine.generate(prompts, how, seed=int(torch.randint(2**62, ())), rows=places)
-            stays = self.may_stay(self.engine, prompts, made.completion_ids)
+                seed = int(torch.randint(2**62, ()))
+                rollouts = self.engine.generate(prompts, sampling, seed=seed, rows=places)
+            stays = self.may_stay(self.engine, prompts, rollouts.completion_ids)
         finally:
             if not stays:
                 self.engine.release()
         return as_batch(
-            tokenizer, rows, config.group_size, prompts, made.completion_ids, ends,
-            sampler_logprobs=made.policy_logprobs, entropies=made.entropies,
-        )  # fmt: skip
+            tokenizer,
+            rows,
+            config.group_size,
+            prompts,
+            rollouts.completion_ids,
+            ends,
+            sampler_logprobs=rollouts.policy_logprobs,
+            entropies=rollouts.entropies,
+        )
 
 
 class Seams(NamedTuple):
@@ -133,59 +141,86 @@ def fast(model: Any, config: Config) -> Seams:
     >>> seams.why_not is None  # doctest: +SKIP
     True
     """
-    device = next(model.parameters()).device
-    how = GenerationConfig(
-        max_new_tokens=1, do_sample=True, temperature=1.0, top_k=config.top_k, top_p=config.top_p,
-        min_p=config.min_p or None, repetition_penalty=config.repetition_penalty,
-    )  # fmt: skip
-    no_engine, no_packing = RolloutEngine.unsupported(model, how), why_not_packed(model)
-    tested = is_tested(model)
-    if cuda.may_fail(device) or not (tested or no_packing):
-        off = {one.part: str(one) for one in checked(model, config) if one.outcome in WRONG[tested]}
-        no_engine, no_packing = no_engine or off.get("engine"), no_packing or off.get("packed update")
-        if FEW_KERNELS in off and not decoded_by_modules(base_model(model)):  # found in an earlier process
-            decode_by_modules(model, off[FEW_KERNELS])
-        if "optimizer" in off:
-            print(
-                f"torch's AdamW takes the place of an optimizer that is off on this machine: {off['optimizer']}."
-            )
-            config.optimizer = "adamw"
-    plain = PaddedUpdate(config)
-    update: Any = plain if no_packing else PackedUpdate(model, config)
-    memory, hooks = getattr(update, "memory", None), [_KeepFreedMemory()]
-
-    def may_stay(engine: RolloutEngine, prompt_ids: list, completion_ids: list) -> bool:
-        """On a card where the update does as well without these bytes; on a CPU where there is room."""
-        if device.type != "cuda":
-            return free_bytes(device) >= _ROOM_ON_A_CPU
-        rows = [(tuple(p), list(c)) for p, c in zip(prompt_ids, completion_ids, strict=True)]
-        return memory is not None and memory.spares(engine.nbytes(), rows, seconds=engine.capture_seconds())
-
     if config.rollout_bits == 16 and config.importance_sampling_cap is None:
         raise ValueError(
             "rollout_bits=16 samples another policy, by rounding: give importance_sampling_cap, such as 2.0"
         )
-    sample: Any = generate if no_engine else EngineSample(model, may_stay, config.rollout_bits)
-
-    if memory is not None and not no_engine:
-        memory.give_back = partial(_give_back, weakref.ref(sample))
-    if cuda.may_fail(device):
-        sample = sample if no_engine else OrPlainly(sample, generate, "engine")
-        update = update if no_packing else _UpdateOrPlainly(update, plain, model)
-    why_not = no_packing and f"the packed update cannot do this model: {no_packing}"
-    why_not = f"the engine cannot sample: {no_engine}" if no_engine else why_not
+    no_engine, no_packing = _problems(model, config)
+    may_fail = cuda.may_fail(next(model.parameters()).device)
+    plain_update = PaddedUpdate(config)
+    sample: Any = generate
+    update: Any = plain_update
+    memory = None
+    if not no_packing:
+        packed_update = PackedUpdate(model, config)
+        memory = packed_update.memory
+        update = _UpdateOrPlainly(packed_update, plain_update, model) if may_fail else packed_update
+    if not no_engine:
+        engine_sample = EngineSample(model, partial(_may_stay, memory), config.rollout_bits)
+        sample = OrPlainly(engine_sample, generate, "engine") if may_fail else engine_sample
+        if memory is not None:
+            memory.give_back = partial(_give_back, weakref.ref(engine_sample))
+    why_not = None
+    if no_engine:
+        why_not = f"the engine cannot sample: {no_engine}"
+    elif no_packing:
+        why_not = f"the packed update cannot do this model: {no_packing}"
     if why_not and (unhidden := why_not_padded(model, gradient=bool(no_packing))):
         why_not += f"; {unhidden}, so it takes prompts of one length at a time"
-    return Seams(sample, update, hooks, why_not)
+    return Seams(sample, update, [_KeepFreedMemory()], why_not)
+
+
+def _problems(model: Any, config: Config) -> tuple[str | None, str | None]:
+    """Why the engine and the packed update are left out, None for each that is not. An optimizer that is off on this
+    machine is replaced in the config."""
+    sampling = GenerationConfig(
+        max_new_tokens=1,
+        do_sample=True,
+        temperature=1.0,
+        top_k=config.top_k,
+        top_p=config.top_p,
+        min_p=config.min_p or None,
+        repetition_penalty=config.repetition_penalty,
+    )
+    no_engine, no_packing = RolloutEngine.unsupported(model, sampling), why_not_packed(model)
+    tested = is_tested(model)
+    if cuda.may_fail(next(model.parameters()).device) or not (tested or no_packing):
+        wrong = {
+            finding.part: str(finding)
+            for finding in checked(model, config)
+            if finding.outcome in WRONG[tested]
+        }
+        no_engine, no_packing = no_engine or wrong.get("engine"), no_packing or wrong.get("packed update")
+        if "optimizer" in wrong:
+            print(
+                "torch's AdamW takes the place of an optimizer that is off on this machine: "
+                f"{wrong['optimizer']}."
+            )
+            config.optimizer = "adamw"
+    return no_engine, no_packing
+
+
+def _may_stay(
+    memory: UpdateMemory | None, engine: RolloutEngine, prompt_ids: list, completion_ids: list
+) -> bool:
+    """On a card where the update does as well without these bytes; on a CPU where there is room."""
+    device = next(engine.model.parameters()).device
+    if device.type != "cuda":
+        return free_bytes(device) >= _ROOM_ON_A_CPU
+    if memory is None:
+        return False
+    rows = as_rows(prompt_ids, completion_ids)
+    return memory.spares(engine.nbytes(), rows, seconds=engine.capture_seconds())
 
 
 def _give_back(sample_of: weakref.ref) -> bool:
     """The engine's bytes for the update. By a weak reference: in a circle they would outlive the trainer on a card."""
     sample = sample_of()
-    held = sample is not None and sample.engine.nbytes() > 0
-    if sample is not None:
-        sample.engine.release()
-    return held
+    if sample is None:
+        return False
+    had_bytes = sample.engine.nbytes() > 0
+    sample.engine.release()
+    return had_bytes
 
 
 class OrPlainly:
@@ -200,11 +235,11 @@ class OrPlainly:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._way, name)
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *arguments: Any) -> Any:
         """As the way that is in use. Lack of memory, which the ways deal with themselves, is no failure."""
         if self.failed is None:
             try:
-                return self._way(*given)
+                return self._way(*arguments)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
@@ -215,16 +250,13 @@ class OrPlainly:
                 flush=True,
             )
             self._start_over()
-        return self._plain(*given)
+        return self._plain(*arguments)
 
 
 class _UpdateOrPlainly:
     """The packed update, and from its first failure on the padded one."""
 
     def __init__(self, packed: PackedUpdate, plain: PaddedUpdate, model: Any) -> None:
-        def forget() -> None:
-            model.zero_grad(set_to_none=True)
-
         self.memory = packed.memory
         self.logprobs = OrPlainly(packed.logprobs, plain.logprobs, "packed update")
-        self.gradients = OrPlainly(packed.gradients, plain.gradients, "packed update", forget)
+        self.gradients = OrPlainly(packed.gradients, plain.gradients, "packed update", model.zero_grad)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from grpo_kit.engine._packing import FLEX_BLOCK, PackedBatch, PackedMasks, Row, make_chunks, pack_rows
+from grpo_kit.engine._packing import FLEX_BLOCK, PackedMasks, Row, make_chunks, pack_rows
 from grpo_kit.engine._supported_models import is_tested
 from grpo_kit.engine._update_memory import UpdateMemory
 from grpo_kit.engine.cpu._layers import head_of
@@ -38,17 +38,17 @@ class PackedUpdate:
 
     def logprobs(self, model: Any, batch: Batch, temperature: float) -> Tensor:
         """(N, T), without gradients: the log-probabilities of the completions' tokens, 0 behind their ends."""
-        rows = rows_of(batch)
+        rows = as_rows(batch.prompt_ids, batch.completion_ids)
 
-        def work(limit: int) -> Tensor:
-            made = torch.zeros(len(rows), batch.width, dtype=torch.float32, device=self.memory.device)
+        def compute(limit: int) -> Tensor:
+            logprobs = torch.zeros(len(rows), batch.width, dtype=torch.float32, device=self.memory.device)
             with self.memory.attention_of(model), torch.no_grad():
                 for chunk in make_chunks(rows, limit):
-                    part = [rows[i] for i in chunk]
-                    made[chunk] = self._forward(model, part, batch.width, temperature)[0]
-            return made
+                    chunk_rows = [rows[i] for i in chunk]
+                    logprobs[chunk] = self._forward(model, chunk_rows, batch.width, temperature)[0]
+            return logprobs
 
-        return self.memory.run(work, rows)
+        return self.memory.run(compute, rows)
 
     def gradients(
         self,
@@ -60,11 +60,11 @@ class PackedUpdate:
     ) -> float:
         """The update's loss; its gradient is added into each parameter's .grad by `backward`."""
         places = loss.needed()
-        of_batch = rows_of(batch)
-        rows = [of_batch[place] for place in places]
+        batch_rows = as_rows(batch.prompt_ids, batch.completion_ids)
+        rows = [batch_rows[place] for place in places]
         self.memory.entropy_bonus = self.config.entropy_bonus > 0
 
-        def work(limit: int) -> float:
+        def compute(limit: int) -> float:
             loss.start_over()
             total = 0.0
             with self.memory.attention_of(model):
@@ -75,37 +75,39 @@ class PackedUpdate:
                     total += share.item()
             return total
 
-        return self.memory.run(work, rows) if places else 0.0
+        return self.memory.run(compute, rows) if places else 0.0
 
     def _forward(
         self, model: Any, rows: Sequence[Row], width: int, temperature: float
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of these rows' completions, both (len(rows), width)."""
         flex = self.memory.attention == "flex_attention"
-        packed = pack_rows(list(rows), self.memory.device, multiple=FLEX_BLOCK if flex else 1)
+        packed = pack_rows(rows, self.memory.device, multiple=FLEX_BLOCK if flex else 1)
         base = base_model(model)
-        with autocast(self.config, self.memory.device):
-            embedded = embed(base.get_input_embeddings(), packed.input_ids)
-            inputs = {"input_ids": packed.input_ids} if embedded is None else {"inputs_embeds": embedded}
-            mask = self._mask(base, packed)
-            hidden = base.get_decoder()(
-                **inputs, attention_mask=mask, position_ids=packed.position_ids, use_cache=False
-            ).last_hidden_state[0]
-            scored = (packed.labels[0] != -100).nonzero().squeeze(1)
-            found = self._head(base, hidden[scored], packed.labels[0, scored], temperature)
-        empty = [torch.zeros(len(hidden), dtype=values.dtype, device=values.device) for values in found]
-        whole = [row.index_put((scored,), values)[None] for row, values in zip(empty, found, strict=True)]
-        return tuple(packed.unpack(values, width) for values in whole)
-
-    def _mask(self, base: Any, packed: PackedBatch) -> Any:
-        """Who sees whom: a mask, or None where the kit's attention takes it from the config."""
-        flex = self.memory.attention == "flex_attention"
+        mask = None  # who sees whom: a mask, or None where the kit's attention takes it from the config
         if self.memory.attention == TREE:
             base.config.handed_to_attention = TreePlan(packed.tree)
         elif self.memory.by_layer:
             base.config.handed_to_attention = PackedMasks(packed, self.memory.attention)
         else:
-            return packed.block_mask() if flex else packed.dense_mask()
+            mask = packed.block_mask() if flex else packed.dense_mask()
+        with autocast(self.config, self.memory.device):
+            inputs = {"input_ids": packed.input_ids}
+            embedded = embed(base.get_input_embeddings(), packed.input_ids)
+            if embedded is not None:
+                inputs = {"inputs_embeds": embedded}
+            outputs = base.get_decoder()(
+                **inputs, attention_mask=mask, position_ids=packed.position_ids, use_cache=False
+            )
+            hidden = outputs.last_hidden_state[0]
+            scored = (packed.labels[0] != -100).nonzero().squeeze(1)
+            scores = self._head(base, hidden[scored], packed.labels[0, scored], temperature)
+        padded = []
+        for values in scores:
+            zeros = torch.zeros(len(hidden), dtype=values.dtype, device=values.device)
+            by_position = zeros.index_put((scored,), values)[None]
+            padded.append(packed.unpack(by_position, width))
+        return tuple(padded)
 
     def _head(self, base: Any, hidden: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the labels, (S,) each; logits are never there for all tokens at once."""
@@ -131,13 +133,14 @@ def tiled_logprobs(
             entropies = -(table.exp() * table).sum(-1)
         return table.gather(1, labels[:, None]).squeeze(1), entropies
 
-    made = [
-        checkpoint(of_tile, tile, some, use_reentrant=False)
-        for tile, some in zip(hidden.split(HEAD_TILE), labels.split(HEAD_TILE), strict=True)
-    ]
-    return tuple(torch.cat(values) for values in zip(*made, strict=True))
+    logprobs, entropies = [], []
+    for tile in zip(hidden.split(HEAD_TILE), labels.split(HEAD_TILE), strict=True):
+        tile_logprobs, tile_entropies = checkpoint(of_tile, *tile, use_reentrant=False)
+        logprobs.append(tile_logprobs)
+        entropies.append(tile_entropies)
+    return torch.cat(logprobs), torch.cat(entropies)
 
 
-def rows_of(batch: Batch) -> list[Row]:
+def as_rows(prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]]) -> list[Row]:
     """(prompt tokens, completion tokens) of each completion."""
-    return [(tuple(p), list(c)) for p, c in zip(batch.prompt_ids, batch.completion_ids, strict=True)]
+    return [(tuple(p), list(c)) for p, c in zip(prompt_ids, completion_ids, strict=True)]

@@ -9,8 +9,9 @@ are computed as functions of the same tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -19,15 +20,15 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 
 from grpo_kit._support import cuda
-from grpo_kit._support.argument_checks import check_choice, check_model, check_whole
-from grpo_kit.engine._decode import Decoder, OutputBuffer, Spent
+from grpo_kit._support.argument_checks import check_choice, check_model
+from grpo_kit.engine._decode import Decoder, OutputBuffer
 from grpo_kit.engine._first_use import why_unproven
-from grpo_kit.engine._supported_models import decode_by_modules, signature, unsupported
+from grpo_kit.engine._supported_models import check_room, decode_by_modules, signature, unsupported
 from grpo_kit.engine.card._graphs import AutocastCache
 from grpo_kit.engine.cpu._layers import why_not_here
 from grpo_kit.engine.memory._free import Backoff
 from grpo_kit.engine.sampling import Processor, Sampler
-from grpo_kit.models._model_facts import base_model, check_context, context_length
+from grpo_kit.models._model_facts import base_model, evaluating
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -51,17 +52,6 @@ class Rollouts:
     tokens: dict[str, int]
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """The arguments of one call of generate."""
-
-    prompt_ids: list[list[int]]
-    numbers: list[int]
-    config: GenerationConfig
-    tokenizer: PreTrainedTokenizerBase | None
-    keep: bool
-
-
 class RolloutEngine:
     """Generates with `model` (a transformers model, or a peft one with its adapters unmerged) in its present state.
 
@@ -77,8 +67,9 @@ class RolloutEngine:
         check_model(model)
         check_choice("bits", bits, (32, 16))
         self.model, self.bits = model, bits
-        self._decoder, self._casts = self._new_decoder(), AutocastCache()
-        self._most_rows: float = math.inf  # found by running out of memory
+        self._decoder = self._new_decoder()
+        self._casts = AutocastCache()
+        self._most_rows: float = math.inf  # less once memory ran out
         self._backoff = Backoff()
         self._sorts = False  # for top-p, after its quick way missed tokens
         self._state: tuple | None = None  # of the model, in the last rollout
@@ -87,8 +78,10 @@ class RolloutEngine:
     def _new_decoder(self) -> Decoder:
         base = base_model(self.model)
         on_cpu = base.get_input_embeddings().weight.device.type == "cpu"
-        if self.bits == 16 and (why := why_not_here() if on_cpu else "the model is not on a CPU"):
-            raise ValueError(f"bits=16: {why}; use 32")
+        if self.bits == 16:
+            problem = why_not_here() if on_cpu else "the model is not on a CPU"
+            if problem:
+                raise ValueError(f"bits=16: {problem}; use 32")
         return Decoder(base, bucketed=not on_cpu, bits=self.bits)
 
     @staticmethod
@@ -127,24 +120,33 @@ class RolloutEngine:
         Raises ValueError for unsupported settings, an empty prompt, and prompts too long for the context.
         """
         self._look_at_model(generation_config)
-        limit = generation_config.max_new_tokens
-        self.check(self.model, prompt_ids, limit)
+        if not prompt_ids:
+            raise ValueError("prompt_ids is empty; give at least one prompt")
+        check_room(
+            self.model,
+            prompt_ids,
+            generation_config.max_new_tokens,
+            name="prompt_ids",
+            length="max_new_tokens",
+            mend="shorten one of the two",
+        )
         if generation_config.stop_strings and tokenizer is None:
             raise ValueError("stop_strings need tokenizer=, to know what each token reads like")
         if seed is None:
             seed = int(torch.randint(2**63 - 1, ()))
         sampler = Sampler.from_config(generation_config, seed, processors, numbers=numbers, sort=self._sorts)
-        ids = list(range(len(prompt_ids)) if rows is None else rows)
-        batch = _Batch(prompt_ids, ids, generation_config, tokenizer, keep)
+        rows = range(len(prompt_ids)) if rows is None else rows
+        ending = self._ending(generation_config, tokenizer)
         while True:
-            with self._evaluating():
+            casts = nullcontext()  # of the weights, kept on a card
+            if self._decoder.bucketed:
+                casts = self._casts.instead_of_autocasts(self._decoder.device.type)
+            with evaluating(self.model), casts:
                 try:
-                    rollouts = self._rollout(batch, sampler)
-                    return (
-                        rollouts
-                        if numbers
-                        else replace(rollouts, logprobs=[], policy_logprobs=[], entropies=[])
-                    )
+                    rollouts = self._rollout(prompt_ids, rows, sampler, ending, keep)
+                    if not numbers:
+                        rollouts = replace(rollouts, logprobs=[], policy_logprobs=[], entropies=[])
+                    return rollouts
                 except torch.OutOfMemoryError:
                     raise
                 except Exception as error:
@@ -161,57 +163,77 @@ class RolloutEngine:
         """Are the model's layers computed by _fused_layers.py, or were they in the last rollout?"""
         return self._decoder.fused is not None
 
-    def _rollout(self, batch: _Batch, sampler: Sampler) -> Rollouts:
+    def _ending(self, config: GenerationConfig, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
+        """What ends a completion, and what stands around it: arguments of OutputBuffer."""
+        stop_ids = config.eos_token_id
+        if stop_ids is None:
+            stop_ids = base_model(self.model).generation_config.eos_token_id
+        if stop_ids is None:
+            stop_ids = []
+        elif isinstance(stop_ids, int):
+            stop_ids = [stop_ids]
+        stop_text = None
+        if config.stop_strings:
+            stop_text = StopStringCriteria(tokenizer, config.stop_strings)
+        return {
+            "limit": config.max_new_tokens,
+            "stop_ids": stop_ids,
+            "stop_text": stop_text,
+            "pad_id": config.pad_token_id or 0,
+            "device": self._decoder.device,
+        }
+
+    def _rollout(
+        self,
+        prompt_ids: list[list[int]],
+        rows: Sequence[int],
+        sampler: Sampler,
+        ending: dict[str, Any],
+        keep: bool,
+    ) -> Rollouts:
         """All rows, in as many batches as memory needs. Raises FloatingPointError for numbers that are not finite."""
-        spent = Spent({"prefill": 0.0, "decode": 0.0}, {"prefill": 0, "decode": 0})
-        config = batch.config
-        limit, pad_id, texts = config.max_new_tokens, config.pad_token_id, config.stop_strings
-        ending = dict(
-            stop_ids=self._stop_ids(config),
-            stop_text=StopStringCriteria(batch.tokenizer, texts) if texts else None,
-            pad_id=0 if pad_id is None else pad_id,
-        )
-        device = self._decoder.device
-        result: dict[int, tuple] = {}
-        waiting = [list(range(len(batch.prompt_ids)))]
-        fewer = len(waiting[0]) > self._most_rows
+        seconds, tokens = Counter({"prefill": 0.0, "decode": 0.0}), Counter({"prefill": 0, "decode": 0})
+        completions: dict[int, tuple] = {}
+        waiting = [list(range(len(prompt_ids)))]
+        is_limited = len(prompt_ids) > self._most_rows
         while waiting:
             part = waiting.pop(0)
             if len(part) > self._most_rows:
-                waiting[:0] = halve(part, batch.prompt_ids)
+                waiting[:0] = halve(part, prompt_ids)
                 continue
             try:
-                prompts = [batch.prompt_ids[r] for r in part]
-                tape = OutputBuffer(prompts, limit, device=device, **ending)
-                numbers = torch.tensor([batch.numbers[r] for r in part], device=device)
-                more = self._decoder.run(prompts, numbers, tape, sampler, limit, keep=batch.keep)
+                prompts = [prompt_ids[i] for i in part]
+                output = OutputBuffer(prompts, **ending)
+                row_ids = torch.tensor([rows[i] for i in part], device=self._decoder.device)
+                cost = self._decoder.run(prompts, row_ids, output, sampler, keep=keep)
                 if sampler.too_few():
                     self._sorts = True
                     waiting.insert(0, part)
                     continue
-                result.update(zip(part, tape.read(), strict=True))
-                for total, counts in zip(spent, more, strict=True):
-                    total.update({phase: n + counts[phase] for phase, n in total.items()})
+                completions.update(zip(part, output.read(), strict=True))
+                seconds.update(cost.seconds)
+                tokens.update(cost.tokens)
                 continue
             except torch.OutOfMemoryError:
                 if len(part) == 1:
                     raise
             # Outside the handler the error is gone, and with it the tensors of its frames.
-            tape = None
+            output = None
             self.release()
             sampler.release()
             self._most_rows = len(part) - 1
             self._backoff.failed()
             waiting.insert(0, part)
             print(f"Rollout: {len(part)} rows do not fit in memory; going on with half of them at a time")
-        if fewer and self._backoff.again():
+        if is_limited and self._backoff.again():
             self._most_rows = 2 * self._most_rows + 1
-        columns = zip(*(result[r] for r in range(len(batch.prompt_ids))), strict=True)
-        rollouts = Rollouts(*map(list, columns), *spent)
-        if not all(map(math.isfinite, (x for row in rollouts.policy_logprobs for x in row))):
-            raise FloatingPointError(
-                "the model's logits are not finite: its weights hold a NaN or overflowed"
-            )
+        columns = map(list, zip(*(completions[i] for i in range(len(prompt_ids))), strict=True))
+        rollouts = Rollouts(*columns, dict(seconds), dict(tokens))
+        for logprobs in rollouts.policy_logprobs:
+            if not all(map(math.isfinite, logprobs)):
+                raise FloatingPointError(
+                    "the model's logits are not finite: its weights hold a NaN or overflowed"
+                )
         return rollouts
 
     def release(self) -> None:
@@ -224,45 +246,23 @@ class RolloutEngine:
     def nbytes(self) -> int:
         """Bytes kept between rollouts, on a card: keys and values, graphs, casts."""
         decoder = self._decoder
-        slots = 0 if decoder.slots is None else decoder.slots.nbytes()
-        fused = 0 if decoder.fused is None else decoder.fused.nbytes()
-        return slots + decoder.graphs.nbytes() + fused + self._casts.nbytes()
+        holders = (decoder.slots, decoder.fused, decoder.graphs, self._casts)
+        return sum(holder.nbytes() for holder in holders if holder is not None)
 
     def capture_seconds(self) -> float:
         """What the graphs that are kept have taken to be made."""
         return self._decoder.graphs.seconds
-
-    @staticmethod
-    def check(model: Any, prompt_ids: list[list[int]], limit: int | None) -> None:
-        """Raises ValueError for no or an empty prompt, and for one too long for the context with `limit` new tokens."""
-        check_whole("max_new_tokens", limit)
-        if not prompt_ids:
-            raise ValueError("prompt_ids is empty; give at least one prompt")
-        for i, prompt in enumerate(prompt_ids):
-            if not len(prompt):
-                raise ValueError(f"prompt_ids[{i}] is an empty prompt; every prompt needs at least one token")
-        longest = max(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
-        check_context(
-            context_length(model), len(prompt_ids[longest]), limit, where=f"prompt_ids[{longest}]",
-            length="max_new_tokens", mend="shorten one of the two",
-        )  # fmt: skip
-
-    def _stop_ids(self, generation_config: GenerationConfig) -> list[int]:
-        ids = generation_config.eos_token_id
-        if ids is None:
-            ids = base_model(self.model).generation_config.eos_token_id
-        return [] if ids is None else list(ids) if isinstance(ids, (list, tuple)) else [ids]
 
     def _look_at_model(self, generation_config: GenerationConfig) -> None:
         """Drop what was made over other weights. Raises ValueError for what the engine cannot do with this model."""
         base = base_model(self.model)
         state = signature(self.model)
         checkpoint = getattr(base, "generation_config", None)
-        supported = state, vars(generation_config).copy(), checkpoint and vars(checkpoint).copy()
-        if supported != self._supported:
-            if why := self.unsupported(self.model, generation_config):
-                raise ValueError(f"the rollout engine cannot do this: {why}")
-            self._supported = supported
+        settings = [dict(vars(config)) for config in (generation_config, checkpoint) if config is not None]
+        if (state, settings) != self._supported:
+            if problem := self.unsupported(self.model, generation_config):
+                raise ValueError(f"the rollout engine cannot do this: {problem}")
+            self._supported = state, settings
         if base.get_input_embeddings().weight.device != self._decoder.device:
             self._decoder = self._new_decoder()  # the model moved
         if state != self._state:
@@ -271,19 +271,6 @@ class RolloutEngine:
             self._decoder.fused = None
             self._state = state
 
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """Evaluation mode (no dropout); on a card with kept casts of the weights."""
-        training = [m for m in self.model.modules() if m.training]
-        self.model.eval()
-        decoder = self._decoder
-        try:
-            with self._casts.instead_of_autocasts(decoder.device.type) if decoder.bucketed else nullcontext():
-                yield
-        finally:
-            for module in training:
-                module.training = True
-
 
 def halve(rows: list[int], prompt_ids: Sequence[Sequence[int]]) -> list[list[int]]:
     """Two parts that hold whole prompts if there are several, else half of the one prompt's rows each.
@@ -291,8 +278,9 @@ def halve(rows: list[int], prompt_ids: Sequence[Sequence[int]]) -> list[list[int
     >>> halve([0, 1, 2, 3, 4], [[7], [7], [7], [8], [8]])
     [[0, 1, 2], [3, 4]]
     """
-    groups = [list(g) for _, g in groupby(rows, key=lambda r: tuple(prompt_ids[r]))]
+    groups = [list(group) for _, group in groupby(rows, key=lambda row: tuple(prompt_ids[row]))]
     if len(groups) == 1:
-        return [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
-    middle = len(groups) // 2
-    return [[r for g in part for r in g] for part in (groups[:middle], groups[middle:])]
+        middle = len(rows) // 2
+    else:
+        middle = sum(map(len, groups[: len(groups) // 2]))
+    return [rows[:middle], rows[middle:]]

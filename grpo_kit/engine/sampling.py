@@ -50,7 +50,7 @@ class Sampler:
     warpers: Sequence[Callable] = field(default=())
     processors: Sequence[Processor] = field(default=())
     numbers: bool = True
-    _held: dict[str, torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
+    _buffers: dict[str, torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def from_config(
@@ -91,139 +91,130 @@ class Sampler:
     @property
     def changes_scores(self) -> bool:
         """Does the sampling distribution differ from softmax(logits / temperature)?"""
-        changed = self.warpers or self.processors or self.repetition_penalty != 1
-        return bool(changed or (self.greedy and self.temperature != 1))
+        changes = self.warpers or self.processors or self.repetition_penalty != 1
+        return bool(changes or (self.greedy and self.temperature != 1))
 
     def __call__(
         self,
         logits: torch.Tensor,
         rows: torch.Tensor,
-        step: int,
-        input_ids: torch.Tensor,
-        padding: torch.Tensor,
-        chance: torch.Tensor | None = None,
+        input_ids: torch.Tensor | None,
+        padding: torch.Tensor | None,
+        chance: torch.Tensor,
     ) -> Sampled:
-        """logits (R, V), in any layout; rows long (R,), their ids; input_ids long (R, T), left-padded by `padding`
-        long (R,); read where changes_scores. chance: float64 (R,), `uniform` of these rows and step, if it is there."""
-        if chance is None:
-            chance = uniform(self.seed, rows, step)
+        """logits (R, V), in any layout; rows long (R,), their ids; chance float64 (R,), `uniform` of rows and step.
+
+        input_ids long (R, T), left-padded by `padding` long (R,), are read where changes_scores.
+        """
         if logits.is_cuda:
             return self.in_few_passes(logits, rows, input_ids, padding, chance)
         logits = logits.float()
-        changed = self.changes_scores
-        # Before the scores, which a processor may write over the logits.
-        needed = self.numbers or not (changed or self.greedy)
-        policy = self._spread("policy", logits, self.temperature) if needed else None
-        scores = self._scores(logits, rows, input_ids, padding) if changed else None
+        changes_scores = self.changes_scores
+        policy = None
+        if self.numbers or not (changes_scores or self.greedy):
+            # Before the scores, which a processor may write over the logits.
+            policy = self._spread("policy", logits, self.temperature)
+        scores = self._scores(logits, rows, input_ids, padding) if changes_scores else logits
         if self.greedy and not self.numbers:
-            token = (logits if scores is None else scores).argmax(dim=-1)
-            nothing = logits.gather(1, token[:, None])[:, 0] * 0
-            return Sampled(token, nothing, nothing, nothing)
-        drawn_from = policy if scores is None else self._spread("sampler", scores, 1.0)
-        below, weights, log_sum = drawn_from
-        token = below.argmax(dim=-1) if self.greedy else draw(weights, chance)
-        chosen = token[:, None]
+            return _token_alone(scores.argmax(dim=-1), logits)
+        sampler = self._spread("sampler", scores, 1.0) if changes_scores else policy
+        shifted, weights, log_sum = sampler
+        token = shifted.argmax(dim=-1) if self.greedy else draw(weights, chance)
         if not self.numbers:
-            nothing = log_sum[:, 0] * 0
-            return Sampled(token, nothing, nothing, nothing)
-        logprob = (below.gather(1, chosen) - log_sum)[:, 0]
-        below, weights, log_sum = policy
-        policy_logprob = (below.gather(1, chosen) - log_sum)[:, 0]
-        # H = log(sum of w) - sum of w log(w) / sum of w; `below` is not needed any more.
-        entropy = log_sum[:, 0] - below.mul_(weights).sum(-1) / log_sum[:, 0].exp()
+            return _token_alone(token, shifted)
+        chosen = token[:, None]
+        logprob = (shifted.gather(1, chosen) - log_sum)[:, 0]
+        shifted, weights, log_sum = policy
+        policy_logprob = (shifted.gather(1, chosen) - log_sum)[:, 0]
+        # H = log(sum of w) - sum of w log(w) / sum of w; `shifted` is not needed any more.
+        entropy = log_sum[:, 0] - shifted.mul_(weights).sum(-1) / log_sum[:, 0].exp()
         return Sampled(token, logprob, policy_logprob, entropy)
 
     def in_few_passes(
         self,
         logits: torch.Tensor,
         rows: torch.Tensor,
-        input_ids: torch.Tensor,
-        padding: torch.Tensor,
+        input_ids: torch.Tensor | None,
+        padding: torch.Tensor | None,
         chance: torch.Tensor,
     ) -> Sampled:
         """The same for a card, where a pass over (R, V) costs what it reads and writes, and a softmax is one kernel."""
-        changed, greedy = self.changes_scores, self.greedy
-        needed = self.numbers or not (changed or greedy)
-        policy, probs = (
-            self._softmax(logits) if needed else (None, None)
-        )  # before a processor writes over the logits
-        if policy is not None and changed and not (greedy or self.processors or self.repetition_penalty != 1):
+        changes_scores, greedy = self.changes_scores, self.greedy
+        policy = policy_probs = None
+        if self.numbers or not (changes_scores or greedy):
+            policy, policy_probs = self._softmax(logits)  # before a processor writes over the logits
+        only_warped = not (greedy or self.processors or self.repetition_penalty != 1)
+        if not changes_scores:
+            scores = logits
+        elif only_warped and policy is not None:
             scores = self._warped(policy, input_ids)
         else:
-            scores = self._scores(logits.float(), rows, input_ids, padding) if changed else logits
-        if greedy:
-            token = scores.argmax(dim=-1)
-            drawn_from = torch.softmax(scores, dim=-1) if changed and self.numbers else probs
-        else:
-            drawn_from = torch.softmax(scores, dim=-1) if changed else probs
-            token = draw(drawn_from, chance)
+            scores = self._scores(logits.float(), rows, input_ids, padding)
+        probs = policy_probs
+        if changes_scores and (self.numbers or not greedy):
+            probs = torch.softmax(scores, dim=-1)
+        token = scores.argmax(dim=-1) if greedy else draw(probs, chance)
         if not self.numbers:
-            nothing = (logits if drawn_from is None else drawn_from).gather(1, token[:, None])[
-                :, 0
-            ].float() * 0
-            return Sampled(token, nothing, nothing, nothing)
+            return _token_alone(token, logits if probs is None else probs)
         # A token that was drawn, or is the likeliest, has a probability above 0. Under the policy it may round to 0.
-        logprob = drawn_from.gather(1, token[:, None])[:, 0].log()
-        policy_logprob = logprob
-        if changed:
+        chosen = token[:, None]
+        logprob = policy_logprob = probs.gather(1, chosen)[:, 0].log()
+        if changes_scores:
             best = policy.argmax(dim=-1, keepdim=True)
-            above = policy.gather(1, token[:, None]) - policy.gather(1, best)
-            policy_logprob = (above + probs.gather(1, best).log())[:, 0]
-        return Sampled(token, logprob, policy_logprob, torch.special.entr(probs, out=probs).sum(-1))
+            difference = policy.gather(1, chosen) - policy.gather(1, best)
+            policy_logprob = (difference + policy_probs.gather(1, best).log())[:, 0]
+        entropy = torch.special.entr(policy_probs, out=policy_probs).sum(-1)
+        return Sampled(token, logprob, policy_logprob, entropy)
 
     def _softmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """float32 (R, V): logits / temperature, and its softmax."""
         if self.temperature == 1:
-            cooled = logits.to(torch.float32, copy=bool(self.processors))
+            scaled = logits.to(torch.float32, copy=bool(self.processors))
         else:  # a tensor of one number makes 16 bits float32 in the division itself, without rounding before it
-            if "divisor" not in self._held:
-                self._held["divisor"] = logits.new_full((1,), self.temperature, dtype=torch.float32)
-            cooled = logits / self._held["divisor"]
-        return cooled, torch.softmax(cooled, dim=-1)
-
-    def chances(self, rows: torch.Tensor, steps: int) -> torch.Tensor:
-        """float64 (R, steps): `uniform` of each row and step, which would be 40 kernels a token one by one."""
-        return uniform(self.seed, rows[:, None], torch.arange(steps, device=rows.device))
+            if "divisor" not in self._buffers:
+                self._buffers["divisor"] = logits.new_full((1,), self.temperature, dtype=torch.float32)
+            scaled = logits / self._buffers["divisor"]
+        return scaled, torch.softmax(scaled, dim=-1)
 
     def too_few(self) -> bool:
         """Did top-p look at too few tokens since it was last asked? It then sorts from now on. Waits for the device."""
-        return any([warp.too_few() for warp in self.warpers if isinstance(warp, _TopP)])
+        top_p = [warper for warper in self.warpers if isinstance(warper, _TopP)]
+        return any([warper.too_few() for warper in top_p])
 
     def _spread(
         self, name: str, scores: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(scores - maximum) / temperature and its exponential, (R, V) in kept buffers; log of its sum, (R, 1)."""
-        below, weights = (self._like(scores, f"{name} {what}") for what in ("below", "weights"))
-        torch.sub(scores, scores.amax(-1, keepdim=True), out=below)
+        shifted = self._like(scores, f"{name} shifted")
+        weights = self._like(scores, f"{name} weights")
+        torch.sub(scores, scores.amax(-1, keepdim=True), out=shifted)
         if temperature != 1:
-            below.div_(temperature)
-        torch.exp(below, out=weights)
-        return below, weights, weights.sum(-1, keepdim=True).log()
+            shifted.div_(temperature)
+        torch.exp(shifted, out=weights)
+        return shifted, weights, weights.sum(-1, keepdim=True).log()
 
     def release(self) -> None:
         """Release the kept buffers."""
-        self._held.clear()
+        self._buffers.clear()
 
     def _like(self, x: torch.Tensor, name: str) -> torch.Tensor:
         """A kept buffer of x's shape and layout: a fresh one costs as much in page faults as what is computed in it."""
         size = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
-        if name not in self._held or self._held[name].numel() < size:
-            self._held[name] = x.new_empty(size)
-        return self._held[name].as_strided(x.shape, x.stride())
-
-    def _cooled(self, scores: torch.Tensor) -> torch.Tensor:
-        return scores if self.temperature == 1 else scores / self.temperature
+        if name not in self._buffers or self._buffers[name].numel() < size:
+            self._buffers[name] = x.new_empty(size)
+        return self._buffers[name].as_strided(x.shape, x.stride())
 
     def _penalised(
         self, scores: torch.Tensor, input_ids: torch.Tensor, padding: torch.Tensor
     ) -> torch.Tensor:
         """transformers' penalty on earlier tokens; its own counts padding as tokens in versions before 5.23."""
         rows, tokens = scores.shape
-        beside = torch.arange(input_ids.shape[1], device=input_ids.device) < padding[:, None]
-        seen = torch.zeros(rows, tokens + 1, dtype=torch.bool, device=scores.device)
-        seen = seen.scatter_(1, input_ids.masked_fill(beside, tokens), True)[:, :tokens]
+        is_padding = torch.arange(input_ids.shape[1], device=input_ids.device) < padding[:, None]
+        present = torch.zeros(rows, tokens + 1, dtype=torch.bool, device=scores.device)
+        present = present.scatter_(1, input_ids.masked_fill(is_padding, tokens), True)[:, :tokens]
         penalty = self.repetition_penalty
-        return torch.where(seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
+        penalised = torch.where(scores < 0, scores * penalty, scores / penalty)
+        return torch.where(present, penalised, scores)
 
     def _scores(
         self, scores: torch.Tensor, rows: torch.Tensor, input_ids: torch.Tensor, padding: torch.Tensor
@@ -232,13 +223,24 @@ class Sampler:
             scores = self._penalised(scores, input_ids, padding)
         for processor in self.processors:
             scores = processor(input_ids, scores, rows)
-            scores = scores.contiguous() if 0 in scores.stride() else scores  # it may be expanded
-        return scores if self.greedy else self._warped(self._cooled(scores), input_ids)
+            if 0 in scores.stride():  # expanded
+                scores = scores.contiguous()
+        if self.greedy:
+            return scores
+        if self.temperature != 1:
+            scores = scores / self.temperature
+        return self._warped(scores, input_ids)
 
     def _warped(self, scores: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
-        for warp in self.warpers:
-            scores = warp(input_ids, scores)
+        for warper in self.warpers:
+            scores = warper(input_ids, scores)
         return scores
+
+
+def _token_alone(token: torch.Tensor, scores: torch.Tensor) -> Sampled:
+    """Without the numbers: 0 for each, or NaN where the scores (R, V) are not finite."""
+    zeros = scores.gather(1, token[:, None])[:, 0].float() * 0
+    return Sampled(token, zeros, zeros, zeros)
 
 
 def uniform(seed: int, rows: torch.Tensor, step: int | torch.Tensor) -> torch.Tensor:
@@ -246,7 +248,10 @@ def uniform(seed: int, rows: torch.Tensor, step: int | torch.Tensor) -> torch.Te
 
     SplitMix64's finaliser (Steele et al., 2014) over a chain of the three; torch's int64 wraps around as it needs.
     """
-    state = _mix(torch.full_like(rows, seed % 2**64 - (seed % 2**64 >> 63 << 64)))  # as a signed number
+    seed %= 2**64
+    if seed >= 2**63:
+        seed -= 2**64  # as a signed number
+    state = _mix(torch.full_like(rows, seed))
     state = _mix(state ^ rows)
     state = _mix(state ^ step)
     return ((state >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
@@ -270,17 +275,18 @@ def draw(probs: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     [0, 2]
     """
     vocabulary = probs.size(1)
-    whole = vocabulary // _BLOCK * _BLOCK
-    sums = probs[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1)
-    if whole < vocabulary:
-        sums = torch.cat([sums, probs[:, whole:].sum(-1, keepdim=True)], dim=1)
+    in_blocks = vocabulary // _BLOCK * _BLOCK
+    sums = probs[:, :in_blocks].unflatten(1, (-1, _BLOCK)).sum(-1)
+    if in_blocks < vocabulary:
+        sums = torch.cat([sums, probs[:, in_blocks:].sum(-1, keepdim=True)], dim=1)
     cumulative = sums.double().cumsum(-1)  # (R, blocks)
     target = (u * cumulative[:, -1])[:, None]
     block = _first_above(cumulative, target)
-    before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp(min=0)), 0.0)
+    blocks_before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp(min=0)), 0.0)
     tokens = block * _BLOCK + torch.arange(_BLOCK, device=probs.device)  # (R, _BLOCK)
-    inside = probs.gather(1, tokens.clamp(max=vocabulary - 1)).double() * (tokens < vocabulary)
-    return tokens.gather(1, _first_above(inside.cumsum(-1), target - before))[:, 0]
+    block_probs = probs.gather(1, tokens.clamp(max=vocabulary - 1)).double() * (tokens < vocabulary)
+    place = _first_above(block_probs.cumsum(-1), target - blocks_before)
+    return tokens.gather(1, place)[:, 0]
 
 
 def _first_above(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -310,49 +316,55 @@ class _TopP:
         self.top_p = top_p
         self.sort = TopPLogitsWarper(top_p)
         self._candidates = None if sort else _CARD_CANDIDATES  # None: all
-        self._outside: torch.Tensor | None = None
+        self._cut_outside: torch.Tensor | None = None  # bool ()
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if scores.is_cuda:
             return self.without_waiting(scores)
-        out = scores.contiguous()
-        waiting = torch.arange(len(out))
+        scores = scores.contiguous()
+        unsure_rows = torch.arange(len(scores))
         for candidates in _CANDIDATES:
-            if len(waiting) and 2 * candidates < out.size(1):
-                least, sure = self._cut(out[waiting], candidates)
-                rows = waiting[sure]
-                out = out.index_copy(0, rows, out[rows].masked_fill_(out[rows] < least[sure], -torch.inf))
-                waiting = waiting[~sure]
-        if len(waiting):
-            out = out.index_copy(0, waiting, self.sort(input_ids[waiting], out[waiting]))
-        return out
+            if len(unsure_rows) and 2 * candidates < scores.size(1):
+                least, is_sure = self._cut(scores[unsure_rows], candidates)
+                rows = unsure_rows[is_sure]
+                warped = scores[rows].masked_fill_(scores[rows] < least[is_sure], -torch.inf)
+                scores = scores.index_copy(0, rows, warped)
+                unsure_rows = unsure_rows[~is_sure]
+        if len(unsure_rows):
+            warped = self.sort(input_ids[unsure_rows], scores[unsure_rows])
+            scores = scores.index_copy(0, unsure_rows, warped)
+        return scores
 
     def without_waiting(self, scores: torch.Tensor) -> torch.Tensor:
         """The same, and a note on the device where the candidates hold less than top_p."""
         probs = torch.softmax(scores, dim=-1)
-        best = probs.topk(min(self._candidates or scores.size(1), scores.size(1)), dim=-1).values
+        vocabulary = scores.size(1)
+        best = probs.topk(min(self._candidates or vocabulary, vocabulary), dim=-1).values
         mass = best.double().cumsum(-1)
-        kept = (mass - best < self.top_p).sum(-1, keepdim=True).clamp_(min=1)
-        if best.size(1) < scores.size(1):
-            outside = (mass[:, -1] < self.top_p).any()
-            self._outside = outside if self._outside is None else self._outside | outside
-        return torch.where(probs < best.gather(1, kept - 1), -torch.inf, scores)
+        count = (mass - best < self.top_p).sum(-1, keepdim=True).clamp_(min=1)
+        if best.size(1) < vocabulary:
+            cut_outside = (mass[:, -1] < self.top_p).any()
+            if self._cut_outside is not None:
+                cut_outside = self._cut_outside | cut_outside
+            self._cut_outside = cut_outside
+        return torch.where(probs < best.gather(1, count - 1), -torch.inf, scores)
 
     def too_few(self) -> bool:
         """Did a cut lie outside of the candidates? From then on all tokens are candidates. Waits for the device."""
-        if self._outside is None or not bool(self._outside):
+        if self._cut_outside is None or not bool(self._cut_outside):
             return False
-        self._candidates = self._outside = None
+        self._candidates = self._cut_outside = None
         return True
 
     def _cut(self, scores: torch.Tensor, candidates: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The lowest kept score, (R, 1), and for which rows it is certain, bool (R,)."""
         best = scores.topk(candidates + 1, dim=-1).values  # the best first
-        first = best[:, :1]  # subtracted, since large scores have few digits left for their differences
-        mass = (best - first).double().exp() / (scores - first).exp_().sum(-1, keepdim=True).double()
-        above = mass.cumsum(-1) - mass  # mass above each candidate
-        kept = (above < self.top_p).sum(-1, keepdim=True)  # (R, 1)
-        last = kept.clamp(1, candidates) - 1
-        least, next_ = best.gather(1, last), best.gather(1, last + 1)
-        clear = ((above[:, 1:] - self.top_p).abs() > _MARGIN).all(dim=-1, keepdim=True)
-        return least, (clear & (kept <= candidates) & (least > next_))[:, 0]
+        highest = best[:, :1]  # subtracted, since large scores have few digits left for their differences
+        total = (scores - highest).exp_().sum(-1, keepdim=True).double()
+        mass = (best - highest).double().exp() / total
+        mass_above = mass.cumsum(-1) - mass  # of each candidate
+        count = (mass_above < self.top_p).sum(-1, keepdim=True)  # (R, 1)
+        last = count.clamp(1, candidates) - 1
+        least, next_score = best.gather(1, last), best.gather(1, last + 1)
+        is_clear = ((mass_above[:, 1:] - self.top_p).abs() > _MARGIN).all(dim=-1, keepdim=True)
+        return least, (is_clear & (count <= candidates) & (least > next_score))[:, 0]

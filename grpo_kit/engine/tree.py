@@ -70,7 +70,31 @@ def build_tree(rows: Sequence[Row]) -> PrefixTree:
     for number, (prompt, _) in enumerate(rows):
         if not len(prompt):
             raise ValueError(f"rows[{number}] has an empty prompt; every prompt needs at least one token")
-    return _Builder(rows).tree()
+    builder = _Builder(rows)
+    # Methods to call with their arguments, the last first; each gives what comes next, in that order.
+    jobs = [(builder.grow, *span, 0, False) for span in reversed(builder.split(0, len(rows), 0))]
+    while jobs:
+        method, *arguments = jobs.pop()
+        jobs += method(*arguments)
+    positions = builder.positions
+    stretches: list[Stretch] = []
+    end = len(positions)
+    open_starts: list[int] = []  # of stretches behind this one, the nearest last
+    for start, stop in reversed(builder.stretches):
+        while open_starts and positions[open_starts[-1]] > positions[start]:
+            open_starts.pop()  # it continues this one
+        stretches.append(Stretch(start, stop, open_starts[-1] if open_starts else end))
+        open_starts.append(start)
+    stretches.reverse()
+    path_of_row = dict(zip(builder.order, builder.paths, strict=True))
+    return PrefixTree(
+        np.array(builder.input_ids, dtype=np.int64),
+        np.array(positions, dtype=np.int64),
+        np.array(builder.labels, dtype=np.int64),
+        np.repeat([s.end for s in stretches], [s.stop - s.start for s in stretches]).astype(np.int64),
+        [path_of_row[row] for row in range(len(rows))],
+        stretches,
+    )
 
 
 def tree_tokens(rows: Sequence[Row]) -> int:
@@ -82,118 +106,92 @@ class _Builder:
     """Grows the tree over the sorted rows, so that rows with a common prefix are a range."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        self.whole = [tuple(prompt) + tuple(completion) for prompt, completion in rows]
-        self.order = sorted(range(len(rows)), key=self.whole.__getitem__)
-        self.sorted = [self.whole[r] for r in self.order]
+        tokens = [(*prompt, *completion) for prompt, completion in rows]
+        self.order = sorted(range(len(rows)), key=tokens.__getitem__)
+        self.rows = [tokens[r] for r in self.order]
         self.scored_from = [len(rows[r][0]) for r in self.order]
         # Tokens that are read: all but a completion's last; without completion the whole prompt.
         self.read = [len(rows[r][0]) + max(len(rows[r][1]) - 1, 0) for r in self.order]
+        self.paths = [np.zeros(n, dtype=np.int64) for n in self.read]
         self.input_ids: list[int] = []
         self.positions: list[int] = []
         self.labels: list[int] = []
-        self.stretches: list[list[int]] = []
-        self.paths = [np.zeros(n, dtype=np.int64) for n in self.read]
+        self.stretches: list[tuple[int, int]] = []
 
-    def tree(self) -> PrefixTree:
-        # Work to do, the last first: grow a range of rows from a depth, or close a stretch's tree.
-        waiting: list[tuple] = [
-            ("grow", *span, 0, False) for span in reversed(self._split(0, len(self.sorted), 0))
-        ]
-        while waiting:
-            what, *rest = waiting.pop()
-            if what == "end":
-                self.stretches[rest[0]][2] = len(self.input_ids)
-            else:
-                waiting += self._grow(*rest) if what == "grow" else self._copy(*rest)
-        end = np.zeros(len(self.input_ids), dtype=np.int64)
-        for start, stop, last in self.stretches:
-            end[start:stop] = last
-        places: list[np.ndarray] = [None] * len(self.order)
-        for path, r in zip(self.paths, self.order, strict=True):
-            places[r] = path
-        return PrefixTree(
-            np.array(self.input_ids, dtype=np.int64),
-            np.array(self.positions, dtype=np.int64),
-            np.array(self.labels, dtype=np.int64),
-            end,
-            places,
-            [Stretch(*s) for s in self.stretches if s[1] > s[0]],
-        )
-
-    def _grow(self, low: int, high: int, depth: int, again: bool) -> list[tuple]:
+    def grow(self, low: int, high: int, depth: int, repeats: bool) -> list[tuple]:
         """Rows low..high - 1 agree up to some depth: adds their common part from `depth` on, then each continuation.
 
-        again: whether the token before `depth` is repeated first, with the label that follows it here.
+        repeats: whether the token before `depth` is repeated first, with the label that follows it here.
         """
         start = len(self.input_ids)
-        shared = common_length(self.sorted[low], self.sorted[high - 1])
-        tokens, scored = self.sorted[low], min(self.scored_from[low:high])
-        parts: list[
-            tuple[int, int, int | None]
-        ] = []  # each range, with its token at `shared` if a row scores it
-        for a, b in self._split(low, high, shared):
-            is_scored = min(self.scored_from[a:b]) <= shared
-            parts.append((a, b, self.sorted[a][shared] if is_scored else None))
-        scored_parts = [part for part in parts if part[2] is not None]
-        repeated = len(scored_parts) > 1  # the tree then holds the last token once for each of them
-        last = min(shared, max(self.read[low:high])) - repeated
-        begin = depth - again
-        self.input_ids.extend(tokens[begin:last])
-        self.positions.extend(range(begin, last))
-        labels = [-100] * max(last - begin, 0)
-        for place in range(max(begin, scored - 1), min(last, shared - 1)):
+        tokens, scored_from = self.rows[low], min(self.scored_from[low:high])
+        shared = common_length(tokens, self.rows[high - 1])
+        scored, unscored = [], []  # ranges of rows that continue beyond `shared`
+        for span in self.split(low, high, shared):
+            is_scored = min(self.scored_from[slice(*span)]) <= shared
+            (scored if is_scored else unscored).append(span)
+        splits = len(scored) > 1  # the tree then holds the last token once for each of them
+        begin, stop = depth - repeats, min(shared, max(self.read[low:high])) - splits
+        self.input_ids.extend(tokens[begin:stop])
+        self.positions.extend(range(begin, stop))
+        labels = [-100] * max(stop - begin, 0)
+        for place in range(max(begin, scored_from - 1), min(stop, shared - 1)):
             labels[place - begin] = tokens[place + 1]
         self.labels.extend(labels)
         for row in range(low, high):
-            # With `repeated`, one that ends here reads the first of the last token's copies, which comes next.
-            stop = min(last + repeated, self.read[row])
-            self.paths[row][begin:stop] = np.arange(start, start + stop - begin)
-        self.stretches.append([start, len(self.input_ids), 0])
-        ending = [("end", len(self.stretches) - 1)]
-        if not repeated:
-            if scored_parts:
-                self.labels[-1] = scored_parts[0][2]
-            return ending + [("grow", a, b, shared, False) for a, b, _ in reversed(parts)]
-        rest = [part for part in parts if part[2] is None]
-        copies = [("grow", a, b, shared, True) for a, b, _ in scored_parts]
-        if rest:
-            copies[0] = ("copy", [scored_parts[0], *rest], shared)
-        return ending + copies[::-1]
+            # Where the last token splits, a row that ends here reads the first of its copies, which comes next.
+            row_stop = min(stop + splits, self.read[row])
+            self.paths[row][begin:row_stop] = np.arange(start, start + row_stop - begin)
+        if stop > begin:
+            self.stretches.append((start, start + stop - begin))
+        if splits:
+            jobs = [(self.grow, *span, shared, True) for span in reversed(scored[1:])]
+            if unscored:
+                jobs.append((self._copy, scored[0], unscored, shared))
+            else:
+                jobs.append((self.grow, *scored[0], shared, True))
+            return jobs
+        if scored:
+            self.labels[-1] = self.rows[scored[0][0]][shared]
+        return [(self.grow, *span, shared, False) for span in sorted(scored + unscored, reverse=True)]
 
-    def _copy(self, parts: list[tuple[int, int, int | None]], depth: int) -> list[tuple]:
-        """The token before `depth`, with the first part's label, and all these parts behind it."""
+    def _copy(self, scored: tuple[int, int], unscored: list[tuple[int, int]], depth: int) -> list[tuple]:
+        """The token before `depth`, with the label that the scored rows have, and all these rows behind it."""
         place = len(self.input_ids)
-        a, _, label = parts[0]
-        self.input_ids.append(self.sorted[a][depth - 1])
+        first = self.rows[scored[0]]
+        self.input_ids.append(first[depth - 1])
         self.positions.append(depth - 1)
-        self.labels.append(label)
-        for low, high, _ in parts:
+        self.labels.append(first[depth])
+        spans = [scored, *unscored]
+        for low, high in spans:
             for row in range(low, high):
                 self.paths[row][depth - 1] = place
-        self.stretches.append([place, place + 1, 0])
-        grow = [("grow", a, b, depth, False) for a, b, _ in reversed(parts)]
-        return [("end", len(self.stretches) - 1), *grow]
+        self.stretches.append((place, place + 1))
+        return [(self.grow, *span, depth, False) for span in reversed(spans)]
 
-    def _split(self, low: int, high: int, depth: int) -> list[tuple[int, int]]:
+    def split(self, low: int, high: int, depth: int) -> list[tuple[int, int]]:
         """Ranges of the rows that continue beyond `depth`, by their token there."""
-        longer = [row for row in range(low, high) if len(self.sorted[row]) > depth]
-        ranges = (list(same) for _, same in groupby(longer, key=lambda row: self.sorted[row][depth]))
-        return [(rows[0], rows[-1] + 1) for rows in ranges]
+        longer = [row for row in range(low, high) if len(self.rows[row]) > depth]
+        spans = []
+        for _, group in groupby(longer, key=lambda row: self.rows[row][depth]):
+            rows = list(group)
+            spans.append((rows[0], rows[-1] + 1))
+        return spans
 
 
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     """Tokens with which both begin.
 
     >>> common_length((1, 2, 3), (1, 2, 4))
     2
     """
-    length = min(len(one), len(other))
-    if one[:length] == other[:length]:
+    length = min(len(a), len(b))
+    if a[:length] == b[:length]:
         return length
     low, high = 0, length  # equal up to low, not up to high
     while high - low > 1:
         middle = (low + high) // 2
-        if one[:middle] == other[:middle]:
+        if a[:middle] == b[:middle]:
             low = middle
         else:
             high = middle

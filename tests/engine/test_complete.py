@@ -148,9 +148,11 @@ def test_one_text_in_place_of_a_list_is_refused():
     ],
 )
 def test_when_the_modules_share_a_beginning(prompts, expected, why, monkeypatch):
-    computed, compute = [], Decoder._compute
+    computed, compute = [], Decoder._prefix_cache
     monkeypatch.setattr(
-        Decoder, "_compute", lambda self, ids: computed.append(len(ids)) or compute(self, ids)
+        Decoder,
+        "_prefix_cache",
+        lambda self, ids: computed.extend([len(ids)] * bool(ids)) or compute(self, ids),
     )
     model = tiny_model()
     model.model.norm.register_forward_hook(lambda module, inputs, output: None)  # no longer plain functions

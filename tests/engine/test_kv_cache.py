@@ -140,7 +140,6 @@ def test_a_lagging_watch_shows_an_older_state_and_never_a_wrong_one():
             done[1] = True
         seen.append(watch.look(step))
     assert seen == [None, None, [False, False], None, [False, True], None]
-    assert EndWatch(done, every=1).look(3) == [False, True]
 
 
 def test_signature_changes_with_what_a_graph_depends_on_and_only_then():

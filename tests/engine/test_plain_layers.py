@@ -248,9 +248,10 @@ def test_rows_attend_their_prompt_and_themselves():
     lengths, cell = [7, 4, 9], [3, 0, 6, 7, 1, 2]  # 3 seats a prompt
     prefix, suffix = torch.randn(2, 3, heads, 12, dim), torch.randn(2, 6, heads, 6, dim)
     query = torch.randn(6, heads, groups, dim)
-    attention = RowAttention(heads)
-    attention.arrange(3, 3, cell, lengths)
-    attention.begin_step(groups, dim, width)
+    row_of_seat = torch.tensor([cell.index(seat) if seat in cell else 0 for seat in range(9)])
+    attention = RowAttention(heads, groups)
+    attention.arrange(row_of_seat, torch.tensor(cell), 3, lengths)
+    attention.begin_step(dim, width)
     found = attention(query, prefix, suffix, 0.3).view(6, heads, groups, dim)
     for row, at in enumerate(cell):
         prompt = at // 3

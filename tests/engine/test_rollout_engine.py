@@ -196,11 +196,11 @@ def test_out_of_memory_halves_the_rows_and_changes_nothing(monkeypatch, capsys):
     built = []
 
     class Small(decode.KVCache):
-        def __init__(self, shape, *, rows, **kwargs):
-            if rows > 2:
+        def __init__(self, shape, size, **kwargs):
+            if size.rows > 2:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            built.append(rows)
-            super().__init__(shape, rows=rows, **kwargs)
+            built.append(size.rows)
+            super().__init__(shape, size, **kwargs)
 
     monkeypatch.setattr(decode, "KVCache", Small)
     engine = RolloutEngine(model)
@@ -368,7 +368,7 @@ def test_real_model_writes_what_generate_writes(smol):
     ("prompts", "options", "message"),
     [
         ([], {}, "prompt_ids is empty"),
-        ([[5], []], {}, r"prompt_ids\[1\] is an empty prompt"),
+        ([[5], []], {}, r"prompt_ids\[1\] has no tokens"),
         ([[5], [5] * 250], {}, r"prompt_ids\[1\] has 250 tokens.*262.*256"),
         ([[5]], {"max_new_tokens": None}, "max_new_tokens=None"),
         ([[5]], {"temperature": 0.0}, "temperature=0.0 must be a number above 0"),
@@ -407,7 +407,7 @@ def test_a_cards_batches_of_prompts_hold_so_many_tokens(monkeypatch):
     """What all begin with is there once a prompt."""
     monkeypatch.setattr(decode, "_PREFILL_TOKENS", 80)
     decoder = engine_of(tiny_model(), bucketed=True)._decoder
-    assert list(decoder._chunks([4, 4, 4, 4, 4], 16)) == [(0, 4), (4, 5)]
+    assert list(decoder._chunks([20, 20, 20, 20, 20], 16)) == [(0, 4), (4, 5)]
     assert list(decoder._chunks([20, 20, 20, 20, 20], 0)) == [(0, 4), (4, 5)]
 
 

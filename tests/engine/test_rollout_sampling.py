@@ -171,7 +171,11 @@ def as_on_a_card(sampler, logits, rows, step, ids, padding):
     return sampler.in_few_passes(logits, rows, ids, padding, uniform(sampler.seed, rows, step))
 
 
-@pytest.mark.parametrize("call", [Sampler.__call__, as_on_a_card])
+def as_on_a_cpu(sampler, logits, rows, step, ids, padding):
+    return sampler(logits, rows, ids, padding, uniform(sampler.seed, rows, step))
+
+
+@pytest.mark.parametrize("call", [as_on_a_cpu, as_on_a_card])
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.5}, {"repetition_penalty": 1.3}], ids=str)
 def test_a_step_by_hand_in_either_layout_and_with_buffers_used_again(options, greedy, call):
@@ -214,7 +218,7 @@ def test_a_processor_may_write_over_the_scores_and_the_policys_numbers_stay():
     logits, rows, ids = 4 * torch.randn(5, 700), torch.arange(5), torch.zeros(5, 1, dtype=torch.long)
     policy = torch.log_softmax(logits, -1)
     sampler = Sampler.from_config(config(do_sample=True), 3, [forbid])
-    for call in (as_on_a_card, Sampler.__call__):
+    for call in (as_on_a_card, as_on_a_cpu):
         out = call(sampler, logits.clone(), rows, 0, ids, 0 * rows)
         assert (out.token >= 690).all() and (out.logprob > out.policy_logprob).all()
         assert torch.allclose(out.policy_logprob, policy.gather(1, out.token[:, None])[:, 0], atol=1e-5)
@@ -240,9 +244,9 @@ def test_16_bits_are_float32_before_they_are_divided(temperature):
     assert torch.allclose(out.logprob, wanted, atol=2e-6)
 
 
-def test_chances_are_the_uniform_numbers_of_each_step():
+def test_uniform_numbers_of_all_steps_at_once_are_those_of_each_step():
     rows = torch.tensor([4, 9, 2])
-    chances = Sampler(seed=5).chances(rows, 7)
+    chances = uniform(5, rows[:, None], torch.arange(7))
     assert all(torch.equal(chances[:, step], uniform(5, rows, step)) for step in range(7))
 
 

@@ -4,9 +4,10 @@ import math
 from types import SimpleNamespace
 
 import pytest
+from transformers import GenerationConfig
 
 from grpo_kit.engine import RolloutEngine
-from grpo_kit.engine.complete import check_room
+from grpo_kit.engine._supported_models import check_room
 from grpo_kit.models import load_policy
 from grpo_kit.models._model_facts import check_context, context_length
 
@@ -35,7 +36,11 @@ def test_a_prompt_and_its_completion_fill_the_context_and_no_more():
     )
 
 
-@pytest.mark.parametrize("check", [check_room, RolloutEngine.check])
+def generate(model, ids, limit):
+    RolloutEngine(model).generate(ids, GenerationConfig(max_new_tokens=limit, eos_token_id=[]))
+
+
+@pytest.mark.parametrize("check", [check_room, generate])
 def test_callers_check_at_the_same_length(check):
     model, _ = load_policy("tiny-random", quiet=True)
     check(model, [[5], [5] * 1000], 24)

@@ -10,7 +10,7 @@ Left out: 4-bit bases, which every sum would round anew; several processes (grpo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -20,7 +20,6 @@ import torch.distributed as dist
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 
-from grpo_kit.engine._first_use import few
 from grpo_kit.engine.cpu._kv_prefill import weight_version
 from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.generate import as_batch, prompts_of_groups
@@ -193,7 +192,7 @@ class VllmSample:
 
         slack: nats that a cut distribution may be apart. Raises SamplerNotInStep where it is more than rounding.
         """
-        some = few(list(map(tuple, prompts)), list(map(len, ids)))
+        some = _few(list(map(tuple, prompts)), list(map(len, ids)))
         part = Batch(
             rows=[{}] * len(some), groups=some, prompt_ids=[prompts[i] for i in some],
             completion_ids=[ids[i] for i in some], completions=[""] * len(some), cut_off=[False] * len(some),
@@ -261,3 +260,18 @@ def _added_up(layer: BaseTunerLayer) -> dict[int, torch.Tensor]:
         layer.merged_adapters.clear()
         for weight, data in kept:
             weight.data = data
+
+
+def _few(prompts: Sequence[Hashable], lengths: Sequence[int]) -> list[int]:
+    """Indices of at most two completions of at most two prompts each, the longest first; empty ones are left out.
+
+    >>> _few(["a", "a", "a", "b", "c"], [1, 5, 2, 0, 3])
+    [1, 4, 2]
+    """
+    longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    chosen: dict[Hashable, list[int]] = {}
+    for i in longest_first:
+        if lengths[i] and (prompts[i] in chosen or len(chosen) < 2):
+            chosen.setdefault(prompts[i], []).append(i)
+    indices = [i for members in chosen.values() for i in members[:2]]
+    return [i for i in longest_first if i in indices]

@@ -10,7 +10,7 @@ from transformers import GenerationConfig
 
 from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine.packed_update import PackedUpdate
-from grpo_kit.engine.sampling import Sampler
+from grpo_kit.engine.sampling import Sampler, uniform
 from grpo_kit.loop import Config
 from grpo_kit.loop.protocols import Hook
 from grpo_kit.models._adapters import add_adapters
@@ -72,10 +72,10 @@ def test_bytes_of_sampling_only_fall(counter, name, options):
     how = GenerationConfig(do_sample=True, temperature=0.7, top_k=0, **options)
     sampler, rows = Sampler.from_config(how, 1), torch.arange(4, device="cuda")
     logits = (8 * torch.randn(4, 100_000, device="cuda")).bfloat16()
-    chances = sampler.chances(rows, 1)
-    sampler(logits, rows, 0, None, None, chances[:, 0])
+    chances = uniform(sampler.seed, rows[:, None], torch.arange(1, device="cuda"))
+    sampler(logits, rows, None, None, chances[:, 0])
     counter.reset()
-    sampler(logits, rows, 0, None, None, chances[:, 0])
+    sampler(logits, rows, None, None, chances[:, 0])
     assert counter.counts()["bytes"] / logits.numel() <= MOST[f"bytes of sampling, bfloat16{name}"]
     assert counter.counts()["waits"] == 0 and "aten::sort.stable" not in counter.operators()
     assert not sampler.too_few()
