@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.result import RESULTS, command_line, origin, save
 from grpo_kit import load_policy, preset
 from grpo_kit.engine.cpu._layers import shipped_norms
-from grpo_kit.engine.memory._activations import chunk_bytes
+from grpo_kit.engine.memory._activations import ChunkMemory
 from grpo_kit.engine.memory._shapes import config_of
 from grpo_kit.engine.memory.plan import plan_memory
 from grpo_kit.engine.optim.choose import OPTIMIZERS
@@ -214,16 +214,12 @@ def real_case(tuning: str, checkpointed: int, *, tokens: int = 1024, scored: int
         measured = measure_chunk(
             model, tokens=tokens, scored=scored, checkpointed=checkpointed, gradients=False, autocast=False
         )
-    peak = chunk_bytes(
-        model.config,
-        4,
+    peak = ChunkMemory(model.config, 4, trainable=tuning, mask_keys=tokens).peak(
         tokens=tokens,
         scored_tokens=scored,
         checkpointed_layers=checkpointed,
         gradients=False,
         gradient_bytes=trained,
-        trainable=tuning,
-        mask_keys=tokens,
     )
     update = measured["weights"] + peak.kept + peak.working + peak.gradients * trained
     name = f"SmolLM2-135M float32 {tuning}, {tokens} tokens, {checkpointed} of 30 layers checkpointed"

@@ -110,31 +110,34 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
     Traceback (most recent call last):
     ValueError: keep='first' is not known; use 'last' or 'best'
     """
-    known = list(choices)
-    if not any(value is one or type(value) is type(one) and value == one for one in known):
-        *others, last = map(repr, known)
+    choices = list(choices)
+    if value not in [choice for choice in choices if type(choice) is type(value)]:
+        *first, last = map(repr, choices)
         raise ValueError(
-            f"{name}={value!r:.200} is not known; use {', '.join(others)} or {last}{nearest(value, known)}"
+            f"{name}={value!r:.200} is not known; use {', '.join(first)} or {last}{nearest(value, choices)}"
         )
 
 
-def nearest(value: Any, known: Iterable[Any]) -> str:
-    """The end of a message: what another library's name is here, or the known name that was misspelt; "" for neither.
+def nearest(value: Any, names: Iterable[Any]) -> str:
+    """The end of a message: the kit's name for another library's, or the name that was misspelt; "" for neither.
 
     >>> nearest("max_new_tokens", [])
     '; here it is max_completion_tokens'
     >>> nearest("Larges", ["largest", "code", None])
     "; did you mean 'largest'?"
     """
-    if here := [here for here, theirs in ELSEWHERE.items() if value in theirs.split()]:
-        return f"; here it is {here[0]}"
-    names = {one.lower(): one for one in known if isinstance(one, str)}
-    near = difflib.get_close_matches(str(value).lower(), names, 1) if isinstance(value, str) else []
-    return f"; did you mean {names[near[0]]!r}?" if near else ""
+    if not isinstance(value, str):
+        return ""
+    for kit_name, other_names in ELSEWHERE.items():
+        if value in other_names.split():
+            return f"; here it is {kit_name}"
+    by_lower_case = {name.lower(): name for name in names if isinstance(name, str)}
+    matches = difflib.get_close_matches(value.lower(), by_lower_case, 1)
+    return f"; did you mean {by_lower_case[matches[0]]!r}?" if matches else ""
 
 
-def check_known(what: str, values: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raises ValueError for a name that is not known, with what it is called here, or all that are known.
+def check_known(problem: str, values: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raises ValueError for a name that is not known, with the kit's name for it, or all that are known.
 
     >>> check_known("Config has no such field", {"lr": 1e-5}, ["learning_rate"])
     Traceback (most recent call last):
@@ -144,7 +147,7 @@ def check_known(what: str, values: Mapping[str, Any], known: Iterable[str]) -> N
     for name, value in values.items():
         if name not in names:
             mend = nearest(name, names) or f"; it has {', '.join(names)}"
-            raise ValueError(f"{name}={value!r:.100}: {what}{mend}")
+            raise ValueError(f"{name}={value!r:.100}: {problem}{mend}")
 
 
 def check_text(name: str, value: Any, *, hint: str = "", blank: bool = False) -> str:
@@ -223,17 +226,17 @@ def template_tokens(tokenizer: Any, ends: Collection[int] = ()) -> dict[int, str
     special = {number: token.content for number, token in added.items() if token.special}
     if special.keys() <= set(ends):
         return special
-    around = [tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token]
+    markers = [tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token]
     between = _between_messages(tokenizer)
     return {
         number: token
         for number, token in special.items()
-        if number in ends or token in around or token in between
+        if number in ends or token in markers or token in between
     }
 
 
 def _between_messages(tokenizer: Any) -> str:
-    """What the chat template writes from the end of an answer to the next question; "" without a template.
+    """The chat template's text from the end of an answer to the next question; "" without a template.
 
     The text behind the question is left out: a template may open the answer with a tag of its thoughts.
     """

@@ -41,7 +41,8 @@ def peak_gib() -> float:
         import resource
     except ImportError:
         return float("nan")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** (20 if sys.platform == "linux" else 30)
+    unit = 2**10 if sys.platform == "linux" else 1  # bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
 
 def may_fail(device: torch.device) -> bool:
@@ -63,8 +64,10 @@ def use_expandable_segments() -> str | None:
     if any(name in os.environ for name in ALLOCATOR_SETTINGS):
         return None
     # Torch may have read the environment when it was imported, so its own function sets the value too.
-    newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # torch 2.8 has the older name alone
-    (newer or torch.cuda.memory._set_allocator_settings)(_EXPANDABLE)
+    if hasattr(torch._C, "_accelerator_setAllocatorSettings"):
+        torch._C._accelerator_setAllocatorSettings(_EXPANDABLE)
+    else:  # torch 2.8
+        torch.cuda.memory._set_allocator_settings(_EXPANDABLE)
     # For child processes, and for vLLM, which reads this name only and then keeps its own setting.
     os.environ[ALLOCATOR_SETTINGS[0]] = _EXPANDABLE
     return (

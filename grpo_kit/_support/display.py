@@ -6,6 +6,7 @@ Longer than 300 lines because whatever is drawn or shown takes its colours, its 
 from __future__ import annotations
 
 import html
+import itertools
 import math
 import shutil
 import sys
@@ -50,10 +51,9 @@ def colours_of(names: Sequence[str], *, base: str | None = None) -> dict[str, st
     >>> colours_of(["before", "after"]) == {"before": BASE, "after": TUNED}
     True
     """
-    first = {base} if base is not None else {"base", "before", "untrained", "control"}
-    others = [name for name in names if name not in first]
-    of_others = {name: COLOURS[n % len(COLOURS)] for n, name in enumerate(others)}
-    return {name: of_others.get(name, BASE) for name in names}
+    bases = {base} if base is not None else {"base", "before", "untrained", "control"}
+    colours = itertools.cycle(COLOURS)
+    return {name: BASE if name in bases else next(colours) for name in dict.fromkeys(names)}
 
 
 def new_figure(width: float, height: float, *, dpi: int = 110, layout: str | None = "constrained") -> Figure:
@@ -91,35 +91,42 @@ def diagram(
     figure.set_facecolor("none")
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, 100), ylim=(0, 12.5 * height))
     axes.axis("off")
-    drawn, how = {}, {"ha": "center", "va": "center", "color": "#111111", "parse_math": False}
-    for name, (x, y, wide, high, text, colour) in boxes.items():
-        corner, pale = (x - wide / 2, y - high / 2), [1 - 0.25 * (1 - part) for part in to_rgb(colour)]
-        box = FancyBboxPatch(
-            corner, wide, high, "round,pad=0,rounding_size=1", fc=pale, ec=colour, lw=1.5, zorder=2
-        )
-        drawn[name] = axes.add_patch(box)
-        axes.text(x, y, text, fontsize=10.5, linespacing=1.3, zorder=3, **how)
+    patches = {}
+    text_style = {"ha": "center", "va": "center", "color": "#111111", "parse_math": False, "zorder": 3}
+    for name, (x, y, box_width, box_height, text, colour) in boxes.items():
+        corner = x - box_width / 2, y - box_height / 2
+        pale = [1 - 0.25 * (1 - channel) for channel in to_rgb(colour)]
+        style = {"boxstyle": "round,pad=0,rounding_size=1", "fc": pale, "ec": colour, "lw": 1.5, "zorder": 2}
+        patches[name] = axes.add_patch(FancyBboxPatch(corner, box_width, box_height, **style))
+        axes.text(x, y, text, fontsize=10.5, linespacing=1.3, **text_style)
+    line = {
+        "arrowstyle": "-|>",
+        "color": "#808080",
+        "lw": 2,
+        "mutation_scale": 16,
+        "shrinkA": 2,
+        "shrinkB": 2,
+    }
     for start, end, words in arrows:
-        (x, y, *size), (to_x, to_y, *to_size) = boxes[start][:4], boxes[end][:4]
-        line = {
-            "arrowstyle": "-|>",
-            "color": "#808080",
-            "lw": 2,
-            "mutation_scale": 16,
-            "shrinkA": 2,
-            "shrinkB": 2,
-        }
-        axes.annotate(
-            "", (to_x, to_y), (x, y), arrowprops={**line, "patchA": drawn[start], "patchB": drawn[end]}
-        )
-        if words:  # between the sides that face each other
-            ends = zip((x, y), (to_x, to_y), size, to_size, strict=True)
-            place = [
-                (a + b + (float(b > a) - float(b < a)) * (one - other) / 2) / 2 for a, b, one, other in ends
-            ]
+        ends = {"patchA": patches[start], "patchB": patches[end]}
+        axes.annotate("", boxes[end][:2], boxes[start][:2], arrowprops={**line, **ends})
+        if words:
             ground = {"boxstyle": "round,pad=0.25", "fc": "#eeeeee", "ec": "none"}
-            axes.text(*place, words, fontsize=9.5, bbox=ground, zorder=3, **how)
+            place = _between(boxes[start], boxes[end])
+            axes.text(*place, words, fontsize=9.5, bbox=ground, **text_style)
     return figure
+
+
+def _between(start: Sequence[Any], end: Sequence[Any]) -> list[float]:
+    """The middle, (x, y), between the sides of two of diagram's boxes that face each other."""
+    middle = []
+    for axis in (0, 1):
+        low, high = sorted((start, end), key=lambda box: box[axis])
+        sides = low[axis], high[axis]
+        if low[axis] < high[axis]:
+            sides = low[axis] + low[axis + 2] / 2, high[axis] - high[axis + 2] / 2
+        middle.append(sum(sides) / 2)
+    return middle
 
 
 def to_png(figure: Figure, *, transparent: bool = False) -> bytes:
@@ -132,11 +139,11 @@ def to_png(figure: Figure, *, transparent: bool = False) -> bytes:
         for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
             patch.set_facecolor("none")
         for artist in figure.findobj():
-            for what in ("color", "edgecolor", "markeredgecolor", "markerfacecolor"):
+            for name in ("color", "edgecolor", "markeredgecolor", "markerfacecolor"):
                 with suppress(ValueError, TypeError):  # something else under that name
-                    colours = to_rgba_array(getattr(artist, f"get_{what}", lambda: ())())
+                    colours = to_rgba_array(getattr(artist, f"get_{name}", lambda: ())())
                     if len(colours) and (colours == (0, 0, 0, 1)).all():
-                        getattr(artist, f"set_{what}")(GREY)
+                        getattr(artist, f"set_{name}")(GREY)
         figure.canvas.draw()
     return small_png(Image.fromarray(np.asarray(figure.canvas.buffer_rgba())), transparent=transparent)
 
@@ -146,9 +153,8 @@ def small_png(picture: Image, *, transparent: bool = False) -> bytes:
     from PIL.Image import Dither
 
     buffer = BytesIO()
-    picture.convert("RGBA" if transparent else "RGB").quantize(128, dither=Dither.NONE).save(
-        buffer, format="png"
-    )
+    picture = picture.convert("RGBA" if transparent else "RGB")
+    picture.quantize(128, dither=Dither.NONE).save(buffer, format="png")
     return buffer.getvalue()
 
 
@@ -184,8 +190,8 @@ def escape(text: object, limit: int = 400, *, end: bool = False) -> str:
 
 def marimo_notebook() -> Any | None:
     """The module marimo in one of its notebooks; None elsewhere."""
-    found = sys.modules.get("marimo")
-    return found if found is not None and found.running_in_notebook() else None
+    marimo = sys.modules.get("marimo")
+    return marimo if marimo is not None and marimo.running_in_notebook() else None
 
 
 class ProgressLine:
@@ -196,24 +202,24 @@ class ProgressLine:
     def __init__(self, what: str, outer: ProgressLine | None) -> None:
         self.what = what
         self._outer = outer
-        self._where, self._share, self._end, self._inside = "", 0.0, "", ""
+        self._place, self._share, self._end, self._inner_text = "", 0.0, "", ""
         self._began = time.monotonic()
         self._base = self._began, 0.0  # time and share at the work's real start
         self._lock = threading.Lock()  # the first line comes from a thread
         self._handle: Any = None
-        self._told = self._over = False
+        self._is_shown = self._is_closed = False
         self._written = 0.0
 
     def __call__(self, done: int, total: int) -> None:
         """Show the progress: `done` of `total`."""
         self.say(f"{done} of {total}", done / max(total, 1), end=str(total))
 
-    def say(self, where: str, share: float, *, end: str = "") -> None:
+    def say(self, place: str, share: float, *, end: str = "") -> None:
         """Show the progress, in words and as a share; `end` is part of the line that stays at the end."""
-        now = time.monotonic()
-        if now - self._base[0] < 0.1:  # so fast: it was cached
-            self._base = now, share
-        self._where, self._share, self._end = where, share, end
+        seconds = time.monotonic()
+        if seconds - self._base[0] < 0.1:  # so fast: it was cached
+            self._base = seconds, share
+        self._place, self._share, self._end = place, share, end
         self.show()
 
     def print(self, text: str) -> None:
@@ -223,63 +229,68 @@ class ProgressLine:
 
     def text(self) -> str:
         """The line's present text."""
+        if not self._place:
+            return self.what
+        text = f"{self.what}: {self._place}"
         since, base = self._base
-        left = ""
         if self._share > base:
             seconds = (time.monotonic() - since) / (self._share - base) * (1 - self._share)
-            left = f", {duration(seconds)} left"
-        inside = f" ({self._inside})" if self._inside else ""
-        return f"{self.what}: {self._where}{left}{inside}" if self._where else self.what
+            text += f", {duration(seconds)} left"
+        return f"{text} ({self._inner_text})" if self._inner_text else text
 
     def show(self, *, begin: bool = False) -> None:
         """Update the line if it is shown; begin: show it from now on."""
         if self._outer is not None:
-            self._outer._inside = self.text()
+            self._outer._inner_text = self.text()
             self._outer.show()
             return
-        now = time.monotonic()
+        seconds = time.monotonic()
         with self._lock:
-            self._told |= begin
-            if self._told and not self._over and (begin or now - self._written >= self.OFTEN):
-                self._written = now
-                self._in_notebook(self.text()) if in_notebook() else self._in_terminal(self.text())
+            self._is_shown |= begin
+            is_due = begin or seconds - self._written >= self.OFTEN
+            if self._is_shown and not self._is_closed and is_due:
+                self._written = seconds
+                if in_notebook():
+                    self._in_notebook(self.text())
+                else:
+                    self._in_terminal(self.text())
 
-    def close(self, *, whole: bool) -> None:
+    def close(self, *, finished: bool) -> None:
         """End the line: a terminal erases it, a notebook replaces it by a summary of the work."""
         if self._outer is not None:
-            self._outer._inside = ""
+            self._outer._inner_text = ""
             return
         with self._lock:
-            took = duration(time.monotonic() - self._began)
-            if self._handle is not None:
-                end = f": {self._end}" if self._end else ""
-                self._in_notebook(
-                    f"{self.what}{end} in {took}" if whole else f"{self.text()}, stopped after {took}",
-                    bar=False,
-                )
-            elif self._told:
+            seconds = duration(time.monotonic() - self._began)
+            if self._handle is None:
                 self._in_terminal("")
-            self._over = True
+            elif finished:
+                end = f": {self._end}" if self._end else ""
+                self._in_notebook(f"{self.what}{end} in {seconds}", bar=False)
+            else:
+                self._in_notebook(f"{self.text()}, stopped after {seconds}", bar=False)
+            self._is_closed = True
 
     def _in_notebook(self, text: str, *, bar: bool = True) -> None:
         from IPython.display import display
 
-        drawn = f'<progress value="{self._share:.3f}" max="1" style="width:12em"></progress> ' * bar
-        bundle = {"text/plain": text, "text/html": f'<div style="height:1.6em">{drawn}{escape(text)}</div>'}
+        content = escape(text)
+        if bar:
+            content = f'<progress value="{self._share:.3f}" max="1" style="width:12em"></progress> {content}'
+        bundle = {"text/plain": text, "text/html": f'<div style="height:1.6em">{content}</div>'}
         if self._handle is None:
             self._handle = display(bundle, raw=True, display_id=True)
         else:
             self._handle.update(bundle, raw=True)
 
     def _in_terminal(self, text: str) -> None:
-        if self._told and not in_notebook() and sys.stderr.isatty():
-            wide = shutil.get_terminal_size().columns - 2
-            print(f"\r{text[:wide]:<{wide}}", end="" if text else "\r", file=sys.stderr, flush=True)
+        if self._is_shown and not in_notebook() and sys.stderr.isatty():
+            width = shutil.get_terminal_size().columns - 2
+            print(f"\r{text[:width]:<{width}}", end="" if text else "\r", file=sys.stderr, flush=True)
 
 
-_AROUND: ContextVar[ProgressLine | None] = ContextVar(
-    "_AROUND", default=None
-)  # the line of the surrounding work
+# The line of the surrounding work.
+_OUTER: ContextVar[ProgressLine | None] = ContextVar("_OUTER", default=None)
 
 
 @contextmanager
@@ -294,20 +305,23 @@ def progress_line(what: str, *, after: float = 1.0) -> Iterator[ProgressLine]:
     >>> with progress_line("samples") as progress:
     ...     progress(1, 2)
     """
-    line = ProgressLine(what, _AROUND.get())
+    line = ProgressLine(what, _OUTER.get())
     timer = threading.Timer(max(after, 0.0), lambda: line.show(begin=True))
     timer.daemon = True
-    token = _AROUND.set(line)
-    whole = False
+    token = _OUTER.set(line)
+    finished = False
     try:
         if line._outer is None:
-            timer.start() if after > 0 else line.show(begin=True)
+            if after > 0:
+                timer.start()
+            else:
+                line.show(begin=True)
         yield line
-        whole = True
+        finished = True
     finally:
         timer.cancel()
-        _AROUND.reset(token)
-        line.close(whole=whole)
+        _OUTER.reset(token)
+        line.close(finished=finished)
 
 
 def duration(seconds: float) -> str:
@@ -316,10 +330,10 @@ def duration(seconds: float) -> str:
     >>> duration(3725), duration(59.6)
     ('1 h 2 min', '1 min 0 s')
     """
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds = divmod(round(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
 def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:

@@ -21,13 +21,20 @@ def misfits() -> list[str]:
         torch = metadata.version("torch").split("+")[0]
     except metadata.PackageNotFoundError:
         return []
-    return [_said(name, torch) for name in _BUILT_FOR_ONE if _is_of_another(name, torch) and not _loads(name)]
+    names = [name for name in _BUILT_FOR_ONE if _is_of_another(name, torch) and not _loads(name)]
+    return [
+        f"{name} {metadata.version(name)} was built for another torch than {torch}, which is here, and cannot be "
+        f"imported; loading a trainer would fail. The kit does not need it: run `pip uninstall -y {name}`, or "
+        f"`pip install -U {name} torch=={torch}` for one that fits, then restart Python"
+        for name in names
+    ]
 
 
 def check_builds() -> None:
     """Raises ImportError with the sentences of misfits, where there are any."""
-    if found := misfits():
-        raise ImportError("\n".join(found))
+    messages = misfits()
+    if messages:
+        raise ImportError("\n".join(messages))
 
 
 def _is_of_another(name: str, torch: str) -> bool:
@@ -51,11 +58,3 @@ def _loads(name: str) -> bool:
     except Exception:  # an operator that is not there, a library that cannot be loaded, a symbol
         return False
     return True
-
-
-def _said(name: str, torch: str) -> str:
-    return (
-        f"{name} {metadata.version(name)} was built for another torch than {torch}, which is here, and cannot be "
-        f"imported; loading a trainer would fail. The kit does not need it: run `pip uninstall -y {name}`, or "
-        f"`pip install -U {name} torch=={torch}` for one that fits, then restart Python"
-    )

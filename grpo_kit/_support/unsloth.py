@@ -33,7 +33,8 @@ def replaced_layers(model: Any) -> str | None:
     The kit's engine and packed update know transformers' own decoders; for such a model the plain ways are taken.
     """
     for module in model.modules():
-        if (getattr(module.forward, "__module__", None) or "").split(".")[0].startswith("unsloth"):
+        origin = getattr(module.forward, "__module__", None) or ""
+        if origin.startswith("unsloth"):
             return type(module).__name__
     return None
 
@@ -46,10 +47,12 @@ def changed_defaults(config: type) -> dict[str, Any]:
     original = [base for base in config.__mro__ if base.__name__ == "GRPOConfig"][-1]
     if original is config:
         return {}
-    now = inspect.signature(config.__init__).parameters
-    changed = {}
+    parameters = inspect.signature(config.__init__).parameters
+    defaults = {}
     for field in fields(original):
         default = field.default if field.default_factory is MISSING else field.default_factory()
-        if field.name in now and default is not MISSING and now[field.name].default != default:
-            changed[field.name] = default
-    return changed
+        if field.name not in parameters or default is MISSING:
+            continue
+        if parameters[field.name].default != default:
+            defaults[field.name] = default
+    return defaults

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-import grpo_kit.models._libraries  # noqa: F401  leaves bars out
 from grpo_kit._support.lazy import lazy
 
 if TYPE_CHECKING:

@@ -5,12 +5,15 @@ A saved adapter is loaded again: its base is the one that it names, or lies besi
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any, Literal
 
 import torch
@@ -18,7 +21,6 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_kit.models._gguf_reader import PolicyLoadError
-from grpo_kit.models._libraries import load_peft
 from grpo_kit.models._model_facts import base_model
 from grpo_kit.models._saved_adapters import BASE
 
@@ -55,14 +57,13 @@ def add_adapters(
     if unknown:
         mend = "; the rank is 'r'" if "rank" in unknown else "; check the spelling"
         raise ValueError(f"lora has {', '.join(unknown)}: no field of peft.LoraConfig{mend}")
-    defaults = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear"}
+    settings = {"task_type": "CAUSAL_LM", "r": 16, "lora_alpha": 32, "lora_dropout": 0.0}
+    settings |= {"target_modules": "all-linear", **overrides}
     with torch.random.fork_rng(), warnings.catch_warnings():
         torch.manual_seed(seed)
         warnings.filterwarnings("ignore", _RENAMED, FutureWarning)
         try:
-            adapted = peft.get_peft_model(
-                model, peft.LoraConfig(**{"task_type": "CAUSAL_LM", **defaults, **overrides})
-            )
+            adapted = peft.get_peft_model(model, peft.LoraConfig(**settings))
         except (TypeError, ValueError) as error:
             raise ValueError(f"lora={dict(overrides)!r} is refused by peft: {error}") from error
     _saves_without_asking(model.name_or_path)
@@ -86,27 +87,21 @@ def load_merged(folder: Path, load_base: Callable[[str], Loaded]) -> Loaded:
     model, tokenizer = load_base(base_of(folder))
     tokenizer = _tokenizer_beside(folder, model) or tokenizer
     adapted = _with_adapter(model, folder)
-    why = (
-        None
-        if hasattr(adapted, "merge_and_unload")
-        else f"its kind is {adapted.active_peft_config.peft_type.value}"
-    )
     try:
-        why = why or on_both_ends(adapted)
-        merged = None if why else adapted.merge_and_unload(safe_merge=True)
-    except (ValueError, RuntimeError) as error:  # an adapter with a bias, on layers without
-        why = str(error)
-    if why:
+        if not hasattr(adapted, "merge_and_unload"):
+            raise ValueError(f"its kind is {adapted.active_peft_config.peft_type.value}")
+        if reason := on_both_ends(adapted):
+            raise ValueError(reason)
+        merged = adapted.merge_and_unload(safe_merge=True)
+    except (ValueError, RuntimeError) as error:  # of peft: an adapter with a bias, on layers without
         raise PolicyLoadError(
-            f"name_or_path={str(folder)!r} holds an adapter that cannot be merged into weights: {why}; use "
+            f"name_or_path={str(folder)!r} holds an adapter that cannot be merged into weights: {error}; use "
             "tuning='lora'"
-        )
+        ) from error
     if hasattr(merged, "peft_config"):  # before 0.19 peft leaves it, the sign of a model with adapters
         del merged.peft_config
     merged.name_or_path = merged.config.name_or_path = os.fspath(folder)
-    for parameter in merged.parameters():
-        parameter.requires_grad_(True)
-    return merged, tokenizer
+    return merged.requires_grad_(True), tokenizer
 
 
 def _tokenizer_beside(folder: Path, model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
@@ -136,15 +131,11 @@ def on_both_ends(model: Any) -> str | None:
     """
     base = base_model(model)
     ends = {"embedding": base.get_input_embeddings(), "head": base.get_output_embeddings()}
-    one_matrix = (
-        len({id(getattr(end, "base_layer", end).weight) for end in ends.values() if end is not None}) == 1
-    )
-    own = [name for name, end in ends.items() if hasattr(end, "base_layer")]
-    return (
-        f"since it is on the {own[0]}, which shares its matrix with the other end"
-        if own and one_matrix
-        else None
-    )
+    matrices = {id(getattr(end, "base_layer", end).weight) for end in ends.values() if end is not None}
+    adapted = [name for name, end in ends.items() if hasattr(end, "base_layer")]
+    if not adapted or len(matrices) > 1:
+        return None
+    return f"since it is on the {adapted[0]}, which shares its matrix with the other end"
 
 
 def _with_adapter(model: PreTrainedModel, folder: Path, **options: Any) -> Any:
@@ -168,5 +159,29 @@ def _ready(model: PreTrainedModel, tuning: Tuning) -> PreTrainedModel:
 def _saves_without_asking(base: str) -> None:
     """Stops peft's request to the hub for the base's config at each save, for local bases and the kit's own."""
     if base and ("/" not in base or Path(base).exists()):
-        asked = "(?s)(Unable to fetch remote file|Could not find a config file)"
-        warnings.filterwarnings("ignore", f"{asked}.*{re.escape(base)}", UserWarning)
+        message = "(?s)(Unable to fetch remote file|Could not find a config file)"
+        warnings.filterwarnings("ignore", f"{message}.*{re.escape(base)}", UserWarning)
+
+
+def load_peft() -> ModuleType:
+    """peft, imported in a third of the time: the functions of its bitsandbytes are compiled at their first call.
+
+    torch.compile loads a second's worth of torch._inductor at its first mention, and bitsandbytes mentions it at
+    import. It compiles only its 8-bit and 4-bit kernels on a CPU, which the kit does not use.
+    """
+    compile_now = torch.compile
+
+    def compile_later(function: Any = None, **options: Any) -> Any:
+        if not isinstance(function, FunctionType):  # a model, or a decorator with options
+            return compile_now(function, **options)
+        compiled = functools.cache(lambda: compile_now(function, **options))
+        return functools.wraps(function)(lambda *args, **kwargs: compiled()(*args, **kwargs))
+
+    torch.compile = compile_later
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError:  # the user of it raises the error
+        pass
+    finally:
+        torch.compile = compile_now
+    return import_module("peft")

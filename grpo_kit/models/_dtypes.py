@@ -20,7 +20,7 @@ _SHARE_OF_CARD = 0.5  # share of the card that they may fill; the rest is for ac
 
 @contextmanager
 def float32_by_default() -> Iterator[None]:
-    """Inside, torch's default dtype is float32, so that weights are drawn alike; afterwards what it was."""
+    """Inside, torch's default dtype is float32, so that weights are drawn alike; afterwards it is restored."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
@@ -34,10 +34,10 @@ def resolve_dtype(dtype: str | torch.dtype | None, tuning: Tuning) -> torch.dtyp
 
     Raises ValueError for an unknown dtype.
     """
-    if dtype is None and has_bf16():
-        return None if tuning == "full" else torch.bfloat16
     if dtype is None:
-        return torch.float32
+        if not has_bf16():
+            return torch.float32
+        return None if tuning == "full" else torch.bfloat16
     resolved = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if resolved not in _DTYPES.values():
         raise ValueError(f"dtype={dtype!r} is not known; use one of {', '.join(_DTYPES)}")
@@ -58,13 +58,13 @@ def dtype_that_fits(config: Any) -> torch.dtype:
     """float32 if training in it leaves the card room for the rest; else bfloat16, and prints a line with the reason."""
     with torch.device("meta"):
         weights = AutoModelForCausalLM.from_config(config).num_parameters()
-    needed = weights * _FLOAT32_TRAINING / 2**30
-    card = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 2**30
-    if needed <= _SHARE_OF_CARD * card:
+    training_gib = weights * _FLOAT32_TRAINING / 2**30
+    card_gib = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 2**30
+    if training_gib <= _SHARE_OF_CARD * card_gib:
         return torch.float32
     print(
-        f"bfloat16 weights: in float32 they would take {needed:.3g} GiB with gradients and moments, of this card's "
-        f"{card:.3g}. Config(optimizer=None) takes 'adamw-8bit-split', which keeps what bfloat16 rounds away; any "
-        "other loses most of each small update. Or load with dtype='float32'."
+        f"bfloat16 weights: in float32 they would take {training_gib:.3g} GiB with gradients and moments, of this "
+        f"card's {card_gib:.3g}. Config(optimizer=None) takes 'adamw-8bit-split', which keeps what bfloat16 rounds "
+        "away; any other loses most of each small update. Or load with dtype='float32'."
     )
     return torch.bfloat16

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -69,11 +70,12 @@ def gguf_folder(path: Path) -> Path:
 def _parsed(path: Path | str) -> Any:
     """The file as gguf reads it; of one that was replaced since, the new one."""
     path = Path(path).resolve()
-    return _parsed_as_of(path, path.stat().st_size, path.stat().st_mtime_ns)
+    stat = path.stat()
+    return _parsed_as_of(path, stat.st_size, stat.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=1)
-def _parsed_as_of(path: Path, size: int, changed: int) -> Any:
+def _parsed_as_of(path: Path, size: int, modified_ns: int) -> Any:
     from gguf.gguf_reader import GGUFReader
 
     class Within(GGUFReader):
@@ -96,14 +98,14 @@ def _parsed_once() -> Iterator[None]:
     """
     import gguf
 
-    theirs = gguf.GGUFReader, gguf.get_tensor_name_map, modeling_gguf_pytorch_utils.tqdm
+    originals = gguf.GGUFReader, gguf.get_tensor_name_map, modeling_gguf_pytorch_utils.tqdm
     gguf.GGUFReader = _parsed
-    gguf.get_tensor_name_map = functools.cache(theirs[1])
+    gguf.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)
     modeling_gguf_pytorch_utils.tqdm = lambda tensors, **_: tensors
     try:
         yield
     finally:
-        gguf.GGUFReader, gguf.get_tensor_name_map, modeling_gguf_pytorch_utils.tqdm = theirs
+        gguf.GGUFReader, gguf.get_tensor_name_map, modeling_gguf_pytorch_utils.tqdm = originals
         _parsed_as_of.cache_clear()
 
 
@@ -116,10 +118,9 @@ def load_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 def _loaded(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(**where)
-        model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     except Exception as error:  # of a file that is cut off, or no GGUF file, or of an unknown model
         raise PolicyLoadError(
             f"name_or_path={str(path)!r} cannot be read as a language model in GGUF ({error}); was it copied to its "
@@ -130,7 +131,7 @@ def _loaded(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     model.hf_quantizer, model.is_quantized = None, False
     _tie_if_one_matrix(model)
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(**where)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
     _take_ends_of_file(model, tokenizer, path)
     return model, tokenizer
 
@@ -140,13 +141,16 @@ def _take_ends_of_file(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
 
     And before 5.5 it adds CodeLlama's tokens to any Llama's, and takes another token for the end.
     """
-    fields = _parsed(path).fields
-    ends = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    if len(ends := [int(end.contents()) for end in ends if end]) > 1:
+    ids = {}
+    for name in ("eos", "eot", "eom", "bos", "padding"):
+        if field := _parsed(path).fields.get(f"tokenizer.ggml.{name}_token_id"):
+            ids[name] = int(field.contents())
+    ends = [ids[name] for name in ("eos", "eot", "eom") if name in ids]
+    if len(ends) > 1:
         model.generation_config.eos_token_id = ends
-    for kind, key in (("bos_token", "bos"), ("eos_token", "eos"), ("pad_token", "padding")):
-        if found := fields.get(f"tokenizer.ggml.{key}_token_id"):
-            setattr(tokenizer, kind, tokenizer.convert_ids_to_tokens(int(found.contents())))
+    for attribute, name in (("bos_token", "bos"), ("eos_token", "eos"), ("pad_token", "padding")):
+        if name in ids:
+            setattr(tokenizer, attribute, tokenizer.convert_ids_to_tokens(ids[name]))
 
 
 def _tie_if_one_matrix(model: PreTrainedModel) -> None:
@@ -156,7 +160,7 @@ def _tie_if_one_matrix(model: PreTrainedModel) -> None:
         return
     rows = (matrix.weight[:512].float() for matrix in (head, embedding))
     if torch.nn.functional.cosine_similarity(*rows).median() > _SAME_MATRIX:
-        model.set_input_embeddings(torch.nn.Embedding.from_pretrained(head.weight, freeze=False))
+        model.set_input_embeddings(nn.Embedding.from_pretrained(head.weight, freeze=False))
         model.config.tie_word_embeddings = True
         model.tie_weights()
 
@@ -191,8 +195,9 @@ def _converted(name: str, gguf: Callable[[], Path], *, replaces: str | None = No
         return _for_this_process(path, name)
     try:
         _convert(path, part, folder)
-        for old in cache.glob(replaces) if replaces else ():
-            shutil.rmtree(old, ignore_errors=True)
+        older = cache.glob(replaces) if replaces else []
+        for copy in older:
+            shutil.rmtree(copy, ignore_errors=True)
         part.rename(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
@@ -209,11 +214,12 @@ def _converted(name: str, gguf: Callable[[], Path], *, replaces: str | None = No
 def _part_folder(cache: Path, needs: int) -> Path:
     """A new folder to convert in; a killed process's leftover is removed after an hour. OSError without room."""
     cache.mkdir(parents=True, exist_ok=True)
-    for left in cache.glob(".converting-*"):
-        if time.time() - left.stat().st_mtime > 3600:
-            shutil.rmtree(left, ignore_errors=True)
+    for leftover in cache.glob(".converting-*"):
+        if time.time() - leftover.stat().st_mtime > 3600:
+            shutil.rmtree(leftover, ignore_errors=True)
     part = Path(tempfile.mkdtemp(prefix=".converting-", dir=cache))
-    if (free := shutil.disk_usage(part).free) < needs:
+    free = shutil.disk_usage(part).free
+    if free < needs:
         part.rmdir()
         raise OSError(errno.ENOSPC, f"it needs {needs / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
     return part

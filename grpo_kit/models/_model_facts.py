@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 EMBEDDED, TINY = "smollm2-135m-instruct", "tiny-random"  # names that the kit alone knows
 # Types that engine and update are tested with; any other is compared with its own forward pass at its first use.
@@ -25,6 +27,16 @@ CHECKPOINTING = (
     if hasattr(PreTrainedModel, "is_activation_checkpointing")
     else "gradient_checkpointing"
 )
+
+
+def _without_bars(factory: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    if kwargs.get("desc") in ("Loading weights", "Writing model shards"):
+        factory = logging.EmptyTqdm
+    return _bar_before(factory, args, kwargs) if _bar_before else factory(*args, **kwargs)
+
+
+# A saved notebook would keep a widget for each reading or writing of weights. Downloads and transformers < 5.5 do.
+_bar_before = logging.set_tqdm_hook(_without_bars) if hasattr(logging, "set_tqdm_hook") else None
 
 
 def base_model(model: Any) -> PreTrainedModel:
@@ -44,25 +56,25 @@ def model_name(model: Any) -> str:
     return str(getattr(config, "name_or_path", None) or config.model_type)
 
 
-def few_weights(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+def few_weights(tensors: Iterable[Tensor]) -> Tensor:
     """Up to 64 numbers of each tensor, in one: two models differ in nearly all, and an update moves nearly all."""
-    few = [p.detach().flatten()[:: max(p.numel() // 64, 1)][:64] for p in tensors]
-    return torch.cat([weights.float() for weights in few])
+    samples = [p.detach().flatten()[:: max(p.numel() // 64, 1)][:64].float() for p in tensors]
+    return torch.cat(samples)
 
 
-def weights_digest(tensors: Iterable[torch.Tensor]) -> str:
+def weights_digest(tensors: Iterable[Tensor]) -> str:
     """16 hexadecimal digits of few_weights."""
     return sha256(few_weights(tensors).cpu().numpy().tobytes()).hexdigest()[:16]
 
 
-def has_dropout(model: torch.nn.Module) -> bool:
+def has_dropout(model: nn.Module) -> bool:
     """Does a forward pass in training mode draw random numbers? (LoRA dropout, attention dropout)"""
     attention = getattr(base_model(model).config, "attention_dropout", 0.0)
-    return bool(attention) or any(isinstance(m, torch.nn.Dropout) and m.p for m in model.modules())
+    return bool(attention) or any(isinstance(m, nn.Dropout) and m.p for m in model.modules())
 
 
 @contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Inside, no dropout; afterwards each module has its mode again."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -84,7 +96,11 @@ def processor() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
     flags = next((line for line in lines if line.startswith("flags")), "")
-    vector = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else platform.machine()
+    vector = platform.machine()
+    if "avx512f" in flags:
+        vector = "AVX-512"
+    elif "avx2" in flags:
+        vector = "AVX2"
     return f"{name} ({vector}), {torch.get_num_threads()} thread(s)"
 
 
@@ -168,7 +184,7 @@ def token_rows(model: Any) -> int:
     return getattr(head, "token_rows", head.weight.size(0))
 
 
-def no_probability(head: torch.nn.Module, inputs: Any, logits: torch.Tensor) -> None:
+def no_probability(head: nn.Module, inputs: Any, logits: Tensor) -> None:
     """The hook on a head. Nothing is recorded: a probability of 0 has a gradient of 0 anyway."""
     with torch.no_grad():
         logits[..., head.token_rows :] = max(_NEVER, torch.finfo(logits.dtype).min)

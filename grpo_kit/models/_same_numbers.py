@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
 
 # Part -> what two right ways may be apart: in float32, in fewer bits, and in multiples of what rounding makes.
 # Nats a token of the worst completion for the engine, else the norm of the difference by that of the plain way's.
@@ -43,30 +44,32 @@ class Finding:
         return f"{self.part}: {self.outcome} ({self.why})"
 
 
-def judged(part: str, apart: float, rounding: float, narrow: bool) -> Finding:
-    """What a difference means. rounding: how far two right ways were seen to be apart. narrow: see is_narrow."""
+def judged(part: str, error: float, rounding: float, narrow: bool) -> Finding:
+    """The finding of a difference. rounding: how far two right ways were seen to be apart. narrow: see is_narrow."""
     float32, fewer_bits, times = _LIMITS[part]
-    most = max(fewer_bits if narrow else float32, times * rounding)
-    if apart <= most and most > _CANNOT_TELL:
-        why = f"rounding alone is {rounding:.2g}, so that off by {apart:.2g} says nothing"
-        return Finding(part, "cannot tell", apart, most, why)
-    return Finding(part, "equal" if apart <= most else "differs", apart, most)
+    limit = max(fewer_bits if narrow else float32, times * rounding)
+    if not error <= limit:  # larger, or NaN
+        return Finding(part, "differs", error, limit)
+    if limit > _CANNOT_TELL:
+        why = f"rounding alone is {rounding:.2g}, so that off by {error:.2g} says nothing"
+        return Finding(part, "cannot tell", error, limit, why)
+    return Finding(part, "equal", error, limit)
 
 
-def is_narrow(model: torch.nn.Module, *, autocast: bool = False) -> bool:
+def is_narrow(model: nn.Module, *, autocast: bool = False) -> bool:
     """Is any of the model's arithmetic in fewer bits than float32's?"""
     if hasattr(torch.backends, "fp32_precision"):
-        rounded = "tf32" in (torch.backends.cuda.matmul.fp32_precision, torch.backends.fp32_precision)
+        tf32 = "tf32" in (torch.backends.cuda.matmul.fp32_precision, torch.backends.fp32_precision)
     else:  # torch 2.8
-        rounded = torch.backends.cuda.matmul.allow_tf32
-    return (
-        autocast or rounded or any(p.dtype not in (torch.float32, torch.float64) for p in model.parameters())
-    )
+        tf32 = torch.backends.cuda.matmul.allow_tf32
+    if autocast or tf32:
+        return True
+    return any(p.dtype not in (torch.float32, torch.float64) for p in model.parameters())
 
 
-def relative(changed: Sequence[torch.Tensor], plain: Sequence[torch.Tensor]) -> float:
+def relative(changed: Sequence[Tensor], plain: Sequence[Tensor]) -> float:
     """Norm of the difference by the norm of the plain way's; infinite where that is 0, and for a NaN."""
-    apart = sum((a - b).double().square().sum().item() for a, b in zip(changed, plain, strict=True))
+    difference = sum((a - b).double().square().sum().item() for a, b in zip(changed, plain, strict=True))
     size = sum(b.double().square().sum().item() for b in plain)
-    error = math.sqrt(apart / size) if size else math.inf
+    error = math.sqrt(difference / size) if size else math.inf
     return error if math.isfinite(error) else math.inf

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
 from grpo_kit.models._model_facts import EMBEDDED, TINY, base_model, model_name, weights_digest
@@ -36,8 +37,9 @@ def has_named_base(model: Any, *, plain: bool = False) -> bool:
     base, name = base_model(model), model_name(model)
     if plain and (name in (EMBEDDED, TINY) or is_adapter(name) or Path(name).is_file()):
         return False
-    if (look := getattr(base, _LOADED, None)) is not None:
-        return look == _look_of_base(model)
+    as_loaded = getattr(base, _LOADED, None)
+    if as_loaded is not None:
+        return as_loaded == _look_of_base(model)
     if not getattr(base.config, "name_or_path", ""):
         return False
     try:  # loaded by transformers: where the name was read from
@@ -80,7 +82,7 @@ def save_adapter(model: Any, tokenizer: Any, part: Path, target: Path, *, plain:
     return base
 
 
-def weights_of_base(model: Any) -> dict[str, torch.Tensor]:
+def weights_of_base(model: Any) -> dict[str, Tensor]:
     """The base's own state, as if it had no adapter; 4-bit weights as the numbers they represent."""
     base, state = base_model(model), {}
     for name, tensor in base.state_dict().items():
@@ -102,8 +104,8 @@ def weights_of_base(model: Any) -> dict[str, torch.Tensor]:
 def _look_of_base(model: Any) -> tuple[list[torch.Size], str]:
     """Shapes of the weights under the adapters, and their digest."""
     parameters = base_model(model).named_parameters()
-    own = [p for name, p in parameters if _is_the_bases(model, name)]
-    return [p.shape for p in own], weights_digest(p for p in own if p.is_floating_point())
+    weights = [p for name, p in parameters if _is_the_bases(model, name)]
+    return [p.shape for p in weights], weights_digest(p for p in weights if p.is_floating_point())
 
 
 def _is_the_bases(model: Any, name: str) -> bool:

@@ -73,13 +73,10 @@ def load_policy(
     warn_if_late()
     check_choice("tuning", tuning, ("full", "lora", "qlora"))
     if not isinstance(name_or_path, str | os.PathLike) or not os.fspath(name_or_path):
-        loaded = (
-            "; it is loaded already"
-            if isinstance(name_or_path, tuple) or hasattr(name_or_path, "config")
-            else ""
-        )
+        is_loaded = isinstance(name_or_path, tuple) or hasattr(name_or_path, "config")
+        reason = "; it is loaded already" if is_loaded else ""
         raise ValueError(
-            f"name_or_path={name_or_path!r:.60} must be a name or a path, such as {EMBEDDED!r}{loaded}"
+            f"name_or_path={name_or_path!r:.60} must be a name or a path, such as {EMBEDDED!r}{reason}"
         )
     check_whole("seed", seed, 0)
     if lora is not None and not isinstance(lora, Mapping):
@@ -87,9 +84,9 @@ def load_policy(
     name, cuda = os.fspath(name_or_path), torch.cuda.is_available()
     kwargs: dict[str, Any] = {"dtype": resolve_dtype(dtype, tuning)}
     if cuda:
-        for said in (use_expandable_segments(), stay_on_the_card()):
-            if said and not quiet:
-                print(said)
+        for message in (use_expandable_segments(), stay_on_the_card()):
+            if message and not quiet:
+                print(message)
         kwargs["device_map"] = {"": own_device()}
         if torch.cuda.get_device_capability()[0] >= 8:
             torch.set_float32_matmul_precision("high")  # tf32: fp32 range, 10-bit mantissa in products
@@ -175,9 +172,8 @@ def _load(
         raise PolicyLoadError(
             f"name_or_path={name!r} is a preset; it names its model: kit.load_policy(kit.preset({name!r}).model)"
         )
-    mend = nearest(
-        EMBEDDED if EMBEDDED.startswith(name.lower()) else name.replace("_", "-"), (TINY, EMBEDDED)
-    )
+    spelling = EMBEDDED if EMBEDDED.startswith(name.lower()) else name.replace("_", "-")
+    mend = nearest(spelling, (TINY, EMBEDDED))
     if mend and "/" not in name:
         raise PolicyLoadError(
             f"name_or_path={name!r}: no folder, and no model of the kit has that name{mend}"
@@ -189,12 +185,13 @@ def _load(
 
 def _check_digests(folder: Path) -> None:
     """Raises PolicyLoadError where a checkpoint's or an export's file is not as it was written: it might load."""
-    holds = [name for name in (DIGESTS, REPORT) if (folder / name).is_file()]
-    if holds and (wrong := what_is_wrong(folder)):
-        whole = newest_whole(folder.parent)
+    lists = [name for name in (DIGESTS, REPORT) if (folder / name).is_file()]
+    damage = what_is_wrong(folder) if lists else None
+    if damage:
+        checkpoint = newest_whole(folder.parent)
+        mend = f"{checkpoint} is whole" if checkpoint else "load another"
         raise PolicyLoadError(
-            f"name_or_path={str(folder)!r} is damaged: {wrong}; {f'{whole} is whole' if whole else 'load another'}, or "
-            f"delete its {holds[0]} to load it as it is"
+            f"name_or_path={str(folder)!r} is damaged: {damage}; {mend}, or delete its {lists[0]} to load it as it is"
         )
 
 

@@ -19,7 +19,7 @@ from grpo_kit.engine import _first_use as first_use
 from grpo_kit.engine._packing import pack_rows
 from grpo_kit.engine.card.checks import check_card
 from grpo_kit.engine.fast import fast
-from grpo_kit.engine.memory._activations import chunk_bytes
+from grpo_kit.engine.memory._activations import ChunkMemory
 from grpo_kit.engine.memory._free import free_bytes, releasable_bytes
 from grpo_kit.engine.optim.choose import make_optimizer
 from grpo_kit.engine.packed_update import PackedUpdate
@@ -210,10 +210,17 @@ def test_the_plan_is_near_the_measured_update(tuning, autocast, vocabulary, chec
     measured = torch.cuda.max_memory_allocated() - before
     rows = [(tuple(prompt), ids) for ids in written]
     tokens = pack_rows(rows, torch.device("cuda")).input_ids.numel()
-    plan = chunk_bytes(
-        model.config, 2, tokens=tokens, checkpointed_layers=checkpointed, scored_tokens=sum(map(len, written)),
-        mask_keys=tokens, trainable=tuning, compute_itemsize=None if autocast == "none" else 2, fused_norms=True,
-    )  # fmt: skip
+    compute_itemsize = None if autocast == "none" else 2
+    memory = ChunkMemory(
+        model.config,
+        2,
+        trainable=tuning,
+        compute_itemsize=compute_itemsize,
+        mask_keys=tokens,
+        fused_norms=True,
+    )
+    scored = sum(map(len, written))
+    plan = memory.peak(tokens=tokens, checkpointed_layers=checkpointed, scored_tokens=scored)
     assert plan.kept + plan.working == pytest.approx(measured, rel=0.16)  # H200: at most 16 % too much
 
 

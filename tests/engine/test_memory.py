@@ -10,10 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 
 from benchmarks.memory import PeakMemory, fake_case, measure_chunk
 from grpo_kit.engine.memory._activations import (
-    checkpoint_bytes,
-    chunk_bytes,
-    head_bytes,
-    layer_bytes,
+    ChunkMemory,
     update_budget,
 )
 from grpo_kit.engine.memory.plan import plan_memory
@@ -107,27 +104,27 @@ def test_a_layers_activations_are_what_autograd_saves(shape, precision):
     config, (dtype, autocast, lora) = SHAPES[shape], PRECISIONS[precision]
     tokens = 130
     measured = saved_bytes(config, dtype, autocast, lora, tokens, mask=True)
-    predicted = layer_bytes(
+    memory = ChunkMemory(
         config,
         dtype.itemsize,
         trainable="lora" if lora else "full",
         compute_itemsize=2 if autocast else None,
         mask_keys=tokens,
     )
-    assert predicted == pytest.approx(measured, rel=0.02)
+    assert memory.layer_bytes() == pytest.approx(measured, rel=0.02)
 
 
 def test_without_a_dense_mask_keys_are_not_repeated_for_a_power_of_two_of_heads():
     config = SHAPES["llama small"]
     measured = saved_bytes(config, torch.bfloat16, False, False, 128, mask=False)
-    assert layer_bytes(config, 2) == pytest.approx(measured, rel=0.02)
+    assert ChunkMemory(config, 2).layer_bytes() == pytest.approx(measured, rel=0.02)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_checkpointed_layer_keeps_its_input(dtype):
     config = SHAPES["SmolLM2"]
     measured = saved_bytes(config, dtype, False, False, 128, mask=False, checkpoint=True)
-    assert checkpoint_bytes(config, dtype.itemsize) == measured
+    assert ChunkMemory(config, dtype.itemsize).checkpoint_bytes() == measured
 
 
 @pytest.mark.parametrize(("checkpointed", "gradients"), [(0, False), (2, False), (2, True), (4, False)])
@@ -145,16 +142,12 @@ def test_the_peak_of_a_chunk_is_what_its_tensors_take(tuning, checkpointed, grad
     measured = measure_chunk(
         model, tokens=160, scored=130, checkpointed=checkpointed, gradients=gradients, autocast=False
     )
-    peak = chunk_bytes(
-        config,
-        4,
+    peak = ChunkMemory(config, 4, trainable=tuning, mask_keys=160).peak(
         tokens=160,
         scored_tokens=130,
         checkpointed_layers=checkpointed,
         gradients=gradients,
         gradient_bytes=trained,
-        trainable=tuning,
-        mask_keys=160,
     )
     predicted = measured["weights"] + peak.kept + peak.working + peak.gradients * trained
     assert predicted == pytest.approx(measured["update"], rel=0.05)
@@ -197,8 +190,8 @@ def test_the_head_is_what_its_tensors_take_with_and_without_an_entropy_bonus(tun
         logprobs, entropies = tiled_logprobs(head, hidden, labels, 0.7, entropy_gradient=entropy_bonus)
         (logprobs.sum() + (entropies.sum() if entropy_bonus else 0)).backward()
     measured = memory.peak - head.weight.numel() * 4
-    planned = head_bytes(config, 4, scored_tokens=2048, trainable=tuning, entropy_bonus=entropy_bonus)
-    assert planned == pytest.approx(measured, rel=0.05)
+    memory = ChunkMemory(config, 4, trainable=tuning, entropy_bonus=entropy_bonus)
+    assert memory.head_bytes(2048) == pytest.approx(measured, rel=0.05)
 
 
 def test_a_plan_knows_an_entropy_bonus():
@@ -213,17 +206,17 @@ def test_a_plan_knows_an_entropy_bonus():
 def test_the_head_is_a_tile_or_the_vocabularys_gradient():
     tile, gradient = 1024 * 151936 * 3 * 4, 151936 * 1536 * 2
     hidden = 4096 * 1536 * (2 + 2)
-    assert head_bytes(QWEN, 2, scored_tokens=4096) == tile + gradient + hidden
-    assert head_bytes(QWEN, 2, scored_tokens=4096, trainable="lora") == tile + hidden
+    assert ChunkMemory(QWEN, 2).head_bytes(4096) == tile + gradient + hidden
+    assert ChunkMemory(QWEN, 2, trainable="lora").head_bytes(4096) == tile + hidden
     few = 100 * 151936 * 2 + gradient + 100 * 1536 * (2 + 2)  # less than the gradient that it adds
-    assert head_bytes(QWEN, 2, scored_tokens=100) == few
+    assert ChunkMemory(QWEN, 2).head_bytes(100) == few
 
 
 # ---- the budget ---------------------------------------------------------------------------------------------------
 
 
 def need(tokens, checkpointed):
-    peak = chunk_bytes(QWEN, 2, tokens=tokens, checkpointed_layers=checkpointed)
+    peak = ChunkMemory(QWEN, 2).peak(tokens=tokens, checkpointed_layers=checkpointed)
     return peak.kept + peak.working
 
 
@@ -422,10 +415,10 @@ def test_unknown_names_and_sizes_are_named():
     with pytest.raises(ValueError, match="gpt2"):
         from transformers import GPT2Config
 
-        layer_bytes(GPT2Config(), 2)
+        ChunkMemory(GPT2Config(), 2)
     with pytest.raises(ValueError, match="itemsize=8"):
-        layer_bytes(QWEN, 8)
+        ChunkMemory(QWEN, 8)
     with pytest.raises(ValueError, match="trainable='some'"):
-        layer_bytes(QWEN, 2, trainable="some")
+        ChunkMemory(QWEN, 2, trainable="some")
     with pytest.raises(ValueError, match="longest=0"):
         update_budget(GIB, QWEN, 2, longest=0)

@@ -360,7 +360,7 @@ def test_a_released_prefix_is_not_kept_again_while_weights_move_between_batches(
         engine.release()
         by_optimizer(model.model.layers[0].mlp.up_proj.weight)
         engine.generate(prompts, settings)
-        assert engine._decoder._tree_prefill._kept is None
+        assert engine._decoder._tree_prefill._cache is None
 
 
 def test_weights_of_inference_mode_and_parameters_without_dimensions():

@@ -212,7 +212,7 @@ def test_adapters_are_a_function_of_the_seed_alone():
 def test_bitsandbytes_does_not_load_the_compiler():
     """torch._inductor takes a second, and nobody has asked for anything compiled."""
     code = (
-        "import sys, grpo_kit; from grpo_kit.models._libraries import load_peft; load_peft(); import torch; "
+        "import sys, grpo_kit; from grpo_kit.models._adapters import load_peft; load_peft(); import torch; "
         "loaded = 'torch._inductor.compile_fx' in sys.modules; "
         "print('bitsandbytes' in sys.modules, loaded, torch.compile.__module__)"
     )

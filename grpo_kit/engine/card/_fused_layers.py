@@ -18,7 +18,7 @@ from torch.nn.functional import linear, rms_norm, silu
 from transformers import PreTrainedModel
 
 from grpo_kit.engine._supported_models import decoded_by_modules
-from grpo_kit.engine.cpu._layers import Layer, Parts, read_parts
+from grpo_kit.engine.cpu._layers import Layer, Norm, Parts, read_parts
 from grpo_kit.engine.cpu._matmul import Projection
 
 if TYPE_CHECKING:
@@ -30,27 +30,27 @@ class Copies:
 
     def __init__(self, like: Tensor) -> None:
         self._like = like
-        self._held: list[Tensor] = []
-        self._kept: list[tuple[Tensor, Tensor, float]] = []  # a copy, what it is of, times what
+        self._tensors: list[Tensor] = []
+        self._sources: list[tuple[Tensor, Tensor, float]] = []  # a copy, its source, the factor
 
     def new(self, *shape: int) -> Tensor:
         """Zeros of this shape, in the dtype of the products."""
-        self._held.append(self._like.new_zeros(shape))
-        return self._held[-1]
+        self._tensors.append(self._like.new_zeros(shape))
+        return self._tensors[-1]
 
-    def keep(self, to: Tensor, source: Tensor, scale: float = 1.0) -> None:
-        """From the next refresh on, `to` is scale * source."""
-        self._kept.append((to, source, scale))
+    def keep(self, copy: Tensor, source: Tensor, scale: float = 1.0) -> None:
+        """From the next refresh on, `copy` is scale * source."""
+        self._sources.append((copy, source, scale))
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Read the model's tensors again."""
-        for to, source, scale in self._kept:
-            torch.mul(source, scale, out=to)
+        for copy, source, scale in self._sources:
+            torch.mul(source, scale, out=copy)
 
     def nbytes(self) -> int:
         """Bytes held."""
-        return sum(t.numel() * t.element_size() for t in self._held)
+        return sum(tensor.nbytes for tensor in self._tensors)
 
 
 class Adapters:
@@ -60,44 +60,49 @@ class Adapters:
     """
 
     def __init__(self, outputs: Sequence[Sequence[Projection]], copies: Copies) -> None:
-        ranks = [[sum(len(a) for a, _, _ in one.adapters) for one in part] for part in outputs]
-        self._spans: list[tuple[int, int, Tensor]] = []  # of each output: its ranks, and the way out of them
-        if not (total := sum(map(sum, ranks))):
+        ranks = [sum(map(_rank, projections)) for projections in outputs]
+        self._ups: list[tuple[slice, Tensor]] = []  # of each output: its ranks, and the way out of them
+        if not any(ranks):
             return
-        self._into = copies.new(total, outputs[0][0].weight.size(1))
-        begin = 0
-        for part, widths in zip(outputs, ranks, strict=True):
-            out = copies.new(sum(len(one.weight) for one in part), sum(widths))
-            self._spans.append((begin, begin + sum(widths), out))
+        self._down = copies.new(sum(ranks), outputs[0][0].weight.size(1))
+        start = 0
+        for projections, rank in zip(outputs, ranks, strict=True):
+            up = copies.new(sum(len(projection.weight) for projection in projections), rank)
+            self._ups.append((slice(start, start + rank), up))
             row = column = 0
-            for one in part:
-                for a, b, scaling in one.adapters:
-                    copies.keep(self._into[begin + column : begin + column + len(a)], a)
-                    copies.keep(out[row : row + len(b), column : column + len(a)], b, scaling)
-                    column += len(a)
-                row += len(one.weight)
-            begin += column
+            for projection in projections:
+                for a, b, scaling in projection.adapters:
+                    end = column + len(a)
+                    copies.keep(self._down[start + column : start + end], a)
+                    copies.keep(up[row : row + len(b), column:end], b, scaling)
+                    column = end
+                row += len(projection.weight)
+            start += rank
 
     def add(self, x: Tensor, *outputs: Tensor) -> None:
-        """Add to each output (R, N) what its adapters make of x (R, K)."""
-        if not self._spans:
+        """Add to each output (R, N) the adapters' product with x (R, K)."""
+        if not self._ups:
             return
-        inside = linear(x, self._into)
-        for (begin, end, out), y in zip(self._spans, outputs, strict=True):
-            if end > begin:
-                y.addmm_(inside[:, begin:end], out.t())
+        inner = linear(x, self._down)
+        for (ranks, up), output in zip(self._ups, outputs, strict=True):
+            if up.size(1):
+                output.addmm_(inner[:, ranks], up.t())
+
+
+def _rank(projection: Projection) -> int:
+    return sum(len(a) for a, _, _ in projection.adapters)
 
 
 class _Fused:
-    """What one layer has besides the model's own tensors."""
+    """One layer, and what it has besides the model's own tensors."""
 
     def __init__(self, layer: Layer, heads: tuple[int, int], dim: int, copies: Copies) -> None:
-        self.of = layer
+        self.parts = layer
         query, key = layer.query, layer.key
-        self.split, both = len(query.weight), len(query.weight) + len(key.weight)
+        self.split = len(query.weight)
         self.bias = self.norm = None
         if query.bias is not None:
-            self.bias = copies.new(both)
+            self.bias = copies.new(self.split + len(key.weight))
             copies.keep(self.bias[: self.split], query.bias)
             copies.keep(self.bias[self.split :], key.bias)
         if layer.query_norm is not None:
@@ -114,8 +119,7 @@ class FusedLayers:
     """One model's decoder and head for a decoded token of each row, over a KV cache of buckets."""
 
     def __init__(self, base: PreTrainedModel, parts: Parts) -> None:
-        self._embeddings, self._rotary = parts.embeddings, base.get_decoder().rotary_emb
-        self._last, self._head, self._dim = parts.last, parts.head, parts.dim
+        self._parts, self._rotary = parts, base.get_decoder().rotary_emb
         first = parts.layers[0]
         self._heads = len(first.query.weight) // parts.dim, len(first.key.weight) // parts.dim
         self._scales = torch.ones(sum(self._heads), 1, dtype=torch.float32, device=parts.embeddings.device)
@@ -125,7 +129,7 @@ class FusedLayers:
 
     @staticmethod
     def parts_of(base: PreTrainedModel) -> Parts | None:
-        """What they are made of, or None if the model's modules must be called."""
+        """The model's parts, or None if its modules must be called."""
         embeddings = base.get_input_embeddings().weight
         kind, dtype = embeddings.device.type, embeddings.dtype
         if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) != dtype:
@@ -156,48 +160,53 @@ class FusedLayers:
         """Logits (R, V) behind one token of each row, in `out` if given; ids and positions long (R,). Writes the step's
         column."""
         with torch.autocast(ids.device.type, enabled=False):
-            state = self._embeddings.index_select(0, ids)
-            cos, sin = self._turns(positions)
+            state = self._parts.embeddings.index_select(0, ids)
+            cos, sin = self._rotation(positions)
             for number, layer in enumerate(self._layers):
-                x = rms_norm(
-                    state, state.shape[1:], layer.of.before_attention.weight, layer.of.before_attention.eps
-                )
-                both, value = self._rotated(layer, x, cos, sin)
-                found = slots.attend_fused_rows(both, value, number)
-                state.addmm_(found, layer.of.output.weight.t())
-                if layer.of.output.bias is not None:
-                    state.add_(layer.of.output.bias)
-                layer.output.add(found, state)
-                x = rms_norm(state, state.shape[1:], layer.of.before_mlp.weight, layer.of.before_mlp.eps)
-                gate, up = (linear(x, one.weight, one.bias) for one in (layer.of.gate, layer.of.up))
+                parts = layer.parts
+                x = _normed(state, parts.before_attention)
+                queries_and_keys, value = self._rotated(layer, x, cos, sin)
+                attention = slots.attend_fused_rows(queries_and_keys, value, number)
+                _add_product(state, attention, parts.output, layer.output)
+                x = _normed(state, parts.before_mlp)
+                gate = linear(x, parts.gate.weight, parts.gate.bias)
+                up = linear(x, parts.up.weight, parts.up.bias)
                 layer.mlp.add(x, gate, up)
-                inside = silu(gate, inplace=True).mul_(up)
-                state.addmm_(inside, layer.of.down.weight.t())
-                if layer.of.down.bias is not None:
-                    state.add_(layer.of.down.bias)
-                layer.down.add(inside, state)
-            last = rms_norm(state, state.shape[1:], self._last.weight, self._last.eps)
-            return torch.mm(last, self._head.weight.t(), out=out)
+                _add_product(state, silu(gate, inplace=True).mul_(up), parts.down, layer.down)
+            return torch.mm(_normed(state, self._parts.last), self._parts.head.weight.t(), out=out)
 
-    def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines (R, heads, D) of queries, which are scaled by them too, and of keys."""
-        half = self._dim // 2
-        cos, sin = (x[0] for x in self._rotary(self._scales, positions[None]))  # float32 (R, D)
-        turns = torch.stack([cos, torch.cat([-sin[:, :half], sin[:, half:]], dim=-1)])
-        cos, sin = torch.mul(turns[:, :, None], self._scales).to(self._embeddings.dtype)
+        half = self._parts.dim // 2
+        cos, sin = (table[0] for table in self._rotary(self._scales, positions[None]))  # float32 (R, D)
+        tables = torch.stack([cos, torch.cat([-sin[:, :half], sin[:, half:]], dim=-1)])
+        cos, sin = torch.mul(tables[:, :, None], self._scales).to(self._parts.embeddings.dtype)
         return cos, sin
 
     def _rotated(self, layer: _Fused, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys behind them, rotated, (R, heads, D); values (R, Hkv * D)."""
-        both = x.new_empty(len(x), sum(self._heads) * self._dim)
-        torch.mm(x, layer.of.query.weight.t(), out=both[:, : layer.split])
-        torch.mm(x, layer.of.key.weight.t(), out=both[:, layer.split :])
-        value = linear(x, layer.of.value.weight, layer.of.value.bias)
+        parts, dim = layer.parts, self._parts.dim
+        products = x.new_empty(len(x), sum(self._heads) * dim)
+        torch.mm(x, parts.query.weight.t(), out=products[:, : layer.split])
+        torch.mm(x, parts.key.weight.t(), out=products[:, layer.split :])
+        value = linear(x, parts.value.weight, parts.value.bias)
         if layer.bias is not None:
-            both.add_(layer.bias)
-        layer.attention.add(x, both, value)
-        both = both.view(len(x), -1, self._dim)
+            products.add_(layer.bias)
+        layer.attention.add(x, products, value)
+        heads = products.view(len(x), -1, dim)
         if layer.norm is not None:
-            both = rms_norm(both, (self._dim,), None, layer.of.query_norm.eps).mul_(layer.norm)
-        turned = both.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
-        return torch.mul(both, cos).addcmul_(turned, sin), value
+            heads = rms_norm(heads, (dim,), None, parts.query_norm.eps).mul_(layer.norm)
+        swapped = heads.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
+        return torch.mul(heads, cos).addcmul_(swapped, sin), value
+
+
+def _normed(state: Tensor, norm: Norm) -> Tensor:
+    return rms_norm(state, state.shape[1:], norm.weight, norm.eps)
+
+
+def _add_product(state: Tensor, x: Tensor, projection: Projection, adapters: Adapters) -> None:
+    """Add a projection of x, with its bias and adapters, to the residual stream."""
+    state.addmm_(x, projection.weight.t())
+    if projection.bias is not None:
+        state.add_(projection.bias)
+    adapters.add(x, state)

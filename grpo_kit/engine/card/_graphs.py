@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -35,11 +36,11 @@ class DecodeGraphs:
     def clear(self) -> None:
         """Forget all graphs; their memory goes back to torch's allocator."""
         self._bytes, self.seconds = 0, 0.0
-        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._pool = None
-        self._logits: torch.Tensor | None = None
+        self._logits: Tensor | None = None
 
-    def run(self, shape: Hashable, step: Callable[..., torch.Tensor]) -> torch.Tensor:
+    def run(self, shape: Hashable, step: Callable[..., Tensor]) -> Tensor:
         """The result of step(), float (rows, V), captured when `shape` is new; valid until the next run.
 
         step(out) may write its result there, which saves a copy.
@@ -69,10 +70,9 @@ class DecodeGraphs:
 
     def nbytes(self) -> int:
         """Bytes that only the graphs can use: their pool, as torch's allocator counts it, and the logits."""
-        logits = self._logits
-        return self._bytes + (0 if logits is None else logits.numel() * logits.element_size())
+        return self._bytes if self._logits is None else self._bytes + self._logits.nbytes
 
-    def _warm(self, step: Callable[..., torch.Tensor]) -> torch.Tensor:
+    def _warm(self, step: Callable[..., Tensor]) -> Tensor:
         """Off the main stream, the first time twice: libraries allocate workspaces. Where the graph is to write."""
         cuda = self._cuda
         self._side = stream = self._side or cuda.Stream()
@@ -86,7 +86,7 @@ class DecodeGraphs:
             self._logits = torch.empty(rows, vocabulary, dtype=logits.dtype, device=logits.device)
         return self._logits[:rows]
 
-    def _capture(self, step: Callable[..., torch.Tensor], output: torch.Tensor) -> torch.cuda.CUDAGraph:
+    def _capture(self, step: Callable[..., Tensor], output: Tensor) -> torch.cuda.CUDAGraph:
         cuda = self._cuda
         if self._pool is None:
             self._pool = cuda.graph_pool_handle()
@@ -112,7 +112,7 @@ class AutocastCache:
     """The copies of one model's weights, made where a linear layer first needs them."""
 
     def __init__(self) -> None:
-        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id: the weight and its copy
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # by id: the weight and its copy
 
     def clear(self) -> None:
         """Release the copies."""
@@ -120,7 +120,7 @@ class AutocastCache:
 
     def nbytes(self) -> int:
         """Bytes held."""
-        return sum(copy.numel() * copy.element_size() for _, copy in self._copies.values())
+        return sum(copy.nbytes for _, copy in self._copies.values())
 
     @contextmanager
     def instead_of_autocasts(self, device: str) -> Iterator[None]:
@@ -141,7 +141,7 @@ class AutocastCache:
 class _Linear(TorchFunctionMode):
     """Gives linear() the copies; leaves all else unchanged."""
 
-    def __init__(self, copies: dict[int, tuple[torch.Tensor, torch.Tensor]], dtype: torch.dtype) -> None:
+    def __init__(self, copies: dict[int, tuple[Tensor, Tensor]], dtype: torch.dtype) -> None:
         super().__init__()
         self._copies, self._dtype = copies, dtype
 
@@ -150,11 +150,10 @@ class _Linear(TorchFunctionMode):
             args = (args[0], *map(self._cast, args[1:]))
         return func(*args, **(kwargs or {}))
 
-    def _cast(self, weight: torch.Tensor | None) -> torch.Tensor | None:
-        kept = (
-            weight is not None and weight.dtype == torch.float32 and weight.requires_grad and weight.is_leaf
-        )
-        if not kept or weight._is_view():
+    def _cast(self, weight: Tensor | None) -> Tensor | None:
+        if weight is None or weight.dtype != torch.float32 or weight._is_view():
+            return weight
+        if not weight.requires_grad or not weight.is_leaf:
             return weight
         if id(weight) not in self._copies:
             self._copies[id(weight)] = weight, weight.detach().to(self._dtype)

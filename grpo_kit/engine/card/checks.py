@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from grpo_kit.engine import RolloutEngine
@@ -48,22 +49,22 @@ def check_card(model: Any, config: Config | None = None) -> list[Finding]:
     ['engine: equal (off by 3e-06, at most 0.0001)', 'packed update: equal (off by 2e-06, at most 0.001)']
     """
     config = Config() if config is None else config
-    found = []
+    findings = []
     with _as_it_was(model):
         batch = _random_batch(model)
         if unsupported(model, GenerationConfig()) is None:
             with autocast(config, next(model.parameters()).device):
-                found += engine_findings(model, RolloutEngine, batch.prompt_ids)
+                findings += engine_findings(model, RolloutEngine, batch.prompt_ids)
         if why_not_packed(model) is None:
-            found.append(guarded("packed update", lambda: _update(model, config, batch)))
+            findings.append(guarded("packed update", lambda: _update(model, config, batch)))
         name = choose_optimizer(config.optimizer, model)
         if name != "adamw":
-            found.append(guarded("optimizer", lambda: _optimizer(model, name)))
-    return found
+            findings.append(guarded("optimizer", lambda: _optimizer(model, name)))
+    return findings
 
 
 def checked(model: Any, config: Config, folder: Path | None = None) -> list[Finding]:
-    """What check_card found for this card, these versions and this kind of model before; else it is found and kept.
+    """The findings of check_card, once for this card, these versions and this kind of model.
 
     folder: of the cache; default GRPO_KIT_CACHE. A cache that cannot be read or written is done without.
     """
@@ -72,19 +73,19 @@ def checked(model: Any, config: Config, folder: Path | None = None) -> list[Find
 
 def _update(model: Any, config: Config, batch: Batch) -> Finding:
     plain = Config(autocast=config.autocast, max_completion_tokens=TOKENS)
+    numbers, device = StepNumbers(0, 0.0, 1.0, 0.0, 0.0), next(model.parameters()).device
 
-    def gradient(update: Any) -> list[torch.Tensor]:
+    def gradient(update: Any) -> list[Tensor]:
         model.zero_grad(set_to_none=True)
-        loss = PolicyLoss(
-            batch, plain, StepNumbers(0, 0.0, 1.0, 0.0, 0.0), device=next(model.parameters()).device
-        )
+        loss = PolicyLoss(batch, plain, numbers, device=device)
         update.gradients(model, batch, loss, 1.0, lambda share: share.backward())
         return [p.grad.float().cpu() for p in model.parameters() if p.grad is not None]
 
-    wanted = gradient(PaddedUpdate(plain))
-    rounding = relative(gradient(PaddedUpdate(plain, shift=SHIFT)), wanted)
+    expected = gradient(PaddedUpdate(plain))
+    rounding = relative(gradient(PaddedUpdate(plain, shift=SHIFT)), expected)
     narrow = is_narrow(model, autocast=config.autocast != "none")
-    return judged("packed update", relative(gradient(PackedUpdate(model, plain)), wanted), rounding, narrow)
+    error = relative(gradient(PackedUpdate(model, plain)), expected)
+    return judged("packed update", error, rounding, narrow)
 
 
 def _optimizer(model: Any, name: str) -> Finding:
@@ -93,18 +94,23 @@ def _optimizer(model: Any, name: str) -> Finding:
     The second step reads the moments that the first one stored.
     """
     trained = sorted((p for p in model.parameters() if p.requires_grad), key=lambda p: -p.ndim)
-    weights = [p.detach().flatten()[:_WEIGHTS] for p in (trained[0], trained[-1])]
-    draw = torch.Generator().manual_seed(0)
-    gradients = [(1e-3 * torch.randn(len(w), generator=draw, dtype=torch.float32)).to(w) for w in weights]
-    copies = [torch.nn.Parameter(w.clone()) for w in weights]
+    generator = torch.Generator().manual_seed(0)
+    copies, gradients = [], []
+    for parameter in (trained[0], trained[-1]):
+        weights = parameter.detach().flatten()[:_WEIGHTS]
+        noise = torch.randn(len(weights), generator=generator, dtype=torch.float32)
+        copies.append(nn.Parameter(weights.clone()))
+        gradients.append((1e-3 * noise).to(weights))
     # Below this rate float32's own rounding of a weight is visible in the change.
     options = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8}
     optimizer = new_optimizer(name, _groups(copies), **options)
     master = getattr(optimizer, "master", None)
-    for copy in copies:
-        if copy.dtype != torch.float32 and master is None:
-            copy.data.zero_()  # its other bits cannot be read: on a weight of 0 a change keeps its own 8 bits
-    plain = [torch.nn.Parameter(copy.detach().float().clone()) for copy in copies]
+    if master is None:
+        master = _in_float32
+        for copy in copies:
+            if copy.dtype != torch.float32:
+                copy.data.zero_()  # its other bits cannot be read: on a weight of 0 a change keeps its own 8 bits
+    plain = [nn.Parameter(_in_float32(copy).clone()) for copy in copies]
     adamw = torch.optim.AdamW(_groups(plain), **options, foreach=False, fused=False)
     starts = [p.detach().clone() for p in plain]
     for _ in range(2):
@@ -112,13 +118,16 @@ def _optimizer(model: Any, name: str) -> Finding:
             copy.grad, p.grad = gradient.to(copy.dtype, copy=True), gradient.float()
         optimizer.step()
         adamw.step()
-    ends = [copy.detach().float() if master is None else master(copy) for copy in copies]
-    changes = [end.double() - start for end, start in zip(ends, starts, strict=True)]
-    wanted = [p.detach().double() - start for p, start in zip(plain, starts, strict=True)]
-    return judged("optimizer", relative(changes, wanted), 0.0, narrow=False)
+    changes = [master(copy).double() - start for copy, start in zip(copies, starts, strict=True)]
+    expected = [p.detach().double() - start for p, start in zip(plain, starts, strict=True)]
+    return judged("optimizer", relative(changes, expected), 0.0, narrow=False)
 
 
-def _groups(parameters: Sequence[torch.nn.Parameter]) -> list[dict]:
+def _in_float32(parameter: Tensor) -> Tensor:
+    return parameter.detach().float()
+
+
+def _groups(parameters: Sequence[nn.Parameter]) -> list[dict]:
     """The matrix decays, the vector does not."""
     return [{"params": [p], "weight_decay": d} for p, d in zip(parameters, (0.1, 0.0), strict=True)]
 

@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from grpo_kit.engine._supported_models import signature
 from grpo_kit.engine.cpu._layers import PlainLayers
-from grpo_kit.engine.cpu._tree_attention import Block, TreePlan, tree_attention
+from grpo_kit.engine.cpu._tree_attention import TreePlan, tree_attention
 from grpo_kit.engine.tree import build_tree
 
 _WORTH_KEEPING = 96  # tokens whose keys take three times as long to compute as the weights' fingerprint
@@ -32,14 +33,14 @@ class _Prefilled(NamedTuple):
     hidden: (P, E), behind each prompt's last token; computed: how many of the N were not cached.
     """
 
-    keys: list[torch.Tensor]
-    values: list[torch.Tensor]
-    places: list[torch.Tensor]
-    hidden: torch.Tensor
+    keys: list[Tensor]
+    values: list[Tensor]
+    places: list[Tensor]
+    hidden: Tensor
     computed: int
 
 
-class _Kept(NamedTuple):
+class _Cache(NamedTuple):
     """Prompts, sorted; the places of their tokens among the N computed keys and values (as in _Prefilled),
     and the weights and settings they were computed with."""
 
@@ -47,33 +48,32 @@ class _Kept(NamedTuple):
     places: list[np.ndarray]
     weights: tuple
     settings: tuple
-    keys: list[torch.Tensor]
-    values: list[torch.Tensor]
+    keys: list[Tensor]
+    values: list[Tensor]
 
-    def known(self, prompt: Sequence[int]) -> np.ndarray:
+    def places_of(self, prompt: Sequence[int]) -> np.ndarray:
         """Places of the cached tokens that the prompt begins with, without its last token, whose output
         is needed."""
         prompt = tuple(prompt)
-        at = bisect_left(self.prompts, prompt)  # the one that shares most is a neighbour in order
-        found = (
-            (len(commonprefix([self.prompts[i], prompt])), i)
-            for i in (at - 1, at)
-            if 0 <= i < len(self.prompts)
-        )
-        length, i = max(found, default=(0, 0))
-        return self.places[i][: min(length, len(prompt) - 1)]
+        longest = self.places[0][:0]
+        index = bisect_left(self.prompts, prompt)  # the prompt that shares most is a neighbour in order
+        for neighbour in range(max(index - 1, 0), min(index + 1, len(self.prompts))):
+            shared = len(commonprefix([self.prompts[neighbour], prompt]))
+            places = self.places[neighbour][: min(shared, len(prompt) - 1)]
+            longest = max(places, longest, key=len)
+        return longest
 
 
 class TreeKVPrefill:
     """Computes batches of prompts; keeps one prefix, or all prompts of a batch, until `release`."""
 
     def __init__(self) -> None:
-        self._kept: _Kept | None = None
+        self._cache: _Cache | None = None
         self._versions: tuple | None = None
 
     def release(self) -> None:
         """Drop the cache."""
-        self._kept = None
+        self._cache = None
 
     def __call__(
         self,
@@ -84,108 +84,89 @@ class TreeKVPrefill:
         keep: bool = False,
     ) -> _Prefilled:
         """Distinct prompts, each of at least one token. keep: the next batch's prompts continue these."""
-        weights, kept = None, self._kept
-        known = [kept.known(prompt) for prompt in prompts] if kept else []
-        if max(map(len, known), default=0) < _WORTH_KEEPING or (kept.weights[0], kept.settings) != (
-            versions(base),
-            layers.settings,
-        ):
-            known = []
-        else:
-            weights = weight_version(base)
-            known = known if weights == kept.weights else []
-        made = self._compute(layers, prompts, kept, known)
-        self._keep(base, layers, prompts, made, weights, used=bool(known), everything=keep)
-        return made
-
-    def _keep(
-        self,
-        base: PreTrainedModel,
-        layers: PlainLayers,
-        prompts: Sequence[Sequence[int]],
-        made: _Prefilled,
-        weights: tuple | None,
-        *,
-        used: bool,
-        everything: bool,
-    ) -> None:
-        """Keep all prompts, or their common prefix if it is long and the weights do not change between batches."""
-        before, self._versions = self._versions, versions(base)
-        if everything:
+        cached = self._cached_places(base, layers, prompts)
+        prefilled = self._compute(layers, prompts, cached)
+        shared = tuple(prompts[0][: common_length(prompts)])
+        previous, self._versions = self._versions, versions(base)
+        weights = self._cache.weights if cached else None  # reading all weights again would give the same
+        if keep:
             order = sorted(range(len(prompts)), key=lambda i: tuple(prompts[i]))
-            rows, places = [tuple(prompts[i]) for i in order], [made.places[i].numpy() for i in order]
-            keys, values = made.keys, made.values
+            sorted_prompts = [tuple(prompts[i]) for i in order]
+            places = [prefilled.places[i].numpy() for i in order]
+            keys, values = prefilled.keys, prefilled.values
+        elif cached and self._has_prefix(shared):
+            return prefilled
+        elif len(shared) < _WORTH_KEEPING or previous not in (None, self._versions):
+            self._cache = None  # too short, or weights change between batches
+            return prefilled
         else:
-            shared = tuple(prompts[0][: common_length(prompts)])
-            if (
-                used
-                and len(self._kept.prompts) == 1
-                and commonprefix([*self._kept.prompts, shared]) == shared
-            ):
-                return  # a cached prefix has all of it, and maybe more for the next batch
-            self._kept = None
-            if len(shared) < _WORTH_KEEPING or before not in (None, self._versions):
-                return
-            place = made.places[0][: len(shared)]
-            keys, values = ([x.index_select(1, place) for x in part] for part in (made.keys, made.values))
-            rows, places = [shared], [np.arange(len(shared))]
-        self._kept = _Kept(rows, places, weights or weight_version(base), layers.settings, keys, values)
+            of_prefix = prefilled.places[0][: len(shared)]
+            sorted_prompts = [shared]
+            places = [np.arange(len(shared))]
+            keys = [layer.index_select(1, of_prefix) for layer in prefilled.keys]
+            values = [layer.index_select(1, of_prefix) for layer in prefilled.values]
+        self._cache = None  # its memory goes before the weights are read
+        weights = weights or weight_version(base)
+        self._cache = _Cache(sorted_prompts, places, weights, layers.settings, keys, values)
+        return prefilled
+
+    def _cached_places(
+        self, base: PreTrainedModel, layers: PlainLayers, prompts: Sequence[Sequence[int]]
+    ) -> list[np.ndarray]:
+        """For each prompt, the cached places of its first tokens; [] if too few are cached, or for other weights."""
+        cache = self._cache
+        if cache is None or (cache.weights[0], cache.settings) != (versions(base), layers.settings):
+            return []
+        places = [cache.places_of(prompt) for prompt in prompts]
+        if max(map(len, places)) < _WORTH_KEEPING or weight_version(base) != cache.weights:
+            return []
+        return places
+
+    def _has_prefix(self, prefix: tuple[int, ...]) -> bool:
+        """Whether the cache is one prefix that begins with this one, and maybe has more for the next batch."""
+        prompts = self._cache.prompts
+        return len(prompts) == 1 and prompts[0][: len(prefix)] == prefix
 
     def _compute(
-        self,
-        layers: PlainLayers,
-        prompts: Sequence[Sequence[int]],
-        kept: _Kept | None,
-        known: Sequence[np.ndarray],
+        self, layers: PlainLayers, prompts: Sequence[Sequence[int]], cached: Sequence[np.ndarray]
     ) -> _Prefilled:
-        """All prompts. known: for each the cached places of its first tokens; [] if none is cached."""
+        """All prompts. cached: for each the cached places of its first tokens; [] if none is cached."""
         tree = build_tree([(prompt, ()) for prompt in prompts])
-        source = np.full(len(tree), -1)  # where a token's keys are cached
-        for place, there in zip(tree.places, known, strict=False):
-            source[place[: len(there)]] = there
-        source[[place[-1] for place in tree.places]] = -1
-        new = np.flatnonzero(source < 0)
-        plan = TreePlan(tree) if len(new) == len(tree) else _Asked(TreePlan(tree), source < 0)
-        fresh, old = torch.from_numpy(new), torch.from_numpy(np.flatnonzero(source >= 0))
-        taken = torch.from_numpy(source[source >= 0])
+        cached_at = np.full(len(tree), -1)  # a token's place in the cache
+        for places, cached_places in zip(tree.places, cached, strict=False):
+            cached_at[places[: len(cached_places)]] = cached_places
+        last = [places[-1] for places in tree.places]
+        cached_at[last] = -1
+        is_new = cached_at < 0
+        new = np.flatnonzero(is_new)
+        computed = torch.from_numpy(new) if cached else slice(None)
+        reused = torch.from_numpy(np.flatnonzero(~is_new))
+        source = torch.from_numpy(cached_at[~is_new])
+        plan = TreePlan(tree).of_queries(is_new)
+        old_keys, old_values = (self._cache.keys, self._cache.values) if cached else ([], [])
         keys, values = [], []
 
-        def whole(part: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:  # (H, n, D) -> (H, N, D)
-            if before is None:
-                return part.contiguous()
-            every = part.new_empty(part.size(0), len(tree), part.size(2))
-            every[:, fresh] = part
-            every[:, old] = before.index_select(1, taken)
-            return every
+        def in_tree(part: Tensor) -> Tensor:  # (H, n, D) -> (H, N, D), zeros for reused tokens
+            states = part.new_zeros(part.size(0), len(tree), part.size(2))
+            states[:, computed] = part
+            return states
 
         def attend(query, key, value, layer, scale):  # (n, H, G, D), (n, H, D) twice
-            some = bool(len(old))
-            keys.append(whole(key.transpose(0, 1), kept.keys[layer] if some else None))
-            values.append(whole(value.transpose(0, 1), kept.values[layer] if some else None))
-            query = query.flatten(1, 2).transpose(0, 1)
-            if some:  # the other queries are not needed
-                asked = query.new_zeros(query.size(0), len(tree), query.size(2))
-                asked[:, fresh] = query
-                query = asked
-            found = tree_attention(query[None], keys[-1][None], values[-1][None], plan, scale)[0]
-            return (found.index_select(0, fresh) if some else found).flatten(1)
+            keys.append(in_tree(key.transpose(0, 1)))
+            values.append(in_tree(value.transpose(0, 1)))
+            if cached:
+                keys[-1][:, reused] = old_keys[layer].index_select(1, source)
+                values[-1][:, reused] = old_values[layer].index_select(1, source)
+            queries = in_tree(query.flatten(1, 2).transpose(0, 1))
+            output = tree_attention(queries[None], keys[-1][None], values[-1][None], plan, scale)[0]
+            return output[computed].flatten(1)
 
-        ids, positions = torch.from_numpy(tree.input_ids[new]), torch.from_numpy(tree.positions[new])
+        ids = torch.from_numpy(tree.input_ids[new])
+        positions = torch.from_numpy(tree.positions[new])
         hidden = layers.hidden(ids, positions, attend)
-        last = torch.from_numpy(np.searchsorted(new, [place[-1] for place in tree.places]))
-        places = [torch.from_numpy(place) for place in tree.places]
-        return _Prefilled(keys, values, places, hidden.index_select(0, last), len(new))
-
-
-class _Asked:
-    """The blocks of a plan whose outputs are needed. asked: bool (N,)."""
-
-    def __init__(self, plan: TreePlan, asked: np.ndarray) -> None:
-        self._plan, before = plan, np.concatenate([[0], np.cumsum(asked)])
-        self.blocks = [block for block in plan.blocks if before[block.last] > before[block.first]]
-
-    def bias(self, block: Block, dtype: torch.dtype) -> torch.Tensor | None:
-        return self._plan.bias(block, dtype)
+        last_computed = torch.from_numpy(np.searchsorted(new, last))
+        places = [torch.from_numpy(row) for row in tree.places]
+        return _Prefilled(keys, values, places, hidden.index_select(0, last_computed), len(new))
 
 
 def common_length(prompts: Sequence[Sequence[int]]) -> int:
@@ -201,14 +182,14 @@ def common_length(prompts: Sequence[Sequence[int]]) -> int:
 # ---- a number that changes when weights change, so that a stale cache of keys and values is found -------------------
 
 
-def versions(model: torch.nn.Module) -> tuple:
+def versions(model: nn.Module) -> tuple:
     """Addresses of the weights, torch's counts of writes to them, adapters and autocast: free, but blind to writes
     through `.data` and to memory that others write."""
     return signature(model), tuple(0 if t.is_inference() else t._version for t in _tensors(model))
 
 
 @torch.no_grad()
-def weight_version(model: torch.nn.Module) -> tuple:
+def weight_version(model: nn.Module) -> tuple:
     """`versions` and two numbers of each weight's values, whoever wrote them; costs about two reads of all weights.
 
     The exclusive or of all bits detects any change not made an even number of times; the product with two fixed
@@ -222,17 +203,17 @@ def weight_version(model: torch.nn.Module) -> tuple:
     return versions(model), tuple(value.item() for value in values)
 
 
-def _bits(rows: torch.Tensor) -> torch.Tensor:
+def _bits(rows: Tensor) -> Tensor:
     if hasattr(torch, "hash_tensor"):
         return torch.hash_tensor(rows)
-    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
-    return rows.view(whole).sum(dtype=torch.int64)  # torch 2.8: the sum of all bits read as whole numbers
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
+    return rows.view(integers).sum(dtype=torch.int64)  # torch 2.8: the sum of all bits read as whole numbers
 
 
-def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
+def _tensors(model: nn.Module) -> list[Tensor]:
     return [*model.parameters(), *model.buffers()]
 
 
 @functools.cache
-def _vector(size: int) -> torch.Tensor:
+def _vector(size: int) -> Tensor:
     return torch.arange(1, size + 1, dtype=torch.float64).sin_()

@@ -7,10 +7,12 @@ any module is not plain (quantised, DoRA, merged, hooked, not float32), all modu
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 from transformers.models.llama import modeling_llama as llama
@@ -34,61 +36,62 @@ class RoundedProjection(Projection):
 
     packed: Any = None
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: Tensor) -> Tensor:
         """x (R, K) @ weight.T, a new float32 tensor (R, N); summed in float32, rounded once."""
         return torch.ops.mkldnn._linear_pointwise(x.bfloat16(), self.packed, None, "none", [], "").float()
 
 
-def _rounded(one: Projection) -> RoundedProjection:
-    packed = torch.ops.mkldnn._reorder_linear_weight(one.weight.detach().bfloat16(), _ROWS)
-    return RoundedProjection(one.weight, one.bias, one.adapters, packed)
+def _rounded(layer: Projection) -> RoundedProjection:
+    packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach().bfloat16(), _ROWS)
+    return RoundedProjection(layer.weight, layer.bias, layer.adapters, packed)
 
 
-def rounded(part: Any, projection: Callable[[Projection], Projection] = _rounded) -> Any:
-    """A layer or a whole model's Parts with each Projection in them made another, from its weight as it is now."""
-    if isinstance(part, Projection):
-        return projection(part)
-    if isinstance(part, list):
-        return [rounded(each, projection) for each in part]
-    found = {f.name: getattr(part, f.name) for f in fields(part)}
-    others = {name: each for name, each in found.items() if isinstance(each, Projection | list)}
-    return replace(part, **{name: rounded(each, projection) for name, each in others.items()})
+def rounded(parts: Parts, projection: Callable[[Projection], Projection] = _rounded) -> Parts:
+    """A model's Parts with each Projection in them made another, from its weight as it is now."""
+    layers = []
+    for layer in parts.layers:
+        linears = {name: part for name, part in vars(layer).items() if isinstance(part, Projection)}
+        layers.append(replace(layer, **{name: projection(part) for name, part in linears.items()}))
+    return replace(parts, layers=layers, head=projection(parts.head))
 
 
 def why_not_here() -> str | None:
     """None if this processor multiplies bfloat16 faster than float32, else why not."""
-    has = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    if torch.ops.mkldnn._is_mkldnn_bf16_supported() and (has.get("avx512_bf16") or has.get("amx_bf16")):
+    features = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    has_products = features.get("avx512_bf16") or features.get("amx_bf16")
+    if has_products and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return None
     return "this processor has no products of bfloat16 (AVX512-BF16 or AMX), which would be slower here"
 
 
 # ---- the layers ---------------------------------------------------------------------------------------------------
 
-_LAYERS = (llama.LlamaDecoderLayer, qwen2.Qwen2DecoderLayer, qwen3.Qwen3DecoderLayer)
-_ATTENTION = (llama.LlamaAttention, qwen2.Qwen2Attention, qwen3.Qwen3Attention)
-_MLPS = (llama.LlamaMLP, qwen2.Qwen2MLP, qwen3.Qwen3MLP)
-_NORMS = (llama.LlamaRMSNorm, qwen2.Qwen2RMSNorm, qwen3.Qwen3RMSNorm)
-_DECODERS = (llama.LlamaModel, qwen2.Qwen2Model, qwen3.Qwen3Model)
-_ROTARY = (llama.LlamaRotaryEmbedding, qwen2.Qwen2RotaryEmbedding, qwen3.Qwen3RotaryEmbedding)
-# As shipped: a class with a replaced forward is not used.
-_FORWARDS = {
-    kind: kind.forward for kinds in (_LAYERS, _ATTENTION, _MLPS, _NORMS, _DECODERS, _ROTARY) for kind in kinds
-}
+_FAMILIES = {"Llama": llama, "Qwen2": qwen2, "Qwen3": qwen3}
+_Classes = dict[type, Callable]
+
+
+def _classes(name: str) -> _Classes:
+    """Each family's class of that name, and its forward as shipped: a class with a replaced forward is not used."""
+    classes = [getattr(module, family + name) for family, module in _FAMILIES.items()]
+    return {cls: cls.forward for cls in classes}
+
+
+_LAYERS, _ATTENTION, _MLPS = _classes("DecoderLayer"), _classes("Attention"), _classes("MLP")
+_NORMS, _DECODERS, _ROTARY = _classes("RMSNorm"), _classes("Model"), _classes("RotaryEmbedding")
 _MLP_TOKENS = 4096  # at once: the MLP's inside is the widest tensor
 # Query (R, H, G, D), key and value (R, H, D) of R tokens, G query heads to a key head; the layer; its scale
 # -> attention's output, (R, H * G * D).
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, float], torch.Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, int, float], Tensor]
 
 
 @dataclass(frozen=True)
 class Norm:
     """RMSNorm over the last dimension."""
 
-    weight: torch.Tensor
+    weight: Tensor
     eps: float
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         spread = torch.mul(x, x).mean(-1, keepdim=True).add_(self.eps).rsqrt_()
         return torch.mul(x, spread).mul_(self.weight)
 
@@ -102,13 +105,13 @@ class Layer:
     key: Projection
     value: Projection
     output: Projection
-    query_norm: Norm | None
-    key_norm: Norm | None
-    scale: float
     before_mlp: Norm
     gate: Projection
     up: Projection
     down: Projection
+    scale: float
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
 
     def settings(self) -> tuple[float, ...]:
         """Settings that its numbers depend on, besides tensors."""
@@ -120,7 +123,7 @@ class Layer:
 class Parts:
     """A decoder and its head as tensors, all of one dtype but the adapters; dim: of a head of attention."""
 
-    embeddings: torch.Tensor
+    embeddings: Tensor
     layers: list[Layer]
     last: Norm
     head: Projection
@@ -131,48 +134,50 @@ class PlainLayers:
     """One model's decoder and head as functions of its tensors, which are the model's own."""
 
     def __init__(self, base: PreTrainedModel, parts: Parts) -> None:
-        self._embeddings, self._rotary = parts.embeddings, base.get_decoder().rotary_emb
-        self.layers, self._last, self.head, self.dim = parts.layers, parts.last, parts.head, parts.dim
-        layers, dim = parts.layers, parts.dim
-        self.key_heads = layers[0].key.weight.size(0) // dim
-        self.groups = layers[0].query.weight.size(0) // (dim * self.key_heads)
-        self.settings = (self._rotary.attention_scaling, *(x for layer in layers for x in layer.settings()))
+        self._parts, self._rotary = parts, base.get_decoder().rotary_emb
+        self.layers, self.head = parts.layers, parts.head
+        first = parts.layers[0]
+        self._key_heads = len(first.key.weight) // parts.dim
+        self.groups = len(first.query.weight) // len(first.key.weight)  # query heads to a key head
+        self.settings = (self._rotary.attention_scaling, *(layer.settings() for layer in parts.layers))
 
-    def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+    def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Last hidden states (R, E) of R tokens; ids and positions long (R,)."""
-        state = self._embeddings.index_select(0, ids)
-        cos, sin = (x[0][:, None, None] for x in self._rotary(state, positions[None]))  # (R, 1, 1, D)
-        half = self.dim // 2
-        turn = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+        state = self._parts.embeddings.index_select(0, ids)
+        cos, sin = (table[0][:, None, None] for table in self._rotary(state, positions[None]))  # (R, 1, 1, D)
+        half = self._parts.dim // 2
+        signed_sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
         for number, layer in enumerate(self.layers):
             x = layer.before_attention(state)
-            query, key = self._queries_and_keys(layer, x, cos, turn)
-            value = layer.value(x).view(len(x), self.key_heads, self.dim)
-            found = attend(query, key, value, number, layer.scale)
-            state.add_(layer.output(found))
+            query, key = self._queries_and_keys(layer, x, cos, signed_sin)
+            value = layer.value(x).view(key.shape)
+            attention = attend(query, key, value, number, layer.scale)
+            state.add_(layer.output(attention))
             for part in state.split(_MLP_TOKENS):
                 x = layer.before_mlp(part)
-                inside = torch.nn.functional.silu(layer.gate(x), inplace=True).mul_(layer.up(x))
-                part.add_(layer.down(inside))
-        return self._last(state)
+                gate = silu(layer.gate(x), inplace=True)
+                part.add_(layer.down(gate.mul_(layer.up(x))))
+        return self._parts.last(state)
 
     def _queries_and_keys(
-        self, layer: Layer, x: torch.Tensor, cos: torch.Tensor, turn: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, layer: Layer, x: Tensor, cos: Tensor, signed_sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """(R, H, G, D) and (R, H, D), rotated by their positions."""
-        heads, groups, dim = self.key_heads, self.groups, self.dim
-        both = x.new_empty(len(x), heads, groups + 1, dim)  # a key behind the queries that attend to it
-        both[:, :, :groups] = layer.query(x).view(len(x), heads, groups, dim)
-        both[:, :, groups] = layer.key(x).view(len(x), heads, dim)
+        dim = self._parts.dim
+        # A key behind the queries that attend to it.
+        heads = x.new_empty(len(x), self._key_heads, self.groups + 1, dim)
+        query, key = heads[:, :, :-1], heads[:, :, -1]
+        query.copy_(layer.query(x).view(query.shape))
+        key.copy_(layer.key(x).view(key.shape))
         if layer.query_norm is not None:
-            both[:, :, :groups] = layer.query_norm(both[:, :, :groups])
-            both[:, :, groups] = layer.key_norm(both[:, :, groups])
-        turned = torch.empty_like(both)
+            query.copy_(layer.query_norm(query))
+            key.copy_(layer.key_norm(key))
+        rotated = torch.empty_like(heads)
         half = dim // 2
-        torch.mul(both[..., half:], turn[..., :half], out=turned[..., :half])
-        torch.mul(both[..., :half], turn[..., half:], out=turned[..., half:])
-        both.mul_(cos).add_(turned)
-        return both[:, :, :groups], both[:, :, groups]
+        torch.mul(heads[..., half:], signed_sin[..., :half], out=rotated[..., :half])
+        torch.mul(heads[..., :half], signed_sin[..., half:], out=rotated[..., half:])
+        heads.mul_(cos).add_(rotated)
+        return query, key
 
 
 def plain_layers(base: PreTrainedModel, bits: int = 32) -> PlainLayers | None:
@@ -191,13 +196,15 @@ def read_parts(base: PreTrainedModel, dtype: torch.dtype) -> Parts | None:
     if not is_tested(base) or not _is(decoder, _DECODERS) or not _is(decoder.rotary_emb, _ROTARY):
         return None
     embeddings = decoder.embed_tokens
-    known = type(embeddings) is torch.nn.Embedding and embeddings.max_norm is None and is_plain(embeddings)
-    if not known or not is_plain_weight(embeddings.weight, dtype):
+    if type(embeddings) is not nn.Embedding or embeddings.max_norm is not None:
+        return None
+    if not is_plain(embeddings) or not is_plain_weight(embeddings.weight, dtype):
         return None
     modules = decoder.layers[: decoder.config.num_hidden_layers]  # as many as its own forward runs
     layers = [_layer(module, dtype) for module in modules]
-    last, head = _norm(decoder.norm, dtype), projection(base.get_output_embeddings(), dtype)
-    if last is None or head is None or not layers or any(layer is None for layer in layers):
+    last = _norm(decoder.norm, dtype)
+    head = projection(base.get_output_embeddings(), dtype)
+    if not layers or any(part is None for part in (last, head, *layers)):
         return None
     dim = modules[0].self_attn.head_dim
     if decoder.rotary_emb.inv_freq.numel() * 2 != dim:
@@ -205,42 +212,47 @@ def read_parts(base: PreTrainedModel, dtype: torch.dtype) -> Parts | None:
     return Parts(embeddings.weight, layers, last, head, dim)
 
 
-def _layer(module: torch.nn.Module, dtype: torch.dtype) -> Layer | None:
+def _layer(module: nn.Module, dtype: torch.dtype) -> Layer | None:
     """The parts of one decoder layer, or None if one of them is not plain."""
-    if not _is(module, _LAYERS):
+    if not _is(module, _LAYERS) or not _is(module.self_attn, _ATTENTION) or not _is(module.mlp, _MLPS):
         return None
     attention, mlp = module.self_attn, module.mlp
-    if not _is(attention, _ATTENTION) or not _is(mlp, _MLPS):
+    if type(mlp.act_fn) not in (SiLUActivation, nn.SiLU) or not is_plain(mlp.act_fn):
         return None
-    if type(mlp.act_fn) not in (SiLUActivation, torch.nn.SiLU) or not is_plain(mlp.act_fn):
+    norms = {"before_attention": module.input_layernorm, "before_mlp": module.post_attention_layernorm}
+    if isinstance(attention, qwen3.Qwen3Attention):
+        norms |= {"query_norm": attention.q_norm, "key_norm": attention.k_norm}
+    linears = {
+        "query": attention.q_proj,
+        "key": attention.k_proj,
+        "value": attention.v_proj,
+        "output": attention.o_proj,
+        "gate": mlp.gate_proj,
+        "up": mlp.up_proj,
+        "down": mlp.down_proj,
+    }
+    parts: dict[str, Any] = {name: _norm(norm, dtype) for name, norm in norms.items()}
+    parts |= {name: projection(linear, dtype) for name, linear in linears.items()}
+    if any(part is None for part in parts.values()):
         return None
-    normed = isinstance(attention, qwen3.Qwen3Attention)
-    parts = [
-        _norm(module.input_layernorm, dtype),
-        *(projection(getattr(attention, f"{name}_proj"), dtype) for name in "qkvo"),
-        *((_norm(attention.q_norm, dtype), _norm(attention.k_norm, dtype)) if normed else (None, None)),
-        attention.scaling,
-        _norm(module.post_attention_layernorm, dtype),
-        *(projection(getattr(mlp, f"{name}_proj"), dtype) for name in ("gate", "up", "down")),
-    ]
-    missing = [part is None for place, part in enumerate(parts) if normed or place not in (5, 6)]
-    return None if any(missing) else Layer(*parts)
+    return Layer(**parts, scale=attention.scaling)
 
 
-def shipped_norms(model: torch.nn.Module) -> set[type[torch.nn.Module]]:
+def shipped_norms(model: nn.Module) -> set[type[nn.Module]]:
     """The classes of its norms that transformers has, as shipped."""
     return {type(module) for module in model.modules() if _is(module, _NORMS)}
 
 
-def _norm(module: torch.nn.Module, dtype: torch.dtype) -> Norm | None:
-    plain = _is(module, _NORMS) and is_plain_weight(module.weight, dtype)
-    return Norm(module.weight, module.variance_epsilon) if plain else None
+def _norm(module: nn.Module, dtype: torch.dtype) -> Norm | None:
+    if not _is(module, _NORMS) or not is_plain_weight(module.weight, dtype):
+        return None
+    return Norm(module.weight, module.variance_epsilon)
 
 
-def _is(module: torch.nn.Module, kinds: tuple[type, ...]) -> bool:
+def _is(module: nn.Module, classes: _Classes) -> bool:
     """Exactly one of these, as shipped and not hooked."""
-    kind = type(module)
-    return kind in kinds and kind.forward is _FORWARDS[kind] and is_plain(module)
+    cls = type(module)
+    return cls in classes and cls.forward is classes[cls] and is_plain(module)
 
 
 # ---- the head as the model's own forward pass has it ---------------------------------------------------------------
@@ -248,10 +260,10 @@ def _is(module: torch.nn.Module, kinds: tuple[type, ...]) -> bool:
 # part of a forward pass alone, so the whole is called with a decoder that returns the hidden states at once.
 
 
-class _Known:
+class _HiddenOnly:
     """A decoder's output of which only the hidden states are there."""
 
-    def __init__(self, hidden: torch.Tensor) -> None:
+    def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
 
     def __getattr__(self, name: str) -> None:
@@ -261,20 +273,20 @@ class _Known:
         return (self.last_hidden_state,)[place]
 
 
-def head_of(base: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
+def head_of(base: PreTrainedModel) -> Callable[[Tensor], Tensor]:
     """f(hidden (S, H)) -> logits (S, V). Where the model adds nothing behind its head, that is the head."""
     if is_tested(base):
         return base.get_output_embeddings()
     decoder = base.get_decoder()
 
-    def logits(hidden: torch.Tensor) -> torch.Tensor:
-        before = vars(decoder).get("forward")
-        decoder.forward = lambda *args, **kwargs: _Known(hidden[None])
+    def logits(hidden: Tensor) -> Tensor:
+        replaced = vars(decoder).get("forward")
+        decoder.forward = lambda *args, **kwargs: _HiddenOnly(hidden[None])
         try:
             return base(inputs_embeds=hidden[None], use_cache=False).logits[0]
         finally:
             del decoder.forward
-            if before is not None:
-                decoder.forward = before
+            if replaced is not None:
+                decoder.forward = replaced
 
     return logits

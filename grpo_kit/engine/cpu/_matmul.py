@@ -8,10 +8,12 @@ passes over them.
 
 from __future__ import annotations
 
+import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.modules import module as torch_module
 
@@ -36,11 +38,15 @@ def padded_rows(rows: int) -> int:
     >>> [padded_rows(n) for n in (1, 3, 5, 12, 17, 33, 49)]
     [2, 4, 8, 12, 32, 48, 64]
     """
-    step = 2 if rows <= _FEW else 4 if rows <= 16 else 16
-    return -(-rows // step) * step
+    step = 16
+    if rows <= _FEW:
+        step = 2
+    elif rows <= 16:
+        step = 4
+    return math.ceil(rows / step) * step
 
 
-def product(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def product(weight: Tensor, x: Tensor) -> Tensor:
     """x @ weight.T for weight (N, K) and x (R, K), as (R, N) in whatever layout was fastest."""
     rows = x.size(0)
     if rows <= _FEW:
@@ -54,11 +60,11 @@ def product(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 class Projection:
     """A linear layer as its tensors: x (R, K) -> x W^T + b + the sum of scaling * B A x over its active adapters."""
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    adapters: tuple[tuple[torch.Tensor, torch.Tensor, float], ...]
+    weight: Tensor
+    bias: Tensor | None
+    adapters: tuple[tuple[Tensor, Tensor, float], ...]
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """(R, N), a new tensor in whatever layout was fastest."""
         y = self.product(x)
         if self.bias is not None:
@@ -67,49 +73,54 @@ class Projection:
             y = y.add_(product(b, product(a, x)), alpha=scaling)
         return y
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: Tensor) -> Tensor:
         """x (R, K) @ weight.T, a new tensor (R, N) in whatever layout was fastest."""
         return product(self.weight, x)
 
 
-def projection(module: torch.nn.Module, dtype: torch.dtype = torch.float32) -> Projection | None:
+def projection(module: nn.Module, dtype: torch.dtype = torch.float32) -> Projection | None:
     """A plain linear layer, or one under plain LoRA adapters that are not merged; None for any other.
 
     dtype: of the layer; adapters are of it, or float32.
     """
-    if type(module) is torch.nn.Linear:
-        tensors = [t for t in (module.weight, module.bias) if t is not None]
-        plain = is_plain(module) and all(is_plain_weight(t, dtype) for t in tensors)
-        return Projection(module.weight, module.bias, ()) if plain else None
-    lora = sys.modules.get("peft.tuners.lora")  # where nobody has imported it, no layer is of it
-    if lora is None or type(module) is not lora.Linear:
+    if not is_plain(module):
         return None
-    if not is_plain(module) or module.merged or module.fan_in_fan_out:
+    if type(module) is nn.Linear:
+        tensors = [module.weight] if module.bias is None else [module.weight, module.bias]
+        if not all(is_plain_weight(tensor, dtype) for tensor in tensors):
+            return None
+        return Projection(module.weight, module.bias, ())
+    lora = sys.modules.get("peft.tuners.lora")  # where nobody has imported it, no layer is of it
+    if lora is None or type(module) is not lora.Linear or module.merged or module.fan_in_fan_out:
         return None
     base = projection(module.base_layer, dtype)
-    names = [] if module.disable_adapters else [n for n in module.active_adapters if n in module.lora_A]
-    if base is None or any(name in module.lora_variant for name in names):
-        return None
+    if base is None or module.disable_adapters:
+        return base
     adapters = []
-    for name in names:
-        pair = [part[name] for part in (module.lora_A, module.lora_B)]
-        parts = [projection(one, dtype) or projection(one) for one in pair]
-        if any(part is None or part.bias is not None for part in parts):
+    for name in module.active_adapters:
+        if name not in module.lora_A:
+            continue
+        down, up = module.lora_A[name], module.lora_B[name]
+        a = projection(down, dtype) or projection(down)
+        b = projection(up, dtype) or projection(up)
+        if a is None or b is None or a.bias is not None or b.bias is not None or name in module.lora_variant:
             return None
-        adapters.append((parts[0].weight, parts[1].weight, float(module.scaling[name])))
-    return Projection(base.weight, base.bias, tuple(adapters))
+        adapters.append((a.weight, b.weight, float(module.scaling[name])))
+    return replace(base, adapters=tuple(adapters))
 
 
-def is_plain(module: torch.nn.Module) -> bool:
+def is_plain(module: nn.Module) -> bool:
     """Does calling it only run its class's forward: no hooks, no forward of its own?"""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, *_EVERY_MODULES)
-    named = {getattr(hook, "__name__", "") for some in hooks for hook in some.values()}
-    return "forward" not in vars(module) and named <= _IDLE
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    for table in _EVERY_MODULES:
+        hooks += table.values()
+    names = {getattr(hook, "__name__", "") for hook in hooks}
+    return "forward" not in vars(module) and names <= _IDLE
 
 
-def is_plain_weight(tensor: torch.Tensor, dtype: torch.dtype = torch.float32) -> bool:
+def is_plain_weight(tensor: Tensor, dtype: torch.dtype = torch.float32) -> bool:
     """Is it a parameter of the plain class and of this dtype, not a quantised one that only claims to be?"""
-    return type(tensor) is torch.nn.Parameter and tensor.dtype == dtype
+    return type(tensor) is nn.Parameter and tensor.dtype == dtype
 
 
 # ---- the two matrices as large as the vocabulary, embedding and head: fewer passes over them -------------------------
@@ -135,15 +146,12 @@ class _Head(torch.autograd.Function):
         kept = hidden.new_empty(min(count, room) if any(ctx.needs_input_grad) else 0, vocabulary)
         tile = hidden.new_empty(min(_TILE, count), vocabulary)
         scratch = tile.new_empty(tile.shape if len(kept) < count else (0, vocabulary))
-        for begin in range(0, count, _TILE):
-            rows = slice(begin, min(begin + _TILE, count))
+        for rows in _tiles(0, count):
             logits = _logits(hidden[rows], matrix, scale, tile)
-            probs = torch.softmax(
-                logits, dim=-1, out=kept[rows] if begin < len(kept) else scratch[: len(logits)]
-            )
-            normaliser = (
-                logits.amax(dim=-1) - probs.amax(dim=-1).log()
-            )  # the largest's probability is 1 / sum
+            out = kept[rows] if rows.start < len(kept) else scratch[: len(logits)]
+            probs = torch.softmax(logits, dim=-1, out=out)
+            largest_logprob = probs.amax(dim=-1).log()  # the largest's probability is 1 / sum
+            normaliser = logits.amax(dim=-1) - largest_logprob
             entropies[rows] = normaliser - torch.linalg.vecdot(probs, logits)
             logprobs[rows] = logits.gather(1, labels[rows, None])[:, 0] - normaliser
         ctx.save_for_backward(hidden, labels, entropies)
@@ -154,26 +162,23 @@ class _Head(torch.autograd.Function):
     @staticmethod
     def backward(ctx, by_logprob, by_entropy):
         hidden, labels, entropies = ctx.saved_tensors
-        weight, matrix, kept, scale = ctx.weight, ctx.matrix, ctx.kept, ctx.scale
+        matrix, kept, scale = ctx.matrix, ctx.kept, ctx.scale
         # Written over below, and not held any longer than that; a second time it is computed again.
         ctx.kept = kept.new_empty(0, len(matrix))
         if by_logprob is None:
             by_logprob = torch.zeros_like(entropies)
         by_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        by_weight = _GradientSum(weight) if ctx.needs_input_grad[1] else None
-        if by_weight is not None and not len(hidden):
-            by_weight.add_product(kept, hidden)  # a gradient of zeros, not a missing one
-        begin = 0
-        while begin < len(hidden):
-            # What was kept goes in one piece, the rest is computed again, tile by tile.
-            rows = slice(begin, len(kept) if begin < len(kept) else min(begin + _TILE, len(hidden)))
-            if begin < len(kept):
+        by_weight = _GradientSum(ctx.weight) if ctx.needs_input_grad[1] else None
+        # What was kept goes in one piece, the rest is computed again, tile by tile.
+        pieces = _tiles(len(kept), len(hidden))
+        if len(kept) or not pieces:  # without a row: a gradient of zeros, not a missing one
+            pieces = [slice(0, len(kept)), *pieces]
+        for rows in pieces:
+            if rows.stop <= len(kept):
                 probs = kept
             else:
-                logits = _logits(
-                    hidden[rows], matrix, scale, hidden.new_empty(rows.stop - begin, len(matrix))
-                )
-                probs = torch.softmax(logits, dim=-1)
+                tile = hidden.new_empty(rows.stop - rows.start, len(matrix))
+                probs = torch.softmax(_logits(hidden[rows], matrix, scale, tile), dim=-1)
             factor = by_logprob[rows, None]
             if by_entropy is not None:
                 # The entropy falls by p (log p + entropy) as a logit grows; log p of 0 never counts.
@@ -187,11 +192,14 @@ class _Head(torch.autograd.Function):
                 torch.mm(by_logits, matrix, out=by_hidden[rows])
             if by_weight is not None:
                 by_weight.add_product(by_logits, hidden[rows])
-            begin = rows.stop
         return by_hidden, by_weight and by_weight.result(), None, None, None
 
 
-def _logits(hidden: torch.Tensor, weight: torch.Tensor, scale: float, tile: torch.Tensor) -> torch.Tensor:
+def _tiles(start: int, stop: int) -> list[slice]:
+    return [slice(first, min(first + _TILE, stop)) for first in range(start, stop, _TILE)]
+
+
+def _logits(hidden: Tensor, weight: Tensor, scale: float, tile: Tensor) -> Tensor:
     out = tile[: len(hidden)]
     return torch.addmm(out, hidden, weight.t(), beta=0, alpha=scale, out=out)
 
@@ -210,8 +218,8 @@ class _Embedding(torch.autograd.Function):
         ids = ctx.saved_tensors[0].flatten()
         gradient = gradient.flatten(0, -2)
         if ctx.padding is not None:
-            used = ids != ctx.padding
-            ids, gradient = ids[used], gradient[used]
+            is_token = ids != ctx.padding
+            ids, gradient = ids[is_token], gradient[is_token]
         by_weight = _GradientSum(ctx.weight)
         by_weight.add_rows(ids, gradient)
         return by_weight.result(), None, None
@@ -220,54 +228,47 @@ class _Embedding(torch.autograd.Function):
 class _GradientSum:
     """A parameter's gradient, added up in its `.grad` where nothing watches it, else apart."""
 
-    def __init__(self, parameter: torch.Tensor) -> None:
-        self.parameter = parameter
-        self.direct = parameter.is_leaf and not (
-            parameter._backward_hooks or parameter._post_accumulate_grad_hooks
-        )
-        self._apart: torch.Tensor | None = None
+    def __init__(self, parameter: Tensor) -> None:
+        self._parameter = parameter
+        watched = parameter._backward_hooks or parameter._post_accumulate_grad_hooks
+        self._in_place = parameter.is_leaf and not watched
+        self._sum = parameter.grad if self._in_place else None
 
-    def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
+    def add_product(self, left: Tensor, right: Tensor) -> None:
         """Adds left^T @ right to the first rows; left (S, rows), right (S, columns)."""
-        rows, held = left.size(1), self._held()
-        if held is None and rows == len(self.parameter):
-            self._hold(left.t() @ right)
-        elif held is None:
-            self._hold(torch.zeros_like(self.parameter))
-            self.add_product(left, right)
+        rows = left.size(1)
+        if self._sum is None and rows == len(self._parameter):
+            self._sum = left.t() @ right
         else:
-            held[:rows].addmm_(left.t(), right)
+            self._sum_so_far()[:rows].addmm_(left.t(), right)
 
-    def add_rows(self, places: torch.Tensor, rows: torch.Tensor) -> None:
+    def add_rows(self, places: Tensor, rows: Tensor) -> None:
         """Adds rows (S, columns) at these places (S,)."""
-        if self._held() is None:
-            self._hold(torch.zeros_like(self.parameter))
-        self._held().index_add_(0, places, rows)
+        self._sum_so_far().index_add_(0, places, rows)
 
-    def result(self) -> torch.Tensor | None:
-        """What autograd is to add: nothing, where it has been done."""
-        return None if self.direct else self._apart
+    def result(self) -> Tensor | None:
+        """The gradient that autograd is to add; None where `.grad` has it."""
+        if not self._in_place:
+            return self._sum
+        self._parameter.grad = self._sum
+        return None
 
-    def _held(self) -> torch.Tensor | None:
-        return self.parameter.grad if self.direct else self._apart
-
-    def _hold(self, gradient: torch.Tensor) -> None:
-        if self.direct:
-            self.parameter.grad = gradient
-        else:
-            self._apart = gradient
+    def _sum_so_far(self) -> Tensor:
+        if self._sum is None:
+            self._sum = torch.zeros_like(self._parameter)
+        return self._sum
 
 
-def usable_head(head: torch.nn.Module, hidden: torch.Tensor) -> bool:
+def usable_head(head: nn.Module, hidden: Tensor) -> bool:
     """Can `head_logprobs` stand in for this output layer: a plain float32 Linear without bias, on a CPU?"""
-    return (
-        type(head) is torch.nn.Linear and head.bias is None and is_plain(head) and usable(hidden, head.weight)
-    )
+    if type(head) is not nn.Linear or head.bias is not None:
+        return False
+    return is_plain(head) and usable(hidden, head.weight)
 
 
 def head_logprobs(
-    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, scale: float, rows: int | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    hidden: Tensor, weight: Tensor, labels: Tensor, scale: float, rows: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Log-probabilities of labels (S,) and entropies (S,) of softmax(scale * hidden @ weight^T).
 
     rows: of weight, that have a probability; None: all.
@@ -275,22 +276,20 @@ def head_logprobs(
     return _Head.apply(hidden, weight, labels, float(scale), len(weight) if rows is None else rows)
 
 
-def usable(*tensors: torch.Tensor) -> bool:
+def usable(*tensors: Tensor) -> bool:
     """Are they float32 on a CPU, with nothing cast?"""
     plain = all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
     return plain and not torch.is_autocast_enabled("cpu")
 
 
-def embed(embedding: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor | None:
-    """What the model's embedding gives for these ids, or None where it must be asked itself."""
-    if type(embedding) is not torch.nn.Embedding or not is_plain(embedding):
+def embed(embedding: nn.Module, ids: Tensor) -> Tensor | None:
+    """The model's embedding of these ids, or None where the module must be called."""
+    if type(embedding) is not nn.Embedding or not is_plain(embedding):
         return None
     if embedding.max_norm or embedding.sparse or embedding.scale_grad_by_freq:
         return None
-    if embedding._backward_hooks or embedding._backward_pre_hooks:
+    if embedding._backward_hooks or embedding._backward_pre_hooks or not usable(embedding.weight):
         return None
     if not embedding.weight.requires_grad or not torch.is_grad_enabled():
         return None
-    return (
-        _Embedding.apply(embedding.weight, ids, embedding.padding_idx) if usable(embedding.weight) else None
-    )
+    return _Embedding.apply(embedding.weight, ids, embedding.padding_idx)

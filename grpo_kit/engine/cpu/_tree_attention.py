@@ -9,9 +9,12 @@ each rectangle uses the joined output and log-sum-exp, which makes it exact. On 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from grpo_kit.engine._attention import OUTSIDE
@@ -45,15 +48,13 @@ class TreePlan:
     """
 
     def __init__(self, tree: PrefixTree, window: int | None = None) -> None:
-        blocks = plan_blocks(tree.stretches)
-        own = [block for block in blocks if block.kind != "whole"]
-        self.blocks = own + [block for block in blocks if block.kind == "whole"]
         self.tokens, self._tree = len(tree), tree
-        self._sees = {block: tree.sees(block.start, block.stop) for block in own if block.kind == "masked"}
-        self._biases: dict[tuple[Block, torch.dtype], torch.Tensor] = {}
-        self._windows: dict[int | None, TreePlan] = {None: self, window: self}
-        if window is not None:
-            self._cut(window)
+        self._masks: dict[Block, Tensor | None] = {}
+        self._biases: dict[tuple[Block, torch.dtype], Tensor] = {}
+        self._windows: dict[int | None, TreePlan] = {window: self}
+        for block in sorted(plan_blocks(tree.stretches), key=lambda block: block.kind == "whole"):
+            self._add(block, window)
+        self.blocks = list(self._masks)
 
     def within(self, window: int | None) -> TreePlan:
         """The plan of layers with this window."""
@@ -61,46 +62,50 @@ class TreePlan:
             self._windows[window] = TreePlan(self._tree, window)
         return self._windows[window]
 
-    def _cut(self, window: int) -> None:
-        """Leave out keys outside the window of all of a rectangle's queries, and mask what is left to mask."""
-        positions, kept = torch.from_numpy(self._tree.positions), []
-        for block in self.blocks:
-            query, key = positions[block.first : block.last], positions[block.start : block.stop]
-            inside = query[:, None] - key < window  # (queries, keys)
+    def of_queries(self, needed: np.ndarray) -> TreePlan:
+        """The plan without the blocks none of whose queries is needed. needed: bool (N,)."""
+        plan = copy(self)
+        plan.blocks = [block for block in self.blocks if needed[block.first : block.last].any()]
+        return plan
+
+    def _add(self, block: Block, window: int | None) -> None:
+        """Add a block without the keys that lie outside the window of all its queries; mask others that lie outside."""
+        mask = self._tree.sees(block.start, block.stop) if block.kind == "masked" else None
+        if window is not None:
+            positions = torch.from_numpy(self._tree.positions)
+            queries, keys = positions[block.first : block.last], positions[block.start : block.stop]
+            inside = queries[:, None] - keys < window  # (queries, keys)
             if block.kind == "whole":
                 if not inside.any():
-                    continue
+                    return
                 skipped = int(inside.any(0).int().argmax())  # keys that lie outside for every query
                 block, inside = block._replace(start=block.start + skipped), inside[:, skipped:]
+            if block.kind == "causal" and not inside.all():
+                mask = self._tree.sees(block.start, block.stop)
+                block = block._replace(kind="masked")
             if not inside.all():
-                if block.kind == "causal":
-                    inside &= self._tree.sees(block.start, block.stop)
-                    block = block._replace(kind="masked")
-                self._sees[block] = inside & self._sees.get(block, torch.tensor(True))
-            kept.append(block)
-        self.blocks = kept
+                mask = inside if mask is None else inside & mask
+        self._masks[block] = mask
 
-    def sees(self) -> torch.Tensor:
+    def sees(self) -> Tensor:
         """bool (N, N), True where a query (row) sees a key (column)."""
-        found = torch.zeros(self.tokens, self.tokens, dtype=torch.bool)
+        sees = torch.zeros(self.tokens, self.tokens, dtype=torch.bool)
         for block in self.blocks:
-            part = found[block.first : block.last, block.start : block.stop]
-            part |= (
-                self._tree.sees(block.start, block.stop)
-                if block.kind == "causal"
-                else self._sees.get(block, True)
-            )
-        return found
+            mask = self._masks[block]
+            if block.kind == "causal":
+                mask = self._tree.sees(block.start, block.stop)
+            sees[block.first : block.last, block.start : block.stop] |= True if mask is None else mask
+        return sees
 
-    def bias(self, block: Block, dtype: torch.dtype) -> torch.Tensor | None:
+    def bias(self, block: Block, dtype: torch.dtype) -> Tensor | None:
         """The bias of the block's scores, (1, 1, queries, keys)."""
-        sees = self._sees.get(block)
-        if sees is None:
+        mask = self._masks.get(block)
+        if mask is None:
             return None
         if (block, dtype) not in self._biases:
             # A query that sees nothing of a block which is joined to others must stay finite.
             never = OUTSIDE if block.kind == "whole" else -torch.inf
-            bias = torch.zeros(sees.shape, dtype=dtype).masked_fill_(~sees, never)
+            bias = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, never)
             self._biases[block, dtype] = bias[None, None]
         return self._biases[block, dtype]
 
@@ -112,46 +117,54 @@ def plan_blocks(stretches: Sequence[Stretch]) -> list[Block]:
     >>> [block.kind for block in plan_blocks(build_tree([([5] * 300, [7, 8]), ([5] * 300, [9, 9])]).stretches)]
     ['causal', 'causal', 'whole', 'whole', 'masked']
     """
-    done: list[tuple[float, list[Block], Stretch]] = []  # whole subtrees, the first of them last
+    subtrees: list[_Subtree] = []  # those without a parent yet, the first of them last
     for stretch in reversed(stretches):
-        below = []
-        while done and done[-1][2].start < stretch.end:
-            below.append(done.pop())
-        below_cost, blocks = _side_by_side(below)
-        own_cost, own = _causal(stretch.start, stretch.stop)
+        children = []
+        while subtrees and subtrees[-1].start < stretch.end:
+            children.append(subtrees.pop())
+        cost, blocks = _causal(stretch.start, stretch.stop)
         if stretch.end > stretch.stop:
             block = Block("whole", stretch.stop, stretch.end, stretch.start, stretch.stop)
-            own, own_cost = [*own, block], own_cost + _whole_cost(block)
-        done.append((own_cost + below_cost, own + blocks, stretch))
-    return _side_by_side(done[::-1])[1]
+            blocks.append(block)
+            cost += _whole_cost(block)
+        inner_cost, inner_blocks = _side_by_side(children)
+        subtrees.append(_Subtree(stretch.start, stretch.end, cost + inner_cost, blocks + inner_blocks))
+    return _side_by_side(subtrees[::-1])[1]
 
 
-def _side_by_side(parts: list[tuple[float, list[Block], Stretch]]) -> tuple[float, list[Block]]:
+class _Subtree(NamedTuple):
+    """A stretch and all its continuations, tokens start..end - 1; the cost of their attention, and its blocks."""
+
+    start: int
+    end: int
+    cost: float
+    blocks: list[Block]
+
+
+def _side_by_side(subtrees: list[_Subtree]) -> tuple[float, list[Block]]:
     """Subtrees side by side, in order: runs of small ones in one masked square, if that is cheaper."""
-    total, blocks = 0.0, []
-    run: list[tuple[float, list[Block], Stretch]] = []
-
-    def square(some: list) -> float:
-        return _CALL + float(some[-1][2].end - some[0][2].start) ** 2
-
-    def close() -> None:
-        nonlocal total
-        apart = sum(cost for cost, _, _ in run)
-        if run and square(run) < apart:
-            start, stop = run[0][2].start, run[-1][2].end
-            total += square(run)
-            blocks.append(Block("masked", start, stop, start, stop))
+    runs: list[list[_Subtree]] = []
+    for subtree in subtrees:
+        if runs and _square_cost([*runs[-1], subtree]) <= _square_cost(runs[-1]) + subtree.cost:
+            runs[-1].append(subtree)
         else:
-            total += apart
-            blocks.extend(block for _, own, _ in run for block in own)
-        run.clear()
-
-    for part in parts:
-        if run and square([*run, part]) > square(run) + part[0]:
-            close()
-        run.append(part)
-    close()
+            runs.append([subtree])
+    total, blocks = 0.0, []
+    for run in runs:
+        cost = sum(subtree.cost for subtree in run)
+        if _square_cost(run) < cost:
+            start, end = run[0].start, run[-1].end
+            total += _square_cost(run)
+            blocks.append(Block("masked", start, end, start, end))
+        else:
+            total += cost
+            for subtree in run:
+                blocks.extend(subtree.blocks)
     return total, blocks
+
+
+def _square_cost(run: list[_Subtree]) -> float:
+    return _CALL + float(run[-1].end - run[0].start) ** 2
 
 
 def _causal(start: int, stop: int) -> tuple[float, list[Block]]:
@@ -160,9 +173,10 @@ def _causal(start: int, stop: int) -> tuple[float, list[Block]]:
     if length <= _LARGEST:
         return _CALL + float(length) ** 2, [Block("causal", start, stop, start, stop)]
     middle = start + length // 2
-    (one, first), (other, second) = _causal(start, middle), _causal(middle, stop)
+    first_cost, first_blocks = _causal(start, middle)
+    second_cost, second_blocks = _causal(middle, stop)
     block = Block("whole", middle, stop, start, middle)
-    return one + other + _whole_cost(block), [*first, *second, block]
+    return first_cost + second_cost + _whole_cost(block), [*first_blocks, *second_blocks, block]
 
 
 def _whole_cost(block: Block) -> float:
@@ -180,21 +194,21 @@ class _TreeAttention(torch.autograd.Function):
         out = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
         lse = torch.empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
         for block in plan.blocks:
-            first, last = slice(block.first, block.last), slice(block.start, block.stop)
+            rows, columns = slice(block.first, block.last), slice(block.start, block.stop)
             part, part_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                query[:, :, first], keys[:, :, last], values[:, :, last], 0.0, block.kind == "causal",
+                query[:, :, rows], keys[:, :, columns], values[:, :, columns], 0.0, block.kind == "causal",
                 attn_mask=plan.bias(block, query.dtype), scale=scale,
             )  # fmt: skip
-            if block.kind != "whole":
-                out[:, :, first], lse[:, :, first] = part, part_lse
+            if block.kind == "whole":
+                share = torch.sigmoid(part_lse - lse[:, :, rows])[..., None].to(out.dtype)
+                out[:, :, rows].lerp_(part, share)
+                torch.logaddexp(lse[:, :, rows], part_lse, out=lse[:, :, rows])
             else:
-                before = lse[:, :, first]
-                share = torch.sigmoid(part_lse - before)[..., None].to(out.dtype)
-                out[:, :, first].lerp_(part, share)
-                torch.logaddexp(before, part_lse, out=before)
+                out[:, :, rows], lse[:, :, rows] = part, part_lse
         if sinks is not None:  # one more key, whose value is 0: the others' share falls
             total = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
-            out, lse = out * (lse - total).exp()[..., None].to(out.dtype), total
+            out = out * (lse - total).exp()[..., None].to(out.dtype)
+            lse = total
         ctx.save_for_backward(query, key, value, out, lse, sinks)
         ctx.plan, ctx.scale = plan, scale
         return out.transpose(1, 2)
@@ -207,15 +221,15 @@ class _TreeAttention(torch.autograd.Function):
         gradient = gradient.transpose(1, 2)
         by_query, by_key, by_value = (torch.zeros_like(x) for x in (query, keys, values))
         for block in plan.blocks:
-            first, last = slice(block.first, block.last), slice(block.start, block.stop)
+            rows, columns = slice(block.first, block.last), slice(block.start, block.stop)
             parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                gradient[:, :, first], query[:, :, first], keys[:, :, last], values[:, :, last],
-                out[:, :, first], lse[:, :, first], 0.0, block.kind == "causal",
+                gradient[:, :, rows], query[:, :, rows], keys[:, :, columns], values[:, :, columns],
+                out[:, :, rows], lse[:, :, rows], 0.0, block.kind == "causal",
                 attn_mask=plan.bias(block, query.dtype), scale=ctx.scale,
             )  # fmt: skip
-            by_query[:, :, first] += parts[0]
-            by_key[:, :, last] += parts[1]
-            by_value[:, :, last] += parts[2]
+            by_query[:, :, rows] += parts[0]
+            by_key[:, :, columns] += parts[1]
+            by_value[:, :, columns] += parts[2]
         by_key, by_value = (x.unflatten(1, (-1, groups)).sum(2) for x in (by_key, by_value))
         by_sinks = None
         if sinks is not None and ctx.needs_input_grad[3]:
@@ -225,13 +239,8 @@ class _TreeAttention(torch.autograd.Function):
 
 
 def tree_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    plan: TreePlan,
-    scale: float,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, plan: TreePlan, scale: float, sinks: Tensor | None = None
+) -> Tensor:
     """Attention of a tree's tokens to all tokens that they continue; differentiable. CPU.
 
     query (1, H, N, D); key, value (1, Hkv, N, D), H a multiple of Hkv; scale: of the scores. Returns (1, N, H, D).
@@ -243,15 +252,15 @@ def tree_attention(
 
 
 def dense_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    sees: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sees: Tensor,
     scale: float,
     *,
     softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
+    sinks: Tensor | None = None,
+) -> Tensor:
     """The same by plain products under a mask, bool (N, N), for what no kernel has: scores capped by a tanh."""
     groups = query.size(1) // key.size(1)
     scores = (query @ _repeat(key, groups).mT).float() * scale
@@ -264,29 +273,26 @@ def dense_attention(
     return (weights @ _repeat(value, groups)).transpose(1, 2).contiguous()
 
 
-def _repeat(states: torch.Tensor, groups: int) -> torch.Tensor:
+def _repeat(states: Tensor, groups: int) -> Tensor:
     """(1, Hkv, N, D) -> (1, Hkv * groups, N, D): query heads share a key head with their neighbours."""
     return states if groups == 1 else states.repeat_interleave(groups, dim=1)
 
 
 def _forward(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     scaling: float,
-    *,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
+    **options: Any,
+) -> tuple[Tensor, None]:
     """transformers calls this in each layer; the TreePlan lies in the config."""
-    plan = module.config.handed_to_attention.within(sliding_window)
+    plan = module.config.handed_to_attention.within(options.get("sliding_window"))
+    softcap, sinks = options.get("softcap"), options.get("s_aux")
     if softcap is not None:
-        return dense_attention(query, key, value, plan.sees(), scaling, softcap=softcap, sinks=s_aux), None
-    return tree_attention(query, key, value, plan, scaling, s_aux), None
+        return dense_attention(query, key, value, plan.sees(), scaling, softcap=softcap, sinks=sinks), None
+    return tree_attention(query, key, value, plan, scaling, sinks), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, _forward)

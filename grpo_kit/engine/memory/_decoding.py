@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -54,11 +55,10 @@ def decode_bytes(
     sampled = _SAMPLED + max((_NARROWED[name] for name in narrowed_by), default=0)
     logits = rows * (2 * itemsize + max(itemsize, _PASS) + sampled) + prompts * itemsize
     prefill = (3 * config.intermediate_size + 4 * config.hidden_size + 2 * head_dim) * itemsize + key_value
+    at_once = min(tokens, max(_PREFILL_TOKENS, prompt_tokens))
     return {
         "keys and values": float((tokens + rows * completion_tokens) * key_value),
-        "logits and sampling": float(
-            max(logits * config.vocab_size, prefill * min(tokens, max(_PREFILL_TOKENS, prompt_tokens)))
-        ),
+        "logits and sampling": float(max(logits * config.vocab_size, prefill * at_once)),
     }
 
 
@@ -77,13 +77,19 @@ def rows_at_once(
 
     card = base.device.type == "cuda"
     if card:
-        prompt_tokens = -(-prompt_tokens // _CARD_TOKENS) * _CARD_TOKENS
+        prompt_tokens = math.ceil(prompt_tokens / _CARD_TOKENS) * _CARD_TOKENS
 
     def fits(rows: int) -> bool:
-        prompts = -(-rows // samples)
-        sizes = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
-        need = decode_bytes(base.config, base.dtype.itemsize, rows=rows, prompts=prompts, **sizes)
-        return sum(need.values()) <= USED_OF_FREE * free_bytes
+        sizes = decode_bytes(
+            base.config,
+            base.dtype.itemsize,
+            rows=rows,
+            prompts=math.ceil(rows / samples),
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+        )
+        return sum(sizes.values()) <= USED_OF_FREE * free_bytes
 
     most = MOST_ROWS.get(base.device.type, UNKNOWN_ROWS)
-    return next((rows for rows in (_CARD_ROWS if card else range(most, 1, -1)) if fits(rows)), 1)
+    sizes = _CARD_ROWS if card else range(most, 1, -1)
+    return next(filter(fits, sizes), 1)

@@ -44,14 +44,14 @@ def releasable_bytes(device: torch.device) -> int:
     """
     if torch.cuda.get_allocator_backend() != "native":  # its segments cannot be read
         return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    index, found = _index(device), 0
+    index, releasable = _index(device), 0
     for segment in torch.cuda.memory_snapshot():
         if segment["device"] != index or tuple(segment["segment_pool_id"]) != (0, 0):
             continue
         unused = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
         if segment["is_expandable"] or len(unused) == len(segment["blocks"]):
-            found += sum(unused)
-    return found
+            releasable += sum(unused)
+    return releasable
 
 
 def container_bytes() -> float:
@@ -59,24 +59,29 @@ def container_bytes() -> float:
 
     The system's own figure ignores them, and a process over such a limit is killed.
     """
-    left = math.inf
-    for line in _MINE.read_text().splitlines() if _MINE.exists() else ():
-        _, kinds, path = line.split(":", 2)
-        if kinds not in ("", "memory"):
+    free = math.inf
+    memberships = _MINE.read_text().splitlines() if _MINE.exists() else []
+    for line in memberships:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "memory":
+            root, names = _CGROUPS / "memory", _V1
+        elif controllers == "":
+            root, names = _CGROUPS, _V2
+        else:
             continue
-        root, names = (_CGROUPS / "memory", _V1) if kinds else (_CGROUPS, _V2)
         group = root / path.strip("/")
-        while group.is_relative_to(
-            root
-        ):  # in a container the path may be the host's: missing files are skipped
-            limit, used, cache = names
+        while group.is_relative_to(root):
+            # In a container the path may be the host's: missing files are skipped.
             with suppress(OSError, ValueError):
-                most = int((group / limit).read_text())  # "max" without a limit
-                stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                own = most - int((group / used).read_text()) + int(stat.get(cache, 0))
-                left = min(left, max(0, own))
+                free = min(free, max(0, _free_in_group(group, *names)))
             group = group.parent
-    return left
+    return free
+
+
+def _free_in_group(group: Path, limit: str, usage: str, cache: str) -> int:
+    """Raises ValueError where the file of the limit says "max"."""
+    stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    return int((group / limit).read_text()) - int((group / usage).read_text()) + int(stat.get(cache, 0))
 
 
 def kept_by_malloc() -> int:
@@ -88,8 +93,8 @@ def kept_by_malloc() -> int:
     info, memory = libc.mallinfo2(), psutil.Process().memory_info()
     # Some free pages were returned. The reserve cannot exceed resident pages that are not in use. (Python's own
     # pages are among those, 0.2 GB or so.)
-    here = memory.rss - memory.shared - info.in_use - info.mapped
-    return max(0, min(info.free, here))
+    resident = memory.rss - memory.shared - info.in_use - info.mapped
+    return max(0, min(info.free, resident))
 
 
 @functools.cache
@@ -105,10 +110,8 @@ def glibc() -> ctypes.CDLL | None:
 class _Mallinfo(ctypes.Structure):
     """glibc's struct mallinfo2."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in ("arena", "_2", "_3", "_4", "mapped", "_6", "_7", "in_use", "free", "_10")
-    ]
+    _NAMES = ("arena", "_2", "_3", "_4", "mapped", "_6", "_7", "in_use", "free", "_10")
+    _fields_ = [(name, ctypes.c_size_t) for name in _NAMES]
 
 
 # ---- when to try a larger size again -------------------------------------------------------------------------------
@@ -127,16 +130,16 @@ class Backoff:
     """
 
     def __init__(self) -> None:
-        self._wait, self._well = _FIRST_WAIT, 0
+        self._wait, self._successes = _FIRST_WAIT, 0
 
     def failed(self) -> None:
         """Memory ran out: restart the count."""
-        self._well = 0
+        self._successes = 0
 
     def again(self) -> bool:
         """Count one more success; is it time for a larger size?"""
-        self._well += 1
-        if self._well < self._wait:
+        self._successes += 1
+        if self._successes < self._wait:
             return False
-        self._wait, self._well = 2 * self._wait, 0
+        self._wait, self._successes = 2 * self._wait, 0
         return True

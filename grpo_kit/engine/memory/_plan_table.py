@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 
-_COLOURS = {
+COLOURS = {
     "weights": "#0072B2",
     "reference model": "#5B9BD5",
     "cast weights": "#3F4E8C",
@@ -71,6 +71,7 @@ class MemoryPlan:
         from grpo_kit._support.display import new_figure
 
         table = self.table().drop("total")
+        width = max(self.peak_gib, self.usable_gib)
         figure = new_figure(9.5, 3.6, dpi=130)
         axes = figure.add_subplot()
         left = pd.Series(0.0, index=table.columns)
@@ -80,12 +81,12 @@ class MemoryPlan:
                 row,
                 left=left,
                 label=part,
-                color=_COLOURS[part],
+                color=COLOURS[part],
                 height=0.62,
                 edgecolor="white",
             )
-            wide = [f"{v:.1f}" if v >= 0.03 * max(self.peak_gib, self.usable_gib) else "" for v in row]
-            axes.bar_label(bars, wide, label_type="center", color="white", fontsize=8)
+            labels = [f"{gib:.1f}" if gib >= 0.03 * width else "" for gib in row]
+            axes.bar_label(bars, labels, label_type="center", color="white", fontsize=8)
             left += row
         axes.set_yticks(range(len(left)), [f"{moment}\n{total:.1f}" for moment, total in left.items()])
         axes.axvline(self.usable_gib, zorder=2.5, color="black", linestyle="--", linewidth=1.2)
@@ -97,7 +98,7 @@ class MemoryPlan:
             va="center",
             fontsize=9,
         )
-        axes.set_xlim(0, 1.03 * max(self.peak_gib, self.usable_gib))
+        axes.set_xlim(0, 1.03 * width)
         axes.set_ylim(len(table.columns) - 0.5, -0.65)
         axes.set_xlabel("GiB")
         axes.set_title(self.title, fontsize=10, loc="left")
@@ -105,26 +106,26 @@ class MemoryPlan:
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8.5)
         return figure
 
-    def _verdict(self) -> str:
+    def _sentences(self) -> list[str]:
         word = "fits" if self.fits else "does not fit"
-        return (
+        return [
             f"{word}: {self.peak_gib:.1f} of {self.usable_gib:.1f} GiB at the peak; update in chunks of "
-            f"{self.chunk_tokens} tokens, {self.checkpointed_layers} of {self.layers} layers checkpointed"
-        )
-
-    def _disk(self) -> str:
-        return (
+            f"{self.chunk_tokens} tokens, {self.checkpointed_layers} of {self.layers} layers checkpointed",
             f"disk: a checkpoint takes {self.checkpoint_gib:.1f} GiB, and {2 * self.checkpoint_gib:.1f} until it has "
-            "taken the place of the one before"
-        )
+            "taken the place of the one before",
+        ]
 
     def __str__(self) -> str:
-        table = self.table().to_string(float_format=lambda v: f"{v:.2f}" if v else "-")
-        lines = [self.title, f"GiB\n{table}", self._verdict(), self._disk()]
+        table = self.table().to_string(float_format=_gib)
+        lines = [self.title, f"GiB\n{table}", *self._sentences()]
         return "\n".join([*lines, *(f"- {line}" for line in self.advice)])
 
     def _repr_html_(self) -> str:
-        table = self.table().to_html(float_format=lambda v: f"{v:.2f}" if v else "-")
+        table = self.table().to_html(float_format=_gib)
         advice = "".join(f"<li>{line}</li>" for line in self.advice)
-        said = "<br>".join([self._verdict(), self._disk()])
-        return f"<p><b>{self.title}</b> (GiB)</p>{table}<p>{said}</p><ul>{advice}</ul>"
+        sentences = "<br>".join(self._sentences())
+        return f"<p><b>{self.title}</b> (GiB)</p>{table}<p>{sentences}</p><ul>{advice}</ul>"
+
+
+def _gib(number: float) -> str:
+    return f"{number:.2f}" if number else "-"

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
-from grpo_kit.engine.memory._activations import chunk_bytes, update_budget
+from grpo_kit.engine.memory._activations import ChunkMemory, update_budget
 from grpo_kit.engine.memory._decoding import decode_bytes
-from grpo_kit.engine.memory._plan_table import GIB, MemoryPlan
+from grpo_kit.engine.memory._plan_table import COLOURS, GIB, MemoryPlan
 from grpo_kit.engine.memory._shapes import Counts
 from grpo_kit.engine.optim.choose import OPTIMIZERS
 from grpo_kit.loop.config import Preset
@@ -24,25 +24,9 @@ WITHOUT_BFLOAT16 = {"t4": 16.0}  # GB; such a card computes in the weights' own 
 
 # Bytes a parameter that exist only while the optimizer steps, of torch's foreach AdamW.
 _FOREACH = 4.0
-_SPLIT_SCRATCH = (
-    9.0 * 2**24
-)  # bytes in all: SCRATCH_BYTES of engine/optim/split_adamw.py, which needs bitsandbytes
+# Bytes in all: SCRATCH_BYTES of engine/optim/split_adamw.py, which needs bitsandbytes.
+_SPLIT_SCRATCH = 9.0 * 2**24
 _FOUR_BIT = 0.5 + 1 / 64 + 4 / (64 * 256)  # bytes a weight: nf4 with double quantisation
-
-PARTS = ("weights", "reference model", "cast weights", "optimizer", "gradients", "keys and values")
-PARTS += ("logits and sampling", "activations", "head and backward", "optimizer's own")
-
-
-@dataclass(frozen=True)
-class _States:
-    """Bytes by part, without activations.
-
-    always: at all times. gradients: of all trained weights. stepping: only during the optimizer's step.
-    """
-
-    always: dict[str, float]
-    gradients: float
-    stepping: float
 
 
 @dataclass(frozen=True)
@@ -72,6 +56,11 @@ class Request:
         return getattr(torch, self.cfg.dtype or "float32").itemsize
 
     @property
+    def residual(self) -> int:
+        """Bytes of a number in the residual stream; peft converts what is not in 4 bits to float32."""
+        return 4 if self.four_bit else self.itemsize
+
+    @property
     def compute(self) -> int:
         """Bytes of a number in the card's computations."""
         return self.itemsize if self.cfg.preset in WITHOUT_BFLOAT16 else COMPUTE
@@ -90,75 +79,76 @@ class Request:
         """Positions that the update computes: it packs each prompt once."""
         return self.cfg.prompts_per_step * (self.prompt_tokens - 1) + self.scored
 
+    @property
+    def trained_bytes(self) -> int:
+        """Bytes of the trained parameters, and of their gradients; adapters are float32."""
+        return self.counts.all * self.itemsize if self.full else 4 * self.counts.adapters
+
+    @property
+    def cast_weights(self) -> float:
+        """Bytes of the copies that autocast makes of trained weights."""
+        if not self.full or self.residual == self.compute:
+            return 0.0
+        return self.counts.linear * self.compute
+
     def plan(self, chunk_tokens: int | None = None, checkpointed_layers: int | None = None) -> MemoryPlan:
         """The plan without advice; None: cut as the trainer would cut the update."""
-        states = self._states()
-        residual = 4 if self.four_bit else self.itemsize
-        cast = self.counts.linear * self.compute if self.full and residual != self.compute else 0.0
-        tokens, checkpointed = self._cut(states, residual, chunk_tokens, checkpointed_layers)
-        static, gradients = states.always, {"gradients": states.gradients}
-        moments = {
-            "rollout": static | self._rollout(cast),
-            "update": static | self._update(states, tokens, checkpointed, residual, cast),
-            "optimizer step": static | {"optimizer's own": states.stepping} | gradients,
-        }
-        parts = {m: {name: float(p.get(name, 0.0)) for name in PARTS} for m, p in moments.items()}
-        for p in parts.values():
-            p["reserve"] = CONTEXT_GIB * GIB + FRAGMENTATION * sum(p.values())
-        title, saved = self._title(), self._saved(states) / GIB
-        return MemoryPlan(title, parts, self.usable / GIB, tokens, checkpointed, self.layers, saved, [])
-
-    def _states(self) -> _States:
-        cfg, counts = self.cfg, self.counts
-        weights, adapters = self._weights(), counts.adapters
-        if self.full:
-            state, stepping = _optimizer(optimizer_of(cfg), counts.all, self.itemsize)
-            gradients = float(counts.all * self.itemsize)
-        else:  # adapters in float32, torch's AdamW
-            state, stepping, gradients = 8.0 * adapters, 4.0 * adapters, 4.0 * adapters
-        always = {
-            "weights": weights + (0 if self.full else 4 * adapters),
-            "reference model": weights if self.full and has_reference(cfg) else 0.0,
+        state, stepping = self._optimizer()
+        weights = self._weights()
+        has_copy = self.full and has_reference(self.cfg)
+        static = {
+            "weights": weights if self.full else weights + self.trained_bytes,
+            "reference model": weights if has_copy else 0.0,
             "optimizer": state,
         }
-        return _States(always, gradients, stepping)
+        tokens, checkpointed = self._cut(sum(static.values()) + self.trained_bytes)
+        if chunk_tokens is not None:
+            tokens = min(chunk_tokens, self.tokens)
+        if checkpointed_layers is not None:
+            checkpointed = checkpointed_layers
+        moments = {
+            "rollout": self._rollout(),
+            "update": self._update(tokens, checkpointed),
+            "optimizer step": {"optimizer's own": stepping, "gradients": self.trained_bytes},
+        }
+        parts = {}
+        for moment, of_moment in moments.items():
+            sizes = static | of_moment
+            parts[moment] = {name: float(sizes.get(name, 0.0)) for name in COLOURS if name != "reserve"}
+            parts[moment]["reserve"] = CONTEXT_GIB * GIB + FRAGMENTATION * sum(parts[moment].values())
+        checkpoint = state + (weights if self.full else self.trained_bytes)
+        return MemoryPlan(
+            self._title(), parts, self.usable / GIB, tokens, checkpointed, self.layers, checkpoint / GIB, []
+        )
+
+    def _optimizer(self) -> tuple[float, float]:
+        """Bytes of optimizer state, and bytes needed only while the optimizer steps; adapters have torch's AdamW."""
+        name, parameters, itemsize = "adamw", self.counts.adapters, 4
+        if self.full:
+            name, parameters, itemsize = optimizer_of(self.cfg), self.counts.all, self.itemsize
+        stepping = {"adamw": _FOREACH * parameters, "adamw-8bit-split": _SPLIT_SCRATCH}
+        return OPTIMIZERS[name].state_of(itemsize) * parameters, stepping.get(name, 0.0)
 
     def _weights(self) -> float:
         """Bytes of the loaded model without adapters."""
-        rest = 4 if self.four_bit else self.itemsize  # peft converts it to float32
-        rest *= self.counts.ends + self.counts.norms
-        return self.counts.linear * (_FOUR_BIT if self.four_bit else self.itemsize) + rest
+        linear = self.counts.linear * (_FOUR_BIT if self.four_bit else self.itemsize)
+        return linear + self.residual * (self.counts.ends + self.counts.norms)
 
-    def _cut(
-        self, states: _States, residual: int, chunk_tokens: int | None, checkpointed_layers: int | None
-    ) -> tuple[int, int]:
+    def _cut(self, allocated: float) -> tuple[int, int]:
         """Tokens that go forward and backward at once, and layers whose activations are computed again."""
-        free = self.usable / (1 + FRAGMENTATION) - CONTEXT_GIB * GIB
-        free -= sum(states.always.values()) + states.gradients
+        free = self.usable / (1 + FRAGMENTATION) - CONTEXT_GIB * GIB - allocated
         tokens, checkpointed = update_budget(
             max(free, 0.0),
             self.config,
-            residual,
+            self.residual,
             longest=self.prompt_tokens - 1 + self.completion_tokens,
             total=self.tokens,
-            **self._chunk(),
+            **self._options(),
         )
-        tokens = min(chunk_tokens or tokens, self.tokens)
-        return tokens, checkpointed if checkpointed_layers is None else checkpointed_layers
+        return min(tokens, self.tokens), checkpointed
 
-    def _rollout(self, cast: float) -> dict[str, float]:
-        cfg, config = self.cfg, self.config.get_text_config()
-        sizes = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
-        sizes |= {"rows": cfg.completions_per_step, "prompts": cfg.prompts_per_step}
-        off = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-        narrowed = [name for name, nothing in off.items() if getattr(cfg, name) != nothing]
-        return {
-            "cast weights": cast + config.vocab_size * config.hidden_size * self.compute if cast else 0.0,
-            **decode_bytes(config, self.compute, narrowed_by=narrowed, **sizes),
-        }
-
-    def _chunk(self) -> dict[str, Any]:
-        """The options of chunk_bytes; SDPA's dense mask is as wide as a group."""
+    def _options(self) -> dict[str, Any]:
+        """The options of ChunkMemory; SDPA's dense mask is as wide as a group."""
         group = self.prompt_tokens - 1 + self.cfg.group_size * self.completion_tokens
         return {
             "trainable": "full" if self.full else "lora",
@@ -170,41 +160,47 @@ class Request:
             "entropy_bonus": self.cfg.entropy_bonus > 0,
         }
 
-    def _update(
-        self, states: _States, tokens: int, checkpointed: int, residual: int, cast: float
-    ) -> dict[str, float]:
-        peak = chunk_bytes(
-            self.config,
-            residual,
+    def _rollout(self) -> dict[str, float]:
+        cfg, config = self.cfg, self.config.get_text_config()
+        cast = self.cast_weights
+        if cast:
+            cast += config.vocab_size * config.hidden_size * self.compute
+        defaults = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+        sizes = decode_bytes(
+            config,
+            self.compute,
+            rows=cfg.completions_per_step,
+            prompts=cfg.prompts_per_step,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            narrowed_by=[name for name, default in defaults.items() if getattr(cfg, name) != default],
+        )
+        return {"cast weights": cast, **sizes}
+
+    def _update(self, tokens: int, checkpointed: int) -> dict[str, float]:
+        peak = ChunkMemory(self.config, self.residual, **self._options()).peak(
             tokens=tokens,
             scored_tokens=math.ceil(tokens * self.scored / self.tokens),
             checkpointed_layers=checkpointed,
             gradients=tokens < self.tokens,
-            gradient_bytes=states.gradients,
-            **self._chunk(),
+            gradient_bytes=self.trained_bytes,
         )
-        shown_apart = min(cast, peak.working) if peak.moment == "forward" else 0.0
+        cast = min(self.cast_weights, peak.working) if peak.moment == "forward" else 0.0
         return {
-            "cast weights": shown_apart,
+            "cast weights": cast,
             "activations": peak.kept,
-            "head and backward": peak.working - shown_apart,
-            "gradients": states.gradients if peak.gradients else 0.0,
+            "head and backward": peak.working - cast,
+            "gradients": self.trained_bytes if peak.gradients else 0.0,
         }
-
-    def _saved(self, states: _States) -> float:
-        """Bytes of a checkpoint: weights or adapters, and the optimizer's state."""
-        trained = states.always["weights"] if self.full else 4 * self.counts.adapters
-        return trained + states.always["optimizer"]
 
     def _title(self) -> str:
         cfg = self.cfg
         dtype = cfg.dtype or "float32"
-        adapters = f"{cfg.tuning} r{self.rank}, {dtype}"
-        how = f"full, {dtype}, {optimizer_of(cfg)}" if self.full else adapters
-        size = (
-            f"{cfg.prompts_per_step} x {cfg.group_size} x ({self.prompt_tokens} + {self.completion_tokens})"
-        )
-        return f"{cfg.model}, {how}, {size} tokens"
+        tuning = f"{cfg.tuning} r{self.rank}, {dtype}"
+        if self.full:
+            tuning = f"full, {dtype}, {optimizer_of(cfg)}"
+        tokens = f"({self.prompt_tokens} + {self.completion_tokens})"
+        return f"{cfg.model}, {tuning}, {cfg.prompts_per_step} x {cfg.group_size} x {tokens} tokens"
 
 
 def has_reference(cfg: Preset) -> bool:
@@ -215,9 +211,3 @@ def has_reference(cfg: Preset) -> bool:
 def optimizer_of(cfg: Preset) -> str:
     """The optimizer of full tuning; where the config names none, what its weights need."""
     return cfg.optimizer or ("adamw-8bit-split" if cfg.dtype == "bfloat16" else "adamw")
-
-
-def _optimizer(name: str, parameters: int, itemsize: int) -> tuple[float, float]:
-    """Bytes of optimizer state, and bytes needed only while the optimizer steps."""
-    during = {"adamw": _FOREACH * parameters, "adamw-8bit-split": _SPLIT_SCRATCH}
-    return OPTIMIZERS[name].state_of(itemsize) * parameters, during.get(name, 0.0)

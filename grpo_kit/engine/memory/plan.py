@@ -9,7 +9,9 @@ update. Activations come from _activations.py, which is checked against measurem
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from transformers import PretrainedConfig
 
@@ -19,6 +21,8 @@ from grpo_kit.engine.memory._request import USABLE, WITHOUT_BFLOAT16, Request, h
 from grpo_kit.engine.memory._shapes import config_of, count, counted
 from grpo_kit.loop.config import Config
 from grpo_kit.trainer.presets import preset
+
+_SMALL = "Qwen/Qwen2.5-0.5B-Instruct"
 
 
 def plan_memory(
@@ -75,15 +79,16 @@ def plan_memory(
     if checkpointed_layers is not None:
         check_whole("checkpointed_layers", checkpointed_layers, 0)
     counts = counted(cfg.model, rank) if config is None else count(config, rank)
-    config, usable = config or config_of(cfg.model), gpu_gb * USABLE * GIB
+    config = config or config_of(cfg.model)
     layers = config.get_text_config().num_hidden_layers
     if checkpointed_layers is not None and checkpointed_layers > layers:
         raise ValueError(
             f"checkpointed_layers={checkpointed_layers} must be at most {layers}, the model's layers"
         )
     if completion_tokens is None:
-        named = cfg.max_completion_tokens or cfg.task_options.get("max_completion_tokens")
-        completion_tokens = named or cfg.make_task().max_completion_tokens
+        completion_tokens = cfg.max_completion_tokens or cfg.task_options.get("max_completion_tokens")
+        completion_tokens = completion_tokens or cfg.make_task().max_completion_tokens
+    usable = gpu_gb * USABLE * GIB
     request = Request(cfg, config, prompt_tokens, completion_tokens, attention, rank, usable, counts)
     plan = request.plan(chunk_tokens, checkpointed_layers)
     if plan.fits:
@@ -93,38 +98,49 @@ def plan_memory(
 
 def advice(request: Request, plan: MemoryPlan, tokens: int | None, checkpointed: int | None) -> list[str]:
     """Helpful changes, by how much each saves; each change alone, with the update cut as in the plan."""
-    cfg, full = request.cfg, request.full
-    ideas: list[tuple[str, Request]] = []
-    split = replace(cfg, optimizer="adamw-8bit-split", dtype="bfloat16") if full else cfg
-    narrow = cfg.preset not in WITHOUT_BFLOAT16
-    if narrow and split != cfg and (optimizer_of(cfg), cfg.dtype) != ("flash-adamw", "bfloat16"):
-        ideas.append(("optimizer='adamw-8bit-split' with bfloat16 weights", replace(request, cfg=split)))
-    if full and optimizer_of(cfg) == "adamw" and cfg.dtype != "bfloat16":
-        ideas.append(("optimizer='adamw-8bit'", replace(request, cfg=replace(cfg, optimizer="adamw-8bit"))))
-    if full and has_reference(cfg):
-        ideas.append(("beta=0 (no reference model)", replace(request, cfg=replace(cfg, beta=0.0))))
-    for smaller in {"lora": ("qlora",), "qlora": ()}.get(cfg.tuning, ("lora", "qlora")):
-        own = {} if cfg.preset is None else {"dtype": preset(cfg.preset, tuning=smaller).dtype}
-        ideas.append((f"tuning={smaller!r}", replace(request, cfg=replace(cfg, tuning=smaller, **own))))
-    if half := cfg.prompts_per_step // 2:
-        ideas.append((f"prompts_per_step={half}", replace(request, cfg=replace(cfg, prompts_per_step=half))))
-    if half := request.completion_tokens // 2:
-        ideas.append((f"max_completion_tokens={half}", replace(request, completion_tokens=half)))
-    if request.attention == "sdpa" and narrow:
-        ideas.append(("attention='flex_attention'", replace(request, attention="flex_attention")))
-    name, shape = "Qwen/Qwen2.5-0.5B-Instruct", config_of("Qwen/Qwen2.5-0.5B-Instruct")
-    small = replace(request, cfg=replace(cfg, model=name), config=shape, counts=count(shape, request.rank))
-    ideas.append((f"model={name!r}", small))
+    savings: list[tuple[float, str]] = []
 
-    found: list[tuple[float, str]] = []
-    for name, change in ideas:
-        layers = min(plan.checkpointed_layers, change.config.get_text_config().num_hidden_layers)
-        saved = plan.peak_gib - change.plan(plan.chunk_tokens, layers).peak_gib
-        fits = change.plan(tokens, None if checkpointed is None else layers).fits
-        found.append((saved, f"{name} saves {saved:.1f} GiB{' and fits' if fits else ''}"))
+    def add(name: str, changed: MemoryPlan, fits: bool) -> None:
+        saved = plan.peak_gib - changed.peak_gib
+        if saved >= 0.05:
+            savings.append((saved, f"{name} saves {saved:.1f} GiB{' and fits' if fits else ''}"))
+
+    for name, change in _changes(request):
+        layers = min(plan.checkpointed_layers, change.layers)
+        recut = change.plan(tokens, None if checkpointed is None else layers)
+        add(name, change.plan(plan.chunk_tokens, layers), recut.fits)
     if tokens is not None or checkpointed is not None:
         free = request.plan()
-        saved = plan.peak_gib - free.peak_gib
         name = f"chunk_tokens={free.chunk_tokens} and {free.checkpointed_layers} checkpointed layers"
-        found.append((saved, f"{name} saves {saved:.1f} GiB{' and fits' if free.fits else ''}"))
-    return [text for saved, text in sorted(found, reverse=True) if saved >= 0.05]
+        add(name, free, free.fits)
+    return [text for _, text in sorted(savings, reverse=True)]
+
+
+def _changes(request: Request) -> Iterator[tuple[str, Request]]:
+    """Each change that may save memory, in words, and the request with it."""
+    cfg, full = request.cfg, request.full
+
+    def with_config(**changes: Any) -> Request:
+        return replace(request, cfg=replace(cfg, **changes))
+
+    has_bfloat16 = cfg.preset not in WITHOUT_BFLOAT16
+    split = with_config(optimizer="adamw-8bit-split", dtype="bfloat16")
+    is_flash = (optimizer_of(cfg), cfg.dtype) == ("flash-adamw", "bfloat16")
+    if full and has_bfloat16 and split != request and not is_flash:
+        yield "optimizer='adamw-8bit-split' with bfloat16 weights", split
+    if full and optimizer_of(cfg) == "adamw" and cfg.dtype != "bfloat16":
+        yield "optimizer='adamw-8bit'", with_config(optimizer="adamw-8bit")
+    if full and has_reference(cfg):
+        yield "beta=0 (no reference model)", with_config(beta=0.0)
+    for tuning in {"lora": ("qlora",), "qlora": ()}.get(cfg.tuning, ("lora", "qlora")):
+        dtype = cfg.dtype if cfg.preset is None else preset(cfg.preset, tuning=tuning).dtype
+        yield f"tuning={tuning!r}", with_config(tuning=tuning, dtype=dtype)
+    if half := cfg.prompts_per_step // 2:
+        yield f"prompts_per_step={half}", with_config(prompts_per_step=half)
+    if half := request.completion_tokens // 2:
+        yield f"max_completion_tokens={half}", replace(request, completion_tokens=half)
+    if request.attention == "sdpa" and has_bfloat16:
+        yield "attention='flex_attention'", replace(request, attention="flex_attention")
+    small = with_config(model=_SMALL)
+    counts = counted(_SMALL, request.rank)
+    yield f"model={_SMALL!r}", replace(small, config=config_of(_SMALL), counts=counts)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from grpo_kit._support.argument_checks import check_choice, check_model, check_number, is_number
 
@@ -68,7 +69,7 @@ OPTIMIZERS: dict[str, OptimizerChoice] = {
 
 def make_optimizer(
     name: str,
-    model: torch.nn.Module,
+    model: nn.Module,
     *,
     learning_rate: float,
     weight_decay: float = 0.0,
@@ -91,11 +92,8 @@ def make_optimizer(
     check_model(model)
     for label, value in (("learning_rate", learning_rate), ("weight_decay", weight_decay), ("eps", eps)):
         check_number(label, value, 0)
-    if (
-        not isinstance(betas, tuple | list)
-        or len(betas) != 2
-        or not all(is_number(b) and 0 <= b < 1 for b in betas)
-    ):
+    is_pair = isinstance(betas, tuple | list) and len(betas) == 2
+    if not is_pair or not all(is_number(beta) and 0 <= beta < 1 for beta in betas):
         raise ValueError(f"betas={betas!r} must be two numbers in [0, 1)")
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
@@ -105,13 +103,12 @@ def make_optimizer(
     if OPTIMIZERS[name].cuda_only:
         _check_flash(parameters)
 
-    options = {"lr": learning_rate, "betas": tuple(betas), "eps": eps}
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    return new_optimizer(name, groups, **options)
+    return new_optimizer(name, groups, lr=learning_rate, betas=tuple(betas), eps=eps)
 
 
 def new_optimizer(name: str, groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
@@ -132,7 +129,7 @@ def new_optimizer(name: str, groups: list[dict[str, Any]], **options: Any) -> to
     return FlashAdamW(groups, **options, master_weight_bits=32)
 
 
-def choose_optimizer(name: str | None, model: torch.nn.Module) -> str:
+def choose_optimizer(name: str | None, model: nn.Module) -> str:
     """The name of the optimizer. None: AdamW, for trained bfloat16 weights the one that keeps the rounded-off part.
 
     Raises ValueError for an unknown name and a missing package.
@@ -155,7 +152,7 @@ def check_bitsandbytes(name: str) -> None:
         )
 
 
-def share_that_moves(parameters: list[torch.Tensor], learning_rate: float) -> float:
+def share_that_moves(parameters: list[Tensor], learning_rate: float) -> float:
     """Share, in [0, 1], of weights that a step of size learning_rate changes when rounded to nearest.
 
     A weight in [2**e, 2**(e + 1)), stored with machine epsilon u, moves for a step of at least 2**e * u / 2.
@@ -170,7 +167,7 @@ def share_that_moves(parameters: list[torch.Tensor], learning_rate: float) -> fl
     return moved / sum(p.numel() for p in parameters)
 
 
-def _check_weights(name: str, parameters: list[torch.nn.Parameter], learning_rate: float) -> None:
+def _check_weights(name: str, parameters: list[nn.Parameter], learning_rate: float) -> None:
     if any(p.dtype == torch.float16 for p in parameters):
         raise ValueError(
             "trained weights of float16: AdamW's eps and most squared gradients are 0 there, so that a step may be of "
@@ -178,10 +175,9 @@ def _check_weights(name: str, parameters: list[torch.nn.Parameter], learning_rat
             "float32 over weights of any dtype. autocast='float16' computes products of float32 weights in float16"
         )
     narrow = [p for p in parameters if p.dtype != _FLOAT32]
-    wide = OPTIMIZERS[name].weights == _FLOAT32
-    if not wide:
+    dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in narrow})
+    if OPTIMIZERS[name].weights == _BFLOAT16:
         if any(p.dtype != _BFLOAT16 for p in narrow):
-            dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in narrow})
             raise ValueError(
                 f"optimizer {name!r} is for bfloat16 weights, these are {dtypes}; load with dtype='bfloat16'"
             )
@@ -190,14 +186,14 @@ def _check_weights(name: str, parameters: list[torch.nn.Parameter], learning_rat
         return
     share = share_that_moves(narrow, learning_rate)
     if share < 0.5:
-        dtype = str(narrow[0].dtype).removeprefix("torch.")
+        dtype = dtypes[0]
         raise ValueError(
             f"optimizer {name!r} on {dtype} weights at learning_rate={learning_rate:g} would not learn: a step changes "
             f"{share:.1%} of the weights, the rest round back; use 'adamw-8bit-split', or load with dtype='float32'"
         )
 
 
-def _check_flash(parameters: list[torch.nn.Parameter]) -> None:
+def _check_flash(parameters: list[nn.Parameter]) -> None:
     if importlib.util.find_spec("flashoptim") is None:
         raise ValueError(
             "optimizer 'flash-adamw' needs the package flashoptim: run `pip install \"grpo-kit[flash]\"`, "

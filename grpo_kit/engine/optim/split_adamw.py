@@ -11,20 +11,22 @@ where a card has no such room, a smaller one is taken, and the step is the same 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import bitsandbytes.functional as F
 import torch
 from bitsandbytes.optim import AdamW8bit
+from torch import Tensor
 
 _BLOCK = 256  # weights that share one scale in bitsandbytes' 8-bit moments
 _CHUNK = 2**24  # a multiple of _BLOCK
 _LEAST_CHUNK = 2**16
-_SCRATCH_A_WEIGHT = 4 + 4 + 1  # master, gradient, whether it is a number
-SCRATCH_BYTES = _CHUNK * _SCRATCH_A_WEIGHT
+_SCRATCH_DTYPES = (torch.int32, torch.float32, torch.bool)  # of master, gradient, whether it is a number
+SCRATCH_BYTES = _CHUNK * sum(dtype.itemsize for dtype in _SCRATCH_DTYPES)
 
 
-def join(weights: torch.Tensor, low_bits: torch.Tensor) -> torch.Tensor:
+def join(weights: Tensor, low_bits: Tensor) -> Tensor:
     """bfloat16 weights and int16 low_bits of one shape -> the float32 master that they represent, exactly.
 
     >>> join(*split(torch.tensor([0.1, -3.7e-5]))).tolist() == torch.tensor([0.1, -3.7e-5]).tolist()
@@ -33,7 +35,7 @@ def join(weights: torch.Tensor, low_bits: torch.Tensor) -> torch.Tensor:
     return ((weights.view(torch.int16).to(torch.int32) << 16) + low_bits).view(torch.float32)
 
 
-def split(master: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def split(master: Tensor) -> tuple[Tensor, Tensor]:
     """float32 -> (nearest bfloat16, ties away from zero; int16 remainder in units of the last float32 bit)."""
     # Adding to the largest NaN patterns would carry into the sign; the quiet NaN is safe.
     bits = master.view(torch.int32).masked_fill(master.isnan(), 0x7FC00000)
@@ -54,7 +56,7 @@ class SplitAdamW8bit(AdamW8bit):
         super().__init__(params, **options)
         self.non_castable_tensor_keys.add("low_bits")  # else loading would cast them to the weights' dtype
 
-    def master(self, p: torch.Tensor) -> torch.Tensor:
+    def master(self, p: Tensor) -> Tensor:
         """float32 master of a parameter of this optimizer, same shape."""
         low_bits = self.state[p].get("low_bits") if p in self.state else None
         return p.detach().float() if low_bits is None else join(p.detach(), low_bits)
@@ -73,57 +75,58 @@ class SplitAdamW8bit(AdamW8bit):
         return super().step(closure)
 
     @torch.no_grad()
-    def init_state(self, group: dict, p: torch.Tensor, gindex: int, pindex: int) -> None:
+    def init_state(self, group: dict, p: Tensor, gindex: int, pindex: int) -> None:
         super().init_state(group, p, gindex, pindex)
         if p.dtype == torch.bfloat16:
             self.state[p]["low_bits"] = torch.zeros_like(p, dtype=torch.int16)
 
     @torch.no_grad()
-    def update_step(self, group: dict, p: torch.Tensor, gindex: int, pindex: int) -> None:
+    def update_step(self, group: dict, p: Tensor, gindex: int, pindex: int) -> None:
         state = self.state[p]
         if "low_bits" not in state:
             super().update_step(group, p, gindex, pindex)
             return
-        scratch = _scratch(min(-(-p.numel() // _BLOCK) * _BLOCK, _CHUNK), p.device)
-        p.data = p.data.contiguous()
-        state["step"] += 1
-        (beta1, beta2), eps, lr, decay = (group[k] for k in ("betas", "eps", "lr", "weight_decay"))
-        step, quantised = state["step"], state["state1"].dtype == torch.uint8
-        weights, low_bits, gradient = p.data.view(-1), state["low_bits"].view(-1), p.grad.reshape(-1)
-        first, second = state["state1"].view(-1), state["state2"].view(-1)
+        # Whole blocks, so that a chunk begins where a scale does.
+        scratch = _scratch(min(math.ceil(p.numel() / _BLOCK) * _BLOCK, _CHUNK), p.device)
         chunk = len(scratch[0])
+        p.data = p.data.contiguous()
+        weights, low_bits = p.data.view(-1), state["low_bits"].view(-1)
+        gradient = p.grad.reshape(-1)
+        state["step"] += 1
         for start in range(0, p.numel(), chunk):
-            part, blocks = slice(start, start + chunk), slice(start // _BLOCK, (start + chunk) // _BLOCK)
-            bits, g, odd = (one[: len(weights[part])] for one in scratch)
+            part = slice(start, start + chunk)
+            bits, g, is_nan = (buffer[: len(weights[part])] for buffer in scratch)
             bits.copy_(weights[part].view(torch.int16)).bitwise_left_shift_(16).add_(low_bits[part])  # join
             master = bits.view(torch.float32)
             g.copy_(gradient[part])
-            m, v = first[part], second[part]
-            if quantised:
-                maps = state["qmap1"], state["qmap2"], state["absmax1"][blocks], state["absmax2"][blocks]
-                F.optimizer_update_8bit_blockwise(
-                    "adam", g, master, m, v, beta1, beta2, 0.0, 0.0, eps, step, lr, *maps, weight_decay=decay
-                )
-            else:
-                F.optimizer_update_32bit(
-                    "adam", g, master, m, beta1, eps, step, lr, v, beta2, weight_decay=decay
-                )
+            _update_part(group, state, part, master, g)
             # split, with the gradient's memory for the upper half
-            bits.masked_fill_(torch.ne(master, master, out=odd), 0x7FC00000)
+            bits.masked_fill_(torch.ne(master, master, out=is_nan), 0x7FC00000)
             high = torch.add(bits, 0x8000, out=g.view(torch.int32)).bitwise_right_shift_(16)
             weights[part].view(torch.int16).copy_(high)
             low_bits[part].copy_(bits.sub_(high.bitwise_left_shift_(16)))
 
 
-def _scratch(count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _update_part(group: dict, state: dict, part: slice, master: Tensor, g: Tensor) -> None:
+    """bitsandbytes' update of some of a parameter's weights, in their float32 master; g: their gradient."""
+    beta1, beta2 = group["betas"]
+    m, v = state["state1"].view(-1)[part], state["state2"].view(-1)[part]
+    eps, step, lr, decay = group["eps"], state["step"], group["lr"], group["weight_decay"]
+    if m.dtype != torch.uint8:
+        F.optimizer_update_32bit("adam", g, master, m, beta1, eps, step, lr, v, beta2, weight_decay=decay)
+        return
+    blocks = slice(part.start // _BLOCK, part.stop // _BLOCK)
+    maps = state["qmap1"], state["qmap2"], state["absmax1"][blocks], state["absmax2"][blocks]
+    F.optimizer_update_8bit_blockwise(
+        "adam", g, master, m, v, beta1, beta2, 0.0, 0.0, eps, step, lr, *maps, weight_decay=decay
+    )
+
+
+def _scratch(count: int, device: torch.device) -> list[Tensor]:
     """int32, float32 and bool of so many weights, whole blocks; of half as many and less, where memory is short."""
-    while True:
-        try:
-            return tuple(
-                torch.empty(count, dtype=kind, device=device)
-                for kind in (torch.int32, torch.float32, torch.bool)
-            )
-        except torch.OutOfMemoryError:
-            if count <= _LEAST_CHUNK:
-                raise
-        count = max(_LEAST_CHUNK, count // 2 // _BLOCK * _BLOCK)
+    try:
+        return [torch.empty(count, dtype=kind, device=device) for kind in _SCRATCH_DTYPES]
+    except torch.OutOfMemoryError:
+        if count <= _LEAST_CHUNK:
+            raise
+    return _scratch(max(_LEAST_CHUNK, count // 2 // _BLOCK * _BLOCK), device)

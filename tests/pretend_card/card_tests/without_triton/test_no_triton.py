@@ -14,7 +14,7 @@ from test_cuda import qwen
 from test_packed_update import assert_same, ragged, step
 
 from grpo_kit.engine import _update_memory as update_memory
-from grpo_kit.engine.memory._activations import USED_OF_FREE, chunk_bytes
+from grpo_kit.engine.memory._activations import USED_OF_FREE, ChunkMemory
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Config
 from grpo_kit.loop.padded_update import PaddedUpdate
@@ -37,8 +37,7 @@ def test_what_is_free_suffices_for_the_chunks_that_it_plans(monkeypatch):
     batch.prompt_ids = [[5]] * 12
     batch.completion_ids = [torch.randint(500, (400,), generator=draw).tolist() for _ in range(4)] + [[]] * 8
     batch.cut_off = [False] * 12
-    sizes = {"tokens": 1600, "mask_keys": 1600, "checkpointed_layers": 0}
-    whole = chunk_bytes(model.config, 2, **sizes)
+    whole = ChunkMemory(model.config, 2, mask_keys=1600).peak(tokens=1600, checkpointed_layers=0)
     free = 0.85 * (whole.kept + whole.working) / USED_OF_FREE
     update = PackedUpdate(model, Config())
     step(update, model, batch)  # gradients exist from here on
