@@ -10,7 +10,7 @@ import os
 import re
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,21 @@ class LineFile:
         data = self.path.read_bytes() if self.path.exists() else b""
         found = re.match(rb'{"step": (\d+),', data[data.rfind(b"\n") + 1 :])
         return int(found[1]) if found else None
+
+
+def write_lines(files: Iterable[LineFile], subject: Path, advice: str, *, warns: bool) -> bool:
+    """Write the waiting lines of these files; True if nothing waits any more, False where the disk fails.
+
+    warns: of a disk that fails, in words that name the subject and end in the advice.
+    """
+    try:
+        for file in files:
+            file.write()
+    except OSError as error:
+        if warns:
+            warnings.warn(f"{subject} cannot be written ({error}). {advice}", RuntimeWarning, stacklevel=4)
+        return False
+    return True
 
 
 def plain(value: object) -> object:

@@ -10,17 +10,27 @@ from __future__ import annotations
 
 import html
 import textwrap
-from collections.abc import Mapping, Sequence
-from itertools import chain
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from grpo_kit._support.display import COLOURS, GREY, RED, cut
-from grpo_kit.watch._curves import EPISODES, part_names, range_of_rows, scale_columns, window_of
-from grpo_kit.watch._held_out_words import ACCURACY, no_better, value_of
-from grpo_kit.watch._run_state import RunState
-from grpo_kit.watch._svg_axes import AXIS, HELD_OUT, INK, LETTER, ROW, TITLE, Axes, Columns, dashes
+from grpo_kit.watch._red_flag import ACCURACY, Flag, range_of_rows, scale_columns
+from grpo_kit.watch._run_state import RunState, no_better, value_of
+from grpo_kit.watch._svg_axes import (
+    AXIS,
+    HELD_OUT,
+    INK,
+    LETTER,
+    ROW,
+    TITLE,
+    Axes,
+    Columns,
+    Marks,
+    dashes,
+    window_of,
+)
 
 WIDTH, HEIGHT = 1920, 1048  # half pixels: of one run without a name and with one line of words below
 _LEFT, _GAP, _RIGHT = 76, 96, 24
@@ -30,7 +40,12 @@ _WITH_ACCURACY = 800, 228, 600  # widths of reward, held-out accuracy and parts
 _LETTERS = int((WIDTH - _LEFT - _RIGHT) / LETTER)  # of a line
 _POINTS, _FEW = 600, 60  # in all lines of the main panels together; in a line of a small one
 _MARKS = 20  # most changes of a run that are marked, the last ones
-_SHARES = ("completion_cut_off", "frac_reward_zero_std")
+_SHARES = ["completion_cut_off", "frac_reward_zero_std"]
+_EPISODES = {
+    "episodes/success": "success",
+    "episodes/invalid": "invalid actions",
+    "episodes/unfinished": "not ended",
+}
 _WORDS = {
     "completion_length": "completion length, tokens",
     "completion_cut_off": "share cut off",
@@ -41,6 +56,15 @@ _WORDS = {
     "temperature": "temperature",
     "learning_rate": "learning rate",
 }
+
+
+@dataclass
+class _Panel:
+    """The measures of a panel, its title, and the entries of its legend: (a line's look or "", a name)."""
+
+    measures: list[str]
+    title: str
+    keys: list[tuple[str, str]] = field(default_factory=list)
 
 
 def draw_svg(runs: Mapping[str, RunState], *, last_step: int = 0, told: bool = True) -> str:
@@ -55,63 +79,52 @@ def draw_svg(runs: Mapping[str, RunState], *, last_step: int = 0, told: bool = T
     >>> draw_svg({"": RunState({1: {"step": 1, "reward": 0.5}})}, last_step=2).startswith("<svg")
     True
     """
-    names = part_names(chain.from_iterable(row for run in runs.values() for row in run.rows.values()))
-    tables = {label: _columns(run, names) for label, run in runs.items()}
-    alone = len(runs) == 1
-    parts = [name for name in names if any(np.isfinite(table[name]).any() for table in tables.values())]
-    page = _Page(tables, max([last_step, 1, *(run.step for run in runs.values())]), _marks(runs))
-    top = _NAMES * any(runs)
-    drawn = [_run_names(runs)] if top else []
+    parts = part_names(name for run in runs.values() for row in run.rows.values() for name in row)
+    tables = {label: _columns(run, parts) for label, run in runs.items()}
+    end = max([last_step, 1, *(run.step for run in runs.values())])
+    page = _Page(tables, end, _marks(runs))
+    elements = []
+    top = 0
+    if any(runs):
+        elements.append(_run_names(runs))
+        top = _NAMES
+    elements += page.main_panels(parts, top, worse=_no_better_than_constant(runs))
+    elements += page.small_panels(top + _MAIN)
 
-    parts_title = "episodes" if EPISODES.keys() & set(names) else "reward parts"
-    main: list[tuple[list[str], str, list[tuple[str, str]]]] = [
-        (["reward"], _reward_title(tables), []),
-        (parts, parts_title, _part_keys(parts, alone)),
-    ]
-    widths = [_width(2), _width(2)]
-    if any(np.isfinite(table[ACCURACY]).any() for table in tables.values()):
-        worse = _no_better_than_constant(runs)
-        keys = [("", "no better than a constant")] if worse else []
-        main.insert(1, ([ACCURACY], "accuracy" if worse else "held-out accuracy", keys))
-        widths = [*_WITH_ACCURACY]
-    legends = [_legend(keys, width) for (_, _, keys), width in zip(main, widths, strict=True)]
-    above = TITLE + ROW * max(rows for _, rows in legends) + 20
-    most = max(20, _POINTS // (len(runs) * (4 + 2 * len(parts))))
-    x = _LEFT
-    for (some, title, _), (legend, _), width in zip(main, legends, widths, strict=True):
-        axes = page.axes(some, x, top, width, _MAIN, above)
-        lines = page.lines(axes, some, most, names_marks=some == ["reward"])
-        drawn.append(f"<g>{axes.frame(title, legend)}{lines}</g>")
-        x += width + _GAP
-
-    small = _small_panels(tables)
-    columns = len(small) // 2
-    for place, some in enumerate(small):
-        x = _LEFT + (place % columns) * (_width(columns) + _GAP)
-        y = top + _MAIN + _SMALL * (place // columns)
-        axes = page.axes(some, x, y, _width(columns), _SMALL, TITLE)
-        several = len(some) > 1  # then the legend is the title
-        legend = _legend(_part_keys(some, alone), WIDTH)[0] if several else ""
-        frame = axes.frame("" if several else _WORDS[some[0]], legend)
-        drawn.append(f"<g>{frame}{page.lines(axes, some, _FEW)}</g>")
-
-    at = top + _MAIN + 2 * _SMALL
-    below = _told(runs) if told else [(_last_changes(runs), INK)]
-    for n, (line, colour) in enumerate(below, 1):
-        drawn.append(f'<text x="{_LEFT}" y="{at + _LINE * n}" fill="{colour}">{html.escape(line)}</text>')
-    height, ink = at + _LINE * max(1, len(below)) + 34, f' color="{GREY}"' * told
+    bottom = top + _MAIN + 2 * _SMALL
+    lines = _lines_below(runs) if told else [(_last_changes(runs), INK)]
+    for number, (line, colour) in enumerate(lines, 1):
+        y = bottom + _LINE * number
+        elements.append(f'<text x="{_LEFT}" y="{y}" fill="{colour}">{html.escape(line)}</text>')
+    height = bottom + _LINE * max(1, len(lines)) + 34
+    ink = f' color="{GREY}"' if told else ""
     # JupyterLab shows it as an <img> of its own width: in pixels, it would be cut off where the page is narrower.
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="100%" '
         f'style="display:block;max-width:{WIDTH // 2}px;height:auto" '
-        f'font-family="sans-serif" font-size="22" fill="{INK}"{ink}>{"".join(drawn)}</svg>'
+        f'font-family="sans-serif" font-size="22" fill="{INK}"{ink}>{"".join(elements)}</svg>'
     )
 
 
+def part_names(columns: Iterable[str]) -> list[str]:
+    """The second panel's measures: the parts of the reward; for episodes, whose reward has one, their outcomes.
+
+    >>> part_names(["step", "reward", "reward/exact", "reward/format"])
+    ['reward/exact', 'reward/format']
+    >>> part_names(["reward/episode_return", "episodes/success", "episodes/turns"])
+    ['episodes/success']
+    """
+    names = list(dict.fromkeys(map(str, columns)))
+    outcomes = [name for name in _EPISODES if name in names]
+    return outcomes or [name for name in names if name.startswith("reward/")]
+
+
 def _columns(run: RunState, parts: Sequence[str]) -> Columns:
+    """A run's measures by name, NaN where there is none."""
     rows = [run.rows[step] for step in sorted(run.rows)]
-    ends = chain.from_iterable(map(scale_columns, ("reward", *parts)))
-    names = ("step", "reward", "reward_std", *HELD_OUT, *parts, *ends, *_WORDS)
+    names = ["step", "reward_std", *HELD_OUT, *_WORDS]
+    for measure in ("reward", *parts):
+        names += [measure, *scale_columns(measure)]
     return {name: np.array([row.get(name) for row in rows], dtype=float) for name in names}  # None: NaN
 
 
@@ -119,36 +132,93 @@ def _width(columns: int) -> int:
     return (WIDTH - _LEFT - _RIGHT - _GAP * (columns - 1)) // columns
 
 
-def _small_panels(tables: Mapping[str, Columns]) -> list[list[str]]:
-    """The measures of each small panel: six panels, or eight if a run has a KL."""
-    kl = any(np.isfinite(table["kl"]).any() for table in tables.values())
-    shares = [[name] for name in _SHARES] if kl else [[*_SHARES]]
-    others = [["entropy"], *[["kl"]] * kl, ["grad_norm"], ["temperature"], ["learning_rate"]]
-    return [["completion_length"], *shares, *others]
-
-
 class _Page:
-    """The runs on their common scale of steps, and what is marked on it: (marks, colour, dash, above the panel?)."""
+    """The runs on their common scale of steps, and what is marked on it."""
 
-    def __init__(self, tables: Mapping[str, Columns], end: int, marks: Sequence[tuple]) -> None:
+    def __init__(self, tables: Mapping[str, Columns], end: int, marks: Sequence[Marks]) -> None:
         self.tables, self.end, self.marks = tables, end, marks
 
-    def axes(self, names: Sequence[str], x: int, y: int, width: int, height: int, above: int) -> Axes:
-        """A panel for these measures. height: with its words, of which so much is above the lines."""
-        return Axes(x, y, above, width, height - above - AXIS, self.end, self._scale(names))
+    def main_panels(self, parts: Sequence[str], top: int, *, worse: bool) -> list[str]:
+        """Reward, held-out accuracy if it was measured, and parts. worse: is it no better than a constant's?"""
+        shown = [name for name in parts if self._measured(name)]
+        title = "episodes" if not _EPISODES.keys().isdisjoint(parts) else "reward parts"
+        panels = [_Panel(["reward"], self._reward_title()), _Panel(shown, title, self._keys(shown))]
+        widths = [_width(2), _width(2)]
+        if self._measured(ACCURACY):
+            accuracy = _Panel([ACCURACY], "held-out accuracy")
+            if worse:
+                accuracy = _Panel([ACCURACY], "accuracy", [("", "no better than a constant")])
+            panels.insert(1, accuracy)
+            widths = list(_WITH_ACCURACY)
+        rows = [_legend(panel.keys, width)[1] for panel, width in zip(panels, widths, strict=True)]
+        above = TITLE + ROW * max(rows) + 20
+        points = max(20, _POINTS // (len(self.tables) * (4 + 2 * len(shown))))
+        elements = []
+        x = _LEFT
+        for panel, width in zip(panels, widths, strict=True):
+            axes = Axes(x, top, above, width, _MAIN - above - AXIS, self.end, self._scale(panel.measures))
+            elements.append(self._panel(panel, axes, width, points))
+            x += width + _GAP
+        return elements
 
-    def lines(self, axes: Axes, names: Sequence[str], most: int, *, names_marks: bool = False) -> str:
-        """The runs' lines of these measures, of at most so many points each, and the marks."""
-        alone = len(self.tables) == 1
-        drawn = [axes.marks(*marks, named=names_marks) for marks in self.marks if marks[0]]
-        for r, table in enumerate(self.tables.values()):
-            if names == [ACCURACY]:
-                drawn.append(axes.accuracy(table, INK if alone else COLOURS[r % len(COLOURS)]))
+    def small_panels(self, top: int) -> list[str]:
+        """The other measures: six panels, or eight if a run has a KL."""
+        kl = self._measured("kl")
+        panels = [
+            ["completion_length"],
+            _SHARES,
+            ["entropy"],
+            ["grad_norm"],
+            ["temperature"],
+            ["learning_rate"],
+        ]
+        if kl:
+            shares = [[name] for name in _SHARES]
+            panels = [["completion_length"], *shares, ["entropy"], ["kl"], *panels[3:]]
+        columns = len(panels) // 2
+        width = _width(columns)
+        elements = []
+        for place, names in enumerate(panels):
+            row, column = divmod(place, columns)
+            x, y = _LEFT + column * (width + _GAP), top + _SMALL * row
+            panel = _Panel(names, _WORDS[names[0]])
+            if len(names) > 1:  # then the legend is the title
+                panel = _Panel(names, "", self._keys(names))
+            axes = Axes(x, y, TITLE, width, _SMALL - TITLE - AXIS, self.end, self._scale(names))
+            elements.append(self._panel(panel, axes, WIDTH, _FEW))
+        return elements
+
+    def _panel(self, panel: _Panel, axes: Axes, width: int, points: int) -> str:
+        """A panel's frame, marks and lines. width: of its legend. points: the most in a line."""
+        legend, _ = _legend(panel.keys, width)
+        elements = [axes.frame(panel.title, legend)]
+        for marks in self.marks:
+            if marks.places:
+                elements.append(axes.marks(marks, named=panel.measures == ["reward"]))
+        for run, table in enumerate(self.tables.values()):
+            if panel.measures == [ACCURACY]:
+                elements.append(axes.accuracy(table, INK if self._alone else _colour(run)))
                 continue
-            for n, name in enumerate(names):
-                colour = COLOURS[(n if alone else r) % len(COLOURS)]
-                drawn.append(axes.line(table, name, colour, n, most))
-        return "".join(drawn)
+            for place, name in enumerate(panel.measures):
+                colour = _colour(place if self._alone else run)
+                elements.append(axes.line(table, name, colour, place, points))
+        return f"<g>{''.join(elements)}</g>"
+
+    @property
+    def _alone(self) -> bool:
+        return len(self.tables) == 1
+
+    def _measured(self, name: str) -> bool:
+        return any(np.isfinite(table[name]).any() for table in self.tables.values())
+
+    def _keys(self, names: Sequence[str]) -> list[tuple[str, str]]:
+        """Line and name of several measures in one panel; among several runs a colour is a run's."""
+        words = _EPISODES | _WORDS
+        keys = []
+        for place, name in enumerate(names):
+            colour = _colour(place) if self._alone else INK
+            keys.append((_key(colour, place), words.get(name, name.removeprefix("reward/"))))
+        return keys
 
     def _scale(self, names: Sequence[str]) -> tuple[float, float]:
         """Lowest and highest value: of rewards and shares their range, of other measures from 0 to the highest."""
@@ -156,32 +226,28 @@ class _Page:
             return 0.0, 1.0
         if not names or names[0].startswith(("reward", "episodes/")) or names[0] in _SHARES:
             return range_of_rows(names, *self.tables.values())
-        values = np.concatenate([[0.0], *(table[name] for table in self.tables.values() for name in names)])
+        values = np.concatenate([table[name] for table in self.tables.values() for name in names])
         values = values[np.isfinite(values)]
-        return float(values.min()), float(values.max()) or 1.0
+        return float(values.min(initial=0.0)), float(values.max(initial=0.0)) or 1.0
 
-
-def _reward_title(tables: Mapping[str, Columns]) -> str:
-    """Explains the band, and the lines if they are moving means."""
-    rewards = [table["reward"][np.isfinite(table["reward"])] for table in tables.values()]
-    window = max(map(window_of, rewards), default=1)
-    return f"reward (band: ± reward_std{f'; lines: means of {window} steps' * (window > 1)})"
+    def _reward_title(self) -> str:
+        """Explains the band, and the lines if they are moving means."""
+        rewards = [table["reward"] for table in self.tables.values()]
+        window = max((window_of(values[np.isfinite(values)]) for values in rewards), default=1)
+        lines = f"; lines: means of {window} steps" if window > 1 else ""
+        return f"reward (band: ± reward_std{lines})"
 
 
 def _no_better_than_constant(runs: Mapping[str, RunState]) -> bool:
     """Is a single run's last held-out accuracy no better than the best constant strategy's?"""
-    measured = [
-        row for run in runs.values() for row in run.rows.values() if value_of(row, ACCURACY) is not None
-    ]
-    return len(runs) == 1 and no_better(max(measured, key=lambda row: row["step"]))
+    if len(runs) > 1:
+        return False
+    rows = [row for run in runs.values() for row in run.rows.values() if value_of(row, ACCURACY) is not None]
+    return bool(rows) and no_better(max(rows, key=lambda row: row["step"]))
 
 
-def _part_keys(names: Sequence[str], alone: bool) -> list[tuple[str, str]]:
-    """Line and name of several measures in one panel; among several runs a colour is a run's."""
-    words = EPISODES | _WORDS
-    colours = [COLOURS[n % len(COLOURS)] if alone else INK for n in range(len(names))]
-    named = [words.get(name, name.removeprefix("reward/")) for name in names]
-    return [(_key(colour, n), name) for n, (colour, name) in enumerate(zip(colours, named, strict=True))]
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
 
 
 def _key(colour: str, dash: int = 0) -> str:
@@ -190,26 +256,31 @@ def _key(colour: str, dash: int = 0) -> str:
 
 def _run_names(runs: Mapping[str, RunState]) -> str:
     """In one line above the panels; of several runs with their colours."""
-    ends = [label if len(label) <= 60 else f"…{label[-59:]}" for label in runs]  # a path differs at its end
-    keys = [(_key(COLOURS[r % len(COLOURS)]) if len(runs) > 1 else "", label) for r, label in enumerate(ends)]
+    keys = []
+    for number, label in enumerate(runs):
+        name = label if len(label) <= 60 else f"…{label[-59:]}"  # a path differs at its end
+        keys.append((_key(_colour(number)) if len(runs) > 1 else "", name))
     return f'<g transform="translate({_LEFT} 14)">{_legend(keys, WIDTH - _LEFT, 60)[0]}</g>'
 
 
 def _legend(entries: Sequence[tuple[str, str]], width: int, most: int = 30) -> tuple[str, int]:
     """Keys with their names of at most so many letters, in as many rows as needed, at most 3; the number of rows."""
-    drawn, x, row = [], 0.0, 1
-    for n, (key, name) in enumerate(entries):
-        name, key_width = cut(name, most), 46 * bool(key)
-        needs = key_width + LETTER * len(name) + 20
-        more = 150 * (n < len(entries) - 1)  # room for the number of those left out
-        if row == 3 and x and x + needs + more > width:
-            drawn.append(_entry("", f"and {len(entries) - n} more", x - 46, row))
+    elements = []
+    x, row = 0.0, 1
+    for place, (key, name) in enumerate(entries):
+        name = cut(name, most)
+        key_width = 46 if key else 0
+        entry_width = key_width + LETTER * len(name) + 20
+        is_last = place == len(entries) - 1
+        room = width if is_last else width - 150  # for the number of those left out
+        if row == 3 and x and x + entry_width > room:
+            elements.append(_entry("", f"and {len(entries) - place} more", x - 46, row))
             break
-        if x and x + needs > width + 20:
+        if x and x + entry_width > width + 20:
             x, row = 0.0, row + 1
-        drawn.append(_entry(key, name, x + key_width - 46, row))
-        x += needs
-    return "".join(drawn), row if entries else 0
+        elements.append(_entry(key, name, x + key_width - 46, row))
+        x += entry_width
+    return "".join(elements), row if entries else 0
 
 
 def _entry(key: str, name: str, x: float, row: int) -> str:
@@ -217,46 +288,49 @@ def _entry(key: str, name: str, x: float, row: int) -> str:
     return f'<g transform="{place}">{key}<text x="46">{html.escape(name)}</text></g>'
 
 
-def _of(runs: Mapping[str, RunState], what: str) -> list[tuple[str, Any]]:
-    """(run, flag or change) of all runs."""
-    return [(label, found) for label, run in runs.items() for found in getattr(run, what)]
+def _changes(runs: Mapping[str, RunState]) -> list[tuple[str, str, int, str]]:
+    """(letter, run, first step, text) of each change."""
+    changes = [(label, change) for label, run in runs.items() for change in run.changes]
+    return [(_letter(number), label, *change) for number, (label, change) in enumerate(changes)]
 
 
-def _marks(runs: Mapping[str, RunState]) -> list[tuple]:
-    """Changes by letter and flags by number, with the look of their lines."""
-    letters = [(step, _letter(n)) for n, (_, (step, _)) in enumerate(_of(runs, "changes"))][-_MARKS:]
-    numbers = [(flag.step, str(n)) for n, (_, flag) in enumerate(_of(runs, "flags"), 1)]
-    return [(letters, GREY, "2 6", False), (numbers, RED, "8 8", True)]
+def _flags(runs: Mapping[str, RunState]) -> list[tuple[str, Flag]]:
+    """(run, flag) of each red flag."""
+    return [(label, flag) for label, run in runs.items() for flag in run.flags]
 
 
-def _told(runs: Mapping[str, RunState]) -> list[tuple[str, str]]:
+def _marks(runs: Mapping[str, RunState]) -> list[Marks]:
+    """Changes by letter and flags by number."""
+    letters = [(step, letter) for letter, _, step, _ in _changes(runs)][-_MARKS:]
+    numbers = [(flag.step, str(number)) for number, (_, flag) in enumerate(_flags(runs), 1)]
+    return [Marks(letters, GREY, "2 6", on_top=False), Marks(numbers, RED, "8 8", on_top=True)]
+
+
+def _lines_below(runs: Mapping[str, RunState]) -> list[tuple[str, str]]:
     """Lines with their colours: at most two for each flag and each change."""
-    run = lambda label: f" ({label})" if len(runs) > 1 else ""  # noqa: E731
-    flags = [
-        (f"{n}  {flag.name}{run(label)} since step {flag.step}: {flag.saw}", RED)
-        for n, (label, flag) in enumerate(_of(runs, "flags"), 1)
-    ]
-    changes = [
-        (f"{_letter(n)}  from step {step}{run(label)}: {text}", INK)
-        for n, (label, (step, text)) in enumerate(_of(runs, "changes"))
-    ]
-    return [
-        (line, colour)
-        for text, colour in flags + changes
-        for line in textwrap.wrap(text, _LETTERS, max_lines=2, placeholder=" …")
-    ]
+    name = " ({})" if len(runs) > 1 else ""
+    texts = []
+    for number, (label, flag) in enumerate(_flags(runs), 1):
+        texts.append((f"{number}  {flag.name}{name.format(label)} since step {flag.step}: {flag.saw}", RED))
+    for letter, label, step, text in _changes(runs):
+        texts.append((f"{letter}  from step {step}{name.format(label)}: {text}", INK))
+    lines = []
+    for text, colour in texts:
+        for line in textwrap.wrap(text, _LETTERS, max_lines=2, placeholder=" …"):
+            lines.append((line, colour))
+    return lines
 
 
 def _last_changes(runs: Mapping[str, RunState]) -> str:
     """The last changes that fit in one line, oldest first."""
-    found, room = [], _LETTERS
-    for n, (_, (step, text)) in reversed([*enumerate(_of(runs, "changes"))]):
-        words = f"{_letter(n)} from step {step}: {text}"
-        if found and len(words) + 3 > room:
+    texts, room = [], _LETTERS
+    for letter, _, step, text in reversed(_changes(runs)):
+        words = f"{letter} from step {step}: {text}"
+        if texts and len(words) + 3 > room:
             break
-        found.insert(0, cut(words, room))
-        room -= len(found[0]) + 3
-    return " · ".join(found)
+        texts.insert(0, cut(words, room))
+        room -= len(texts[0]) + 3
+    return " · ".join(texts)
 
 
 def _letter(number: int) -> str:
@@ -265,4 +339,6 @@ def _letter(number: int) -> str:
     >>> _letter(0), _letter(27)
     ('a', 'b2')
     """
-    return "abcdefghijklmnopqrstuvwxyz"[number % 26] + (str(number // 26 + 1) if number >= 26 else "")
+    round_, place = divmod(number, 26)
+    letter = "abcdefghijklmnopqrstuvwxyz"[place]
+    return f"{letter}{round_ + 1}" if round_ else letter

@@ -14,11 +14,10 @@ import pytest
 from PIL import Image, ImageFont
 
 from grpo_kit._support.display import COLOURS, GREY, RED
-from grpo_kit.watch._curves import moving_mean, window_of
 from grpo_kit.watch._flags import Flag
 from grpo_kit.watch._run_state import RunState
 from grpo_kit.watch._svg import HEIGHT, WIDTH, draw_svg
-from grpo_kit.watch._svg_axes import INK
+from grpo_kit.watch._svg_axes import INK, moving_mean, window_of
 from grpo_kit.watch.chart import svg_to_png
 from tests.made_metrics import rescaled, rows
 from tests.support.test_display import contrast
