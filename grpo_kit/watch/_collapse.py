@@ -3,8 +3,6 @@
 The accuracy of the answers distinguishes the two, see unsolved().
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 
@@ -32,13 +30,13 @@ def unsolved(steps: Steps) -> np.ndarray:
     answers = _answer_share(steps)
     low, high = steps.scale()
     reward = (steps.mean("reward") - low) / (high - low)
-    below = reward < SOLVED
+    is_low = reward < SOLVED
     if constant is not None:
         nearly_all = (reward >= CERTAIN) & (answers >= CERTAIN)
         near_constant = answers < constant + (1 - constant) / 4
-        return below | near_constant & ~nearly_all
+        return is_low | near_constant & ~nearly_all
     frozen = (steps["entropy"] < FROZEN) & (steps["groups/equal_rewards"] == 1)
-    return below | (trailing(frozen, 2) == 1) & (answers < NEARLY)
+    return is_low | (trailing(frozen, 2) == 1) & (answers < NEARLY)
 
 
 def _answer_share(steps: Steps) -> np.ndarray:

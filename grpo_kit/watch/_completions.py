@@ -1,7 +1,5 @@
 """Completions as a page to read: the question once a group, every score, the whole text one click away."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +14,7 @@ from grpo_kit._support.kernel import visible
 _CONVERSATIONS = (
     "grpo_kit.more.episodes._conversations"  # pages of rows that are turns; loaded where they are read
 )
+Row = Mapping[str, Any]  # a completion's
 _VISIBLE, _LINES = 300, 3  # characters and lines of a text before the click
 # Counters a notebook's own styles: widgets have lines of 28 px, and break words anywhere; outputs align tables right.
 _PAGE = (
@@ -37,8 +36,8 @@ _USER_MESSAGE = re.compile(
 
 def reward_columns(table: pd.DataFrame) -> list[str]:
     """The total reward first, then its parts."""
-    parts = [name for name in table if str(name).startswith("reward/")]
-    return ["reward", *parts] if "reward" in table else parts
+    names = [name for name in table if name == "reward" or str(name).startswith("reward/")]
+    return sorted(names, key=lambda name: name != "reward")
 
 
 def pick_three(table: pd.DataFrame) -> pd.DataFrame:
@@ -46,10 +45,10 @@ def pick_three(table: pd.DataFrame) -> pd.DataFrame:
 
     Completions without a reward are left out if there are three others. Adds a column `pick`.
     """
-    last = table[table["step"] == table["step"].max()]
-    judged = last.dropna(subset="reward")
-    if len(judged) >= 3:
-        last = judged
+    last = last_step_of(table)
+    with_reward = last.dropna(subset="reward")
+    if len(with_reward) >= 3:
+        last = with_reward
     ranked = last.sort_values("reward", ascending=False, kind="stable")
     if ranked.empty:
         return ranked.assign(pick=[])
@@ -58,17 +57,22 @@ def pick_three(table: pd.DataFrame) -> pd.DataFrame:
     return ranked.iloc[places].assign(pick=[picks[place] for place in places])
 
 
+def last_step_of(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the last step."""
+    return table[table["step"] == table["step"].max()]
+
+
 def completions_html(table: pd.DataFrame) -> str:
     """The completions of a table from read_completions, in its order, groups together; everything escaped.
 
     Each group is headed by its question and, if the rows have `answer`, the reference answer. A card has a completion's
-    number, its scores and the response: the first lines, and the rest at a click.
+    number, its scores and the response: the first lines, and the hidden at a click.
     """
     scores = reward_columns(table)
     if "advantage" in table:
         scores.append("advantage")
 
-    def card(row: dict) -> str:
+    def card(row: Row) -> str:
         words = [pale(row.get("pick", row.get("number", "")))]
         words += [score_html(name.removeprefix("reward/"), score_text(row[name], name)) for name in scores]
         return card_html(" ".join(words), response_html(row))
@@ -93,7 +97,7 @@ def score_html(name: str, value: str, look: str = "white-space:nowrap") -> str:
 class Pages:
     """How the rows of completions.jsonl are counted, searched and shown: here each is a completion. See pages_of."""
 
-    what = "completion"
+    row_name = "completion"
     scores = staticmethod(reward_columns)  # of a table, to sort by
     html = staticmethod(completions_html)  # a page of a table, in its order
 
@@ -145,8 +149,13 @@ def completions_page(table: pd.DataFrame | None, *, scrolls: bool) -> tuple[str,
         plain = page = "The best, the median and the worst completion of the last step come here."
     else:
         plain, page = pages_of(table).picks(table)
+    return plain, box(page, "15em", scrolls=scrolls)
+
+
+def box(page: str, height: str, *, scrolls: bool, look: str = "") -> str:
+    """A page in a box of this height, or, unless it scrolls, of at least this height."""
     room = "overflow:auto;height" if scrolls else "min-height"
-    return plain, f'<div style="{room}:15em">{page}</div>'
+    return f'<div style="{look}{room}:{height}">{page}</div>'
 
 
 def side_by_side(name: str, question: str, answer: str, texts: Mapping[str, str]) -> str:
@@ -160,7 +169,7 @@ def side_by_side(name: str, question: str, answer: str, texts: Mapping[str, str]
     return _in_page(_question_html(row, name) + _cards_html(cards))
 
 
-def text_of(row: Mapping[str, Any], name: str) -> str:
+def text_of(row: Row, name: str) -> str:
     """The text of a row's column; empty if there is none."""
     return str(row[name]) if is_known(row.get(name)) else ""
 
@@ -179,7 +188,7 @@ def _groups_of(table: pd.DataFrame) -> list[list[dict]]:
     """The rows of each group together, groups in the order of their first row."""
     groups: dict[tuple, list[dict]] = {}
     for row in table.to_dict("records"):
-        group = row["group"] if "group" in row else row.get("prompt")
+        group = row.get("group", row.get("prompt"))
         groups.setdefault((row.get("step"), group), []).append(row)
     return list(groups.values())
 
@@ -195,19 +204,19 @@ def _cards_html(cards: Iterable[str]) -> str:
     return f'<div style="display:flex;flex-wrap:wrap;gap:14px;margin:8px 0">{"".join(cards)}</div>'
 
 
-def question_of(row: Mapping[str, Any]) -> str:
+def question_of(row: Row) -> str:
     """The last user message in the row's prompt; the prompt's end if it is no chat."""
-    messages = _USER_MESSAGE.findall(_prompt_of(row))
-    text = messages[-1] if messages else _prompt_of(row)[-600:]
-    return text.strip()
+    prompt = _prompt_of(row)
+    messages = [prompt[-600:], *_USER_MESSAGE.findall(prompt)]
+    return messages[-1].strip()
 
 
-def _prompt_of(row: Mapping[str, Any]) -> str:
+def _prompt_of(row: Row) -> str:
     """The row's prompt without the prefill."""
     return text_of(row, "prompt").removesuffix(text_of(row, "prefill"))
 
 
-def _question_html(row: dict, name: str = "") -> str:
+def _question_html(row: Row, name: str = "") -> str:
     """The user's question, the whole prompt behind a click; then the reference answer."""
     if not name:
         name = f"group {int(row['group'])}" if is_known(row.get("group")) else "question"
@@ -231,7 +240,7 @@ def _details(line: str, text: str) -> str:
     return f'<details><summary style="cursor:pointer">{line}</summary>{text}</details>'
 
 
-def response_html(row: dict) -> str:
+def response_html(row: Row) -> str:
     """The model's text, behind the prefill."""
     prefill = f'<span style="{PALE}">{escape(row.get("prefill"), 10_000)}</span>'
     completion = text_of(row, "completion")
@@ -239,7 +248,7 @@ def response_html(row: dict) -> str:
 
 
 def folded(text: str, *, before: str = "", look: str = "") -> str:
-    """A text: its first lines, the rest behind a click. before: HTML in front of it."""
+    """A text: its first lines, the hidden behind a click. before: HTML in front of it."""
     line_ends = [place for place, letter in enumerate(text) if letter == "\n"]
     end = _VISIBLE
     if len(line_ends) >= _LINES:
@@ -251,14 +260,14 @@ def folded(text: str, *, before: str = "", look: str = "") -> str:
     if len(text) <= end + 60 and len(line_ends) <= _LINES + 1:  # a click for a word gains nothing
         end = len(text)
     first = f'<span style="{_TEXT}{look}">{before}{escape(text[:end], end)}</span>'
-    rest = text[end:].removeprefix("\n")  # which begins a line of its own anyway
-    if not rest:
+    hidden = text[end:].removeprefix("\n")  # which begins a line of its own anyway
+    if not hidden:
         return first
     words = f"… {len(text) - end:,} characters more"
-    more = f' <span class="kit-more" style="{PALE}text-decoration:underline">{words}</span>'
+    link = f' <span class="kit-more" style="{PALE}text-decoration:underline">{words}</span>'
     return (
-        f'<details class="kit-text"><summary style="cursor:pointer;list-style-position:outside">{first}{more}</summary>'
-        f'<span style="{_TEXT}{look}">{escape(rest, len(rest))}</span></details>'
+        f'<details class="kit-text"><summary style="cursor:pointer;list-style-position:outside">{first}{link}</summary>'
+        f'<span style="{_TEXT}{look}">{escape(hidden, len(hidden))}</span></details>'
     )
 
 
@@ -266,8 +275,9 @@ def score_text(value: object, name: str = "") -> str:
     """A score as a page shows it; an advantage with its sign."""
     if not isinstance(value, (int, float)) or value != value:
         return "none"
-    sign = "+" if name == "advantage" else ""
-    return f"{value:{sign}.2f}"
+    if name == "advantage":
+        return f"{value:+.2f}"
+    return f"{value:.2f}"
 
 
 def is_known(value: object) -> bool:

@@ -7,8 +7,6 @@ counts misses and false alarms. Groups without a signal are in _collapse.py, upd
 all flags stand below.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -56,14 +54,14 @@ def _hacking(steps: Steps) -> Flag | None:
     held_out_parts = [f"eval/reward/{name}" for name in unused]
     training_parts = [f"reward/{name}" for name in unused]
     for names in (held_out_parts, training_parts, [REWARD]):
-        measured = [name for name in names if name in table and table[name].notna().any()]
+        recorded = [name for name in names if name in table and table[name].notna().any()]
         flags = []
-        for name in measured:
+        for name in recorded:
             rows = table[table["reward"].notna() | table[name].notna()]
             flag = _left_behind(Steps(rows, steps.setup), name)
             if flag is not None:
                 flags.append(flag)
-        if measured:
+        if recorded:
             return min(flags, key=lambda flag: flag.step, default=None)
     return None
 
@@ -99,11 +97,11 @@ def _left_behind(steps: Steps, name: str) -> Sign:
     has_room = (start - part_low) * unit < 0.9
     is_behind = pd.Series((rose > 0.25) & (follows < rose / 4) & has_room)
 
-    what = name.removeprefix("eval/").removeprefix("reward/")
+    measure_name = name.removeprefix("eval/").removeprefix("reward/")
     return (
         is_behind.rolling(3).sum().to_numpy() == 3,
         lambda row: (
-            f"the reward rose by {rose[row]:.2f} of its range, {held_out}{what} "
+            f"the reward rose by {rose[row]:.2f} of its range, {held_out}{measure_name} "
             f"by {round(follows[row], 2) + 0.0:.2f}"  # no -0.00
         ),
     )
@@ -119,11 +117,10 @@ def _held_out_fall(steps: Steps) -> Sign:
 
     Accuracy if it is measured, else the reward. Where intervals are recorded the two must not touch.
     """
-    name = REWARD
+    name, share = REWARD, steps.share_of_scale(REWARD)
     if np.isfinite(steps[ACCURACY]).any():
-        name = ACCURACY
+        name, share = ACCURACY, steps[ACCURACY]
     value = steps[name]
-    share = value if name == ACCURACY else steps.share_of_scale(REWARD)
     best = np.fmax.accumulate(share)
     rows = np.arange(len(steps))
     best_row = np.maximum.accumulate(np.where(share >= best, rows, 0))
@@ -200,10 +197,10 @@ def _language_switch(steps: Steps) -> Sign:
     if scripts.empty:
         return None
     # A script that a measured step lacks has no letters in it.
-    measured = scripts.notna().any(axis=1)
-    scripts[measured] = scripts[measured].fillna(0.0)
+    is_measured = scripts.notna().any(axis=1)
+    scripts[is_measured] = scripts[is_measured].fillna(0.0)
     # One rollout: a reward can change the language within three.
-    first_shares = scripts[measured].head(1).mean()
+    first_shares = scripts[is_measured].head(1).mean()
     if not first_shares.max() >= 0.6:  # nothing to read, or no usual script
         return None
     usual = first_shares.idxmax()
@@ -211,10 +208,10 @@ def _language_switch(steps: Steps) -> Sign:
     share = trailing(scripts[usual].to_numpy(), 3)
 
     def evidence(row: int) -> str:
-        others = scripts.iloc[row].drop(usual)
+        shares = scripts.iloc[row].drop(usual)
         text = f"letters in {usual.removeprefix('script/')} script fell from {start:.0%} to {share[row]:.0%}"
-        if others.max() > 0:
-            text += f", {others.idxmax().removeprefix('script/')} {others.max():.0%}"
+        if shares.max() > 0:
+            text += f", {shares.idxmax().removeprefix('script/')} {shares.max():.0%}"
         return text
 
     return share < 0.8 * start, evidence
@@ -249,7 +246,7 @@ def _part_never_paid(steps: Steps) -> Sign:
 )
 def _part_never_judged(steps: Steps) -> Sign:
     """A part, of any weight, gave None to every completion of 10 steps."""
-    names = [*steps.setup.weights, *steps.setup.inside]
+    names = [*steps.setup.weights, *steps.setup.sum_parts]
     return _never(steps, names, lambda _, means: np.isnan(means), lambda *_: "None")
 
 

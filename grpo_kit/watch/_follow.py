@@ -87,11 +87,11 @@ class Follower:
                 return
             start = time.perf_counter()
             is_going = bool(is_locked(self.folder))
-            now = signature(self.folder)
-            if now != self._signature:
+            current = signature(self.folder)
+            if current != self._signature:
                 try:
                     self._show()
-                    self._signature = now
+                    self._signature = current
                 except (ValueError, OSError):  # an incomplete or moved file: next time
                     is_going = True
             pause = max(_LOOK, (time.perf_counter() - start) / _SHARE)

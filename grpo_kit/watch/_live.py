@@ -16,7 +16,7 @@ from grpo_kit._support.display import duration, marimo_notebook
 from grpo_kit._support.kernel import in_notebook
 from grpo_kit.record.control import CONTROL
 from grpo_kit.record.files import read_completions
-from grpo_kit.watch._completions import completions_page
+from grpo_kit.watch._completions import completions_page, last_step_of
 from grpo_kit.watch._panel import (
     LIVE,
     flags_page,
@@ -58,15 +58,15 @@ class LiveChart:
     def _reset(self, total_steps: int) -> None:
         self._total = total_steps
         self._run = RunState()
-        self._folder: Path | None = None
-        self._completions: pd.DataFrame | None = None
+        self._folder = None
+        self._completions = None
         self._status, self._is_over = "", False
         self._panel = uuid.uuid4().hex  # the name of its buttons in the page
         self._answer, self._is_paused = "", False  # the trainer's last answer to a button
-        self._handles: dict[str, object] = {}  # of the displays, by their place in the page
-        self._bundles: dict[str, dict] = {}  # what each of them shows
+        self._handles = {}  # of the displays, by their place in the page
+        self._bundles = {}  # what each of them shows
         self._drawn_at, self._updates = self._clock(), 0
-        self._costs: deque[float] = deque(maxlen=5)  # seconds, of the last drawings
+        self._costs = deque(maxlen=5)  # seconds, of the last drawings
         self._pictures = self._may_draw and (in_notebook() or marimo_notebook() is not None)
 
     def start(self, total_steps: int, folder: str | Path | None = None) -> None:
@@ -75,10 +75,9 @@ class LiveChart:
         if folder is not None:
             self._folder = Path(folder)
             with suppress(ValueError, OSError):  # a chart of this session only is better than no training
-                completions = read_completions(folder)
+                completions = last_step_of(read_completions(folder))
                 self._run = RunState.read(folder)
-                if len(completions):
-                    self._completions = completions[completions["step"] == completions["step"].max()]
+                self._completions = completions
         self._draw(
             self._show_progress, self._show_chart, self._show_panel, self._show_flags, self._show_completions
         )
@@ -214,9 +213,8 @@ class LiveChart:
         flag = ""
         if self._run.flags:
             flag = self._run.flags[0].brief
-            more = len(self._run.flags) - 1
-            if more:
-                flag += f" (and {more} more, below)"
+            if len(self._run.flags) > 1:
+                flag += f" (and {len(self._run.flags) - 1} more, below)"
             plain.append(f"red flag: {flag}")
         page = progress_page(self._run.step, self._total, words, flag, self._run.measures())
         if self._has_buttons and not self._is_over:
@@ -229,7 +227,7 @@ class LiveChart:
         if self._is_over:
             self._show("chart", RunChart({"": self._run}, last_step=end).bundle())
             return
-        drawing = draw_svg({"": self._run}, last_step=end, told=False)
+        drawing = draw_svg({"": self._run}, last_step=end, full=False)
         size = f"min-width:{WIDTH // 3}px;aspect-ratio:{WIDTH}/{HEIGHT}"  # a narrow page scrolls it: words stay legible
         page = (
             f'<div data-kit-chart="{self._panel}" style="max-width:{WIDTH // 2}px;overflow-x:auto">'

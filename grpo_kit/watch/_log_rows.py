@@ -3,8 +3,6 @@
 Logs of TRL, notebooks with stored outputs, tables, TensorBoard's events.
 """
 
-from __future__ import annotations
-
 import ast
 import csv
 import html
@@ -44,6 +42,7 @@ _NAMES = {  # TRL's, what its loggers and notebooks make of them, verl's and Ope
 }
 # What loggers put in front of a held-out measure.
 _HELD_OUT = re.compile(r"(eval|val|test)[/_]", re.I)
+_OF_A_RUN = {"reward", "reward_std", "kl", "grad_norm"}  # what else is no log of a run has none of
 _RUNS = ("run", "run_id", "run_name", "run name", "name", "experiment")  # columns that say whose row it is
 _EXTREMES = ("__min", "__max")  # of a smoothed column, in W&B's exports
 # A log without the share that was cut off shows it where the mean length is the log's longest in 5 steps: then all of
@@ -79,8 +78,7 @@ def runs_of(path: Path) -> dict[str, pd.DataFrame]:
                 span[unit] = first, place
             rows_of.setdefault(_run_name(name, numbers[name]), []).append(values)
     tables = {name: table_of(rows) for name, rows in rows_of.items()}
-    measures = {"reward", "reward_std", "kl", "grad_norm"}
-    return {name: table for name, table in tables.items() if not measures.isdisjoint(table)}
+    return {name: table for name, table in tables.items() if not _OF_A_RUN.isdisjoint(table)}
 
 
 def _run_name(name: str, number: int) -> str:

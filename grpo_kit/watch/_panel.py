@@ -7,8 +7,6 @@ reach, reads the chart from that folder. So all of it works while the kernel is 
 ipykernel. The run must lie below the folder in which the server was started.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -20,6 +18,7 @@ from grpo_kit._support.display import BADGE, escape
 from grpo_kit._support.kernel import in_notebook
 from grpo_kit.record.control import CONTROL
 from grpo_kit.record.run_path import path_of
+from grpo_kit.watch._completions import box
 from grpo_kit.watch._red_flag import Flag
 from grpo_kit.watch._svg import WIDTH
 
@@ -94,17 +93,15 @@ def flags_page(flags: Sequence[Flag], *, scrolls: bool) -> str:
     """Each flag in a line that opens to its reason and remedy: the newest on top of three lines that scroll; or, in the
     end, all of them in order and open.
     """
-    opened = "" if scrolls else " open"
+    is_open = "" if scrolls else " open"
     lines = []
     for number, flag in enumerate(flags, 1):
         line = _badge(f"red flag {number}") + escape(flag.brief, 600)
         remedy = escape(f"{flag.why} First try: {flag.first}", 600)
-        lines.append(f'<details{opened}><summary style="cursor:pointer">{line}</summary>{remedy}</details>')
-    room = "min-height"
+        lines.append(f'<details{is_open}><summary style="cursor:pointer">{line}</summary>{remedy}</details>')
     if scrolls:
-        room = "overflow:auto;height"
         lines.reverse()
-    return f'<div style="line-height:1.4;{room}:4.3em">{"".join(lines) or "No red flag."}</div>'
+    return box("".join(lines) or "No red flag.", "4.3em", scrolls=scrolls, look="line-height:1.4;")
 
 
 def _badge(text: str) -> str:

@@ -37,7 +37,7 @@ class Flag:
 class Setup:
     """The values of a run.json that flags need; the defaults without one.
 
-    weights: of the rewards by name. inside: part names of the rewards that are sums. best: the highest reward, if
+    weights: of the rewards by name. sum_parts: part names of the rewards that are sums. best: the highest reward, if
     rewards lie in [0, 1]. ranges: stated by rewards and parts; see Steps.scale.
     answer: weights, by name, of the parts that judge the answer; empty if unknown.
     constant: the best constant strategy's score on them, in [0, 1]; None if unknown.
@@ -46,7 +46,7 @@ class Setup:
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
-    inside: tuple[str, ...] = ()
+    sum_parts: tuple[str, ...] = ()
     best: float = 1.0
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     answer: Mapping[str, float] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Setup:
         ranges = config.get("reward_ranges") or {}
         return cls(
             weights=weight_of,
-            inside=tuple(parts[len(weights) :]),
+            sum_parts=tuple(parts[len(weights) :]),
             best=sum(weight for weight in weights if weight > 0) or 1.0,
             ranges={name: tuple(ends) for name, ends in ranges.items()},
             answer=answer,
@@ -154,10 +154,10 @@ def red_flag(name: str, *, why: str, first: str, lasted: int = 1) -> Callable[[C
     """
 
     def flagged(find_sign: Callable[..., Sign]) -> Finder:
-        def find(steps: Steps, *more: Any) -> Flag | None:
+        def find(steps: Steps, *arguments: Any) -> Flag | None:
             if len(steps) < lasted:
                 return None
-            sign = find_sign(steps, *more)
+            sign = find_sign(steps, *arguments)
             if sign is None:
                 return None
             rows, evidence = sign
@@ -201,10 +201,13 @@ def seen_range(low: float, high: float) -> tuple[float, float]:
     >>> seen_range(0.2, 0.7), seen_range(-1, 0.5), seen_range(0, 5), seen_range(-3, -1)
     ((0.0, 1.0), (-1.0, 1.0), (0.0, 5.0), (-3.0, 0.0))
     """
-    lowest = float(low) if low < -_ROUNDING else 0.0  # NaN is not below it
-    if lowest < 0 and not high > 0:
-        return lowest, 0.0
-    highest = float(high) if high > 1 + _ROUNDING else 1.0
+    lowest, highest = 0.0, 1.0
+    if low < -_ROUNDING:
+        lowest = float(low)
+        if not high > 0:
+            highest = 0.0
+    if high > 1 + _ROUNDING:
+        highest = float(high)
     return lowest, highest
 
 

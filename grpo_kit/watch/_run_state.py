@@ -5,12 +5,12 @@ Held-out evaluations too: the last one, compared with a constant answer, and a b
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from grpo_kit._support.display import duration
@@ -28,6 +28,7 @@ _IN_WORDS = {
     "completion_cut_off": ("cut off", ".0%"),
     "entropy": ("entropy", ".2f"),
 }
+Row = Mapping[str, Any]  # of metrics
 Change = tuple[int, str]  # the first step trained with it, and the changed values
 
 
@@ -39,7 +40,7 @@ class RunState:
     'step 1/2  reward 0.50  1 min 5 s left'
     """
 
-    rows: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    rows: dict[int, Row] = field(default_factory=dict)
     flags: list[Flag] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
 
@@ -58,7 +59,7 @@ class RunState:
         state.add(read_metrics(folder).to_dict("records"))
         return state
 
-    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def add(self, rows: Iterable[Row]) -> None:
         """Add rows; a later row of a step takes the place of an earlier one."""
         self.rows |= {int(row["step"]): row for row in rows}
 
@@ -75,13 +76,12 @@ class RunState:
     def seconds_left(self, total: int) -> float:
         """By the last steps' seconds; one that took ten times as long as usual is no estimate for the rest."""
         steps = sorted(step for step in self.rows if step > 0)
-        ends = [0.0, *(self.rows[step].get("seconds") or 0.0 for step in steps)][-21:]
-        durations = [after - before for before, after in zip(ends, ends[1:], strict=False)]
-        if not durations:
+        if not steps:
             return 0.0
-        usual = statistics.median(durations)
-        mean = statistics.mean(seconds for seconds in durations if seconds <= 10 * usual)
-        return mean * max(0, total - self.step)
+        ends = [0.0, *(self.rows[step].get("seconds") or 0.0 for step in steps)]
+        durations = np.diff(ends[-21:])
+        is_usual = durations <= 10 * np.median(durations)
+        return durations[is_usual].mean() * max(0, total - self.step)
 
     def measures(self) -> list[str]:
         """The last step's measures, a few words each; and the latest held-out accuracy or reward.
@@ -102,7 +102,7 @@ class RunState:
         return "  ".join([f"step {step}/{total}", *_measures(self.rows.get(step, {})), time])
 
 
-def _measures(row: Mapping[str, Any]) -> list[str]:
+def _measures(row: Row) -> list[str]:
     """The measures of a row, a few words each."""
     formats = {"reward": ("reward", ".2f")}
     formats |= {name: (name.removeprefix("reward/"), ".2f") for name in row if name.startswith("reward/")}
@@ -119,7 +119,7 @@ def _measures(row: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def value_of(row: Mapping[str, Any], name: str) -> float | None:
+def value_of(row: Row, name: str) -> float | None:
     """A measure of a row of metrics; None if it was not measured."""
     value = row.get(name)
     return None if value is None or value != value else float(value)
@@ -146,17 +146,20 @@ def change_text(change: Mapping[str, Any], was: Mapping[str, Any]) -> str:
     >>> change_text({"learning_rate": 1e-5, "beta": 0.1}, {"learning_rate": 2e-05})
     'learning_rate 2e-05 → 1e-05, beta → 0.1'
     """
-    before = {name: f"{name} {was[name]}" if name in was else name for name in change}
-    return ", ".join(f"{before[name]} → {value}" for name, value in change.items())
+    words = []
+    for name, value in change.items():
+        before = f" {was[name]}" if name in was else ""
+        words.append(f"{name}{before} → {value}")
+    return ", ".join(words)
 
 
-def held_out_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+def held_out_lines(rows: Iterable[Row]) -> list[str]:
     """A line for each held-out evaluation in these rows."""
     lines = map(held_out_words, rows)
     return [line for line in lines if line is not None]
 
 
-def held_out_words(row: Mapping[str, Any]) -> str | None:
+def held_out_words(row: Row) -> str | None:
     """The held-out measure of a row of metrics, the constant answer first if it is no better; None without a measure.
 
     >>> held_out_words({"step": 48, "eval/accuracy": 0.467, "eval/accuracy_low": 0.35, "eval/constant": 0.45})
@@ -164,16 +167,19 @@ def held_out_words(row: Mapping[str, Any]) -> str | None:
     >>> held_out_words({"step": 8, "eval/reward": 0.27}), held_out_words({"step": 9})
     ('held-out reward 0.27 (step 8)', None)
     """
+    step = int(row["step"])
     accuracy, reward = value_of(row, ACCURACY), value_of(row, REWARD)
-    if accuracy is None:
-        return None if reward is None else f"held-out reward {reward:.2f} (step {int(row['step'])})"
-    words = f"held-out accuracy {accuracy:.0%} (step {int(row['step'])})"
-    if no_better(row):
-        return f"no better than a constant answer ({row[CONSTANT]:.0%}): {words}"
-    return words
+    if accuracy is not None:
+        words = f"held-out accuracy {accuracy:.0%} (step {step})"
+        if no_better(row):
+            return f"no better than a constant answer ({row[CONSTANT]:.0%}): {words}"
+        return words
+    if reward is not None:
+        return f"held-out reward {reward:.2f} (step {step})"
+    return None
 
 
-def no_better(row: Mapping[str, Any]) -> bool:
+def no_better(row: Row) -> bool:
     """Does the accuracy's interval reach down to the best constant strategy's accuracy? False before the first step."""
     low = value_of(row, f"{ACCURACY}_low")
     constant = value_of(row, CONSTANT)
@@ -184,10 +190,12 @@ def no_better(row: Mapping[str, Any]) -> bool:
 
 def leading(metrics: pd.DataFrame) -> str | None:
     """The column that ranks held-out evaluations: the reward if it was measured for that; None without evaluations."""
-    measured = [name for name in (REWARD, ACCURACY) if name in metrics and metrics[name].notna().any()]
-    if REWARD in measured and f"{REWARD}_low" in metrics:
+    recorded = [name for name in (REWARD, ACCURACY) if name in metrics and metrics[name].notna().any()]
+    if not recorded:
+        return None
+    if REWARD in recorded and f"{REWARD}_low" in metrics:
         return REWARD
-    return measured[-1] if measured else None
+    return recorded[-1]
 
 
 def better_before(metrics: pd.DataFrame) -> str | None:
@@ -203,16 +211,19 @@ def better_before(metrics: pd.DataFrame) -> str | None:
     rows = metrics[metrics[name].notna()]
     values = rows[name].astype(float)
     best, last = rows.loc[values.idxmax()], rows.iloc[-1]
-    unit = 1.0 if name == ACCURACY else max(1.0, values.abs().max())
-    if not best[name] - last[name] >= _WORTH_SAYING * unit:
-        return None
+    unit = max(1.0, values.abs().max())
     before, after = f"{best[name]:.2f}", f"{last[name]:.2f}"
     if name == ACCURACY:
+        unit = 1.0
         before, after = f"{100 * best[name]:.0f} %", f"{100 * last[name]:.0f} %"
-    when = f"after step {int(best['step'])}" if best["step"] > 0 else "before the first step"
+    if not best[name] - last[name] >= _WORTH_SAYING * unit:
+        return None
+    best_step = f"after step {int(best['step'])}"
+    if best["step"] == 0:
+        best_step = "before the first step"
     low = value_of(best, f"{name}_low")
     chance = "; the fall may be chance" if low is not None and last[name] >= low else ""
     return (
-        f"Held-out {name.removeprefix('eval/')} was {before} {when} and is {after} after the last, "
+        f"Held-out {name.removeprefix('eval/')} was {before} {best_step} and is {after} after the last, "
         f"{int(last['step'])}{chance}."
     )

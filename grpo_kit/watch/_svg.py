@@ -2,16 +2,15 @@
 
 A pure function of what the runs have shown, without matplotlib, quick enough to be drawn at every step, and at most
 about 25 KB for a run of any length. Lengths are half pixels: whole numbers, hence short, and fine enough for a smooth
-line. It has no ground. In a page that is drawn anew (told=False) its words have the page's colour; as a file or PNG a
+line. It has no ground. In a page that is drawn anew (full=False) its words have the page's colour; as a file or PNG a
 grey that can be read on white and on dark.
 """
 
-from __future__ import annotations
-
 import html
+import string
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -58,23 +57,28 @@ _WORDS = {
 }
 
 
+Runs = Mapping[str, RunState]  # by their names
+
+
 @dataclass
 class _Panel:
-    """The measures of a panel, its title, and the entries of its legend: (a line's look or "", a name)."""
+    """The measures of a panel, its title, its width, and its legend with the number of its rows."""
 
     measures: list[str]
     title: str
-    keys: list[tuple[str, str]] = field(default_factory=list)
+    width: int
+    legend: str = ""
+    legend_rows: int = 0
 
 
-def draw_svg(runs: Mapping[str, RunState], *, last_step: int = 0, told: bool = True) -> str:
+def draw_svg(runs: Runs, *, last_step: int = 0, full: bool = True) -> str:
     """The drawing of runs by their names, 960 pixels wide; a single run may have the name "".
 
     x reaches `last_step`, or further if a run does. Up to 20 steps a line goes through the values. From 21 steps on
     pale dots are values, the highest and lowest among them, and the line is their moving mean. Points with bars are
     held-out accuracy with its 95 % interval, on an axis of its own. Red flags are numbered lines at their first step,
     changes dotted lines with a letter.
-    told: every flag and change has a line below. Otherwise one line of fixed height has the last changes.
+    full: every flag and change has a line below. Otherwise one line of fixed height has the last changes.
 
     >>> draw_svg({"": RunState({1: {"step": 1, "reward": 0.5}})}, last_step=2).startswith("<svg")
     True
@@ -83,21 +87,28 @@ def draw_svg(runs: Mapping[str, RunState], *, last_step: int = 0, told: bool = T
     tables = {label: _columns(run, parts) for label, run in runs.items()}
     end = max([last_step, 1, *(run.step for run in runs.values())])
     page = _Page(tables, end, _marks(runs))
+    measures = [name for name in parts if page.is_measured(name)]
+    main = page.main_panels(measures, parts, worse=_no_better_than_constant(runs))
+    small = page.small_panels()
+    middle = len(small) // 2
+    head = TITLE + ROW * max(panel.legend_rows for panel in main) + 20
+    points = max(20, _POINTS // (len(runs) * (4 + 2 * len(measures))))
+
     elements = []
-    top = 0
+    y = 0
     if any(runs):
         elements.append(_run_names(runs))
-        top = _NAMES
-    elements += page.main_panels(parts, top, worse=_no_better_than_constant(runs))
-    elements += page.small_panels(top + _MAIN)
-
-    bottom = top + _MAIN + 2 * _SMALL
-    lines = _lines_below(runs) if told else [(_last_changes(runs), INK)]
+        y = _NAMES
+    elements += page.row(main, y, _MAIN, head, points)
+    elements += page.row(small[:middle], y + _MAIN, _SMALL, TITLE, _FEW)
+    elements += page.row(small[middle:], y + _MAIN + _SMALL, _SMALL, TITLE, _FEW)
+    bottom = y + _MAIN + 2 * _SMALL
+    lines = _lines_below(runs) if full else [(_last_changes(runs), INK)]
     for number, (line, colour) in enumerate(lines, 1):
         y = bottom + _LINE * number
         elements.append(f'<text x="{_LEFT}" y="{y}" fill="{colour}">{html.escape(line)}</text>')
     height = bottom + _LINE * max(1, len(lines)) + 34
-    ink = f' color="{GREY}"' if told else ""
+    ink = f' color="{GREY}"' if full else ""
     # JupyterLab shows it as an <img> of its own width: in pixels, it would be cut off where the page is narrower.
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="100%" '
@@ -135,90 +146,89 @@ def _width(columns: int) -> int:
 class _Page:
     """The runs on their common scale of steps, and what is marked on it."""
 
-    def __init__(self, tables: Mapping[str, Columns], end: int, marks: Sequence[Marks]) -> None:
+    def __init__(self, tables: Mapping[str, Columns], end: int, marks: list[Marks]) -> None:
         self.tables, self.end, self.marks = tables, end, marks
+        self.is_alone = len(tables) == 1
 
-    def main_panels(self, parts: Sequence[str], top: int, *, worse: bool) -> list[str]:
+    def main_panels(self, measures: list[str], parts: list[str], *, worse: bool) -> list[_Panel]:
         """Reward, held-out accuracy if it was measured, and parts. worse: is it no better than a constant's?"""
-        shown = [name for name in parts if self._measured(name)]
-        title = "episodes" if not _EPISODES.keys().isdisjoint(parts) else "reward parts"
-        panels = [_Panel(["reward"], self._reward_title()), _Panel(shown, title, self._keys(shown))]
-        widths = [_width(2), _width(2)]
-        if self._measured(ACCURACY):
-            accuracy = _Panel([ACCURACY], "held-out accuracy")
-            if worse:
-                accuracy = _Panel([ACCURACY], "accuracy", [("", "no better than a constant")])
-            panels.insert(1, accuracy)
-            widths = list(_WITH_ACCURACY)
-        rows = [_legend(panel.keys, width)[1] for panel, width in zip(panels, widths, strict=True)]
-        above = TITLE + ROW * max(rows) + 20
-        points = max(20, _POINTS // (len(self.tables) * (4 + 2 * len(shown))))
+        title = "reward parts" if _EPISODES.keys().isdisjoint(parts) else "episodes"
+        if not self.is_measured(ACCURACY):
+            return [
+                _Panel(["reward"], self._reward_title(), _width(2)),
+                _Panel(measures, title, _width(2), *self._legend(measures, _width(2))),
+            ]
+        reward, accuracy, last = _WITH_ACCURACY
+        held_out = _Panel([ACCURACY], "held-out accuracy", accuracy)
+        if worse:
+            held_out = _Panel(
+                [ACCURACY], "accuracy", accuracy, *_legend([("", "no better than a constant")], accuracy)
+            )
+        return [
+            _Panel(["reward"], self._reward_title(), reward),
+            held_out,
+            _Panel(measures, title, last, *self._legend(measures, last)),
+        ]
+
+    def small_panels(self) -> list[_Panel]:
+        """The other measures: six panels, or eight if a run has a KL."""
+        if self.is_measured("kl"):
+            names = [
+                "completion_length",
+                *_SHARES,
+                "entropy",
+                "kl",
+                "grad_norm",
+                "temperature",
+                "learning_rate",
+            ]
+            return [_Panel([name], _WORDS[name], _width(4)) for name in names]
+        names = ["completion_length", "entropy", "grad_norm", "temperature", "learning_rate"]
+        panels = [_Panel([name], _WORDS[name], _width(3)) for name in names]
+        panels.insert(
+            1, _Panel(_SHARES, "", _width(3), *self._legend(_SHARES, WIDTH))
+        )  # the legend is the title
+        return panels
+
+    def row(self, panels: list[_Panel], y: int, height: int, head: int, points: int) -> list[str]:
+        """Panels side by side. head: the height of the words over the lines. points: the most in a line."""
         elements = []
         x = _LEFT
-        for panel, width in zip(panels, widths, strict=True):
-            axes = Axes(x, top, above, width, _MAIN - above - AXIS, self.end, self._scale(panel.measures))
-            elements.append(self._panel(panel, axes, width, points))
-            x += width + _GAP
+        for panel in panels:
+            axes = Axes(x, y, head, panel.width, height - head - AXIS, self.end, self._scale(panel.measures))
+            elements.append(self._panel(panel, axes, points))
+            x += panel.width + _GAP
         return elements
 
-    def small_panels(self, top: int) -> list[str]:
-        """The other measures: six panels, or eight if a run has a KL."""
-        kl = self._measured("kl")
-        panels = [
-            ["completion_length"],
-            _SHARES,
-            ["entropy"],
-            ["grad_norm"],
-            ["temperature"],
-            ["learning_rate"],
-        ]
-        if kl:
-            shares = [[name] for name in _SHARES]
-            panels = [["completion_length"], *shares, ["entropy"], ["kl"], *panels[3:]]
-        columns = len(panels) // 2
-        width = _width(columns)
-        elements = []
-        for place, names in enumerate(panels):
-            row, column = divmod(place, columns)
-            x, y = _LEFT + column * (width + _GAP), top + _SMALL * row
-            panel = _Panel(names, _WORDS[names[0]])
-            if len(names) > 1:  # then the legend is the title
-                panel = _Panel(names, "", self._keys(names))
-            axes = Axes(x, y, TITLE, width, _SMALL - TITLE - AXIS, self.end, self._scale(names))
-            elements.append(self._panel(panel, axes, WIDTH, _FEW))
-        return elements
-
-    def _panel(self, panel: _Panel, axes: Axes, width: int, points: int) -> str:
-        """A panel's frame, marks and lines. width: of its legend. points: the most in a line."""
-        legend, _ = _legend(panel.keys, width)
-        elements = [axes.frame(panel.title, legend)]
+    def _panel(self, panel: _Panel, axes: Axes, points: int) -> str:
+        """A panel's frame, marks and lines."""
+        elements = [axes.frame(panel.title, panel.legend)]
         for marks in self.marks:
             if marks.places:
                 elements.append(axes.marks(marks, named=panel.measures == ["reward"]))
         for run, table in enumerate(self.tables.values()):
             if panel.measures == [ACCURACY]:
-                elements.append(axes.accuracy(table, INK if self._alone else _colour(run)))
+                elements.append(axes.accuracy(table, INK if self.is_alone else _colour(run)))
                 continue
             for place, name in enumerate(panel.measures):
-                colour = _colour(place if self._alone else run)
-                elements.append(axes.line(table, name, colour, place, points))
+                elements.append(axes.line(table, name, self._colour(run, place), place, points))
         return f"<g>{''.join(elements)}</g>"
 
-    @property
-    def _alone(self) -> bool:
-        return len(self.tables) == 1
+    def _colour(self, run: int, place: int) -> str:
+        """Of a run's measure in this place of a panel: among several runs a colour is a run's."""
+        return _colour(place if self.is_alone else run)
 
-    def _measured(self, name: str) -> bool:
+    def is_measured(self, name: str) -> bool:
         return any(np.isfinite(table[name]).any() for table in self.tables.values())
 
-    def _keys(self, names: Sequence[str]) -> list[tuple[str, str]]:
-        """Line and name of several measures in one panel; among several runs a colour is a run's."""
+    def _legend(self, names: list[str], width: int) -> tuple[str, int]:
+        """Lines and names of several measures in one panel; among several runs a colour is a run's."""
         words = _EPISODES | _WORDS
         keys = []
         for place, name in enumerate(names):
-            colour = _colour(place) if self._alone else INK
+            colour = _colour(place) if self.is_alone else INK
             keys.append((_key(colour, place), words.get(name, name.removeprefix("reward/"))))
-        return keys
+        return _legend(keys, width)
 
     def _scale(self, names: Sequence[str]) -> tuple[float, float]:
         """Lowest and highest value: of rewards and shares their range, of other measures from 0 to the highest."""
@@ -238,12 +248,12 @@ class _Page:
         return f"reward (band: ± reward_std{lines})"
 
 
-def _no_better_than_constant(runs: Mapping[str, RunState]) -> bool:
+def _no_better_than_constant(runs: Runs) -> bool:
     """Is a single run's last held-out accuracy no better than the best constant strategy's?"""
-    if len(runs) > 1:
-        return False
     rows = [row for run in runs.values() for row in run.rows.values() if value_of(row, ACCURACY) is not None]
-    return bool(rows) and no_better(max(rows, key=lambda row: row["step"]))
+    if len(runs) > 1 or not rows:
+        return False
+    return no_better(max(rows, key=lambda row: row["step"]))
 
 
 def _colour(number: int) -> str:
@@ -254,12 +264,15 @@ def _key(colour: str, dash: int = 0) -> str:
     return f'<path stroke="{colour}" stroke-width="4"{dashes(dash)} d="M0-7h36"/>'
 
 
-def _run_names(runs: Mapping[str, RunState]) -> str:
-    """In one line above the panels; of several runs with their colours."""
+def _run_names(runs: Runs) -> str:
+    """In one line head the panels; of several runs with their colours."""
     keys = []
     for number, label in enumerate(runs):
-        name = label if len(label) <= 60 else f"…{label[-59:]}"  # a path differs at its end
-        keys.append((_key(_colour(number)) if len(runs) > 1 else "", name))
+        name = label
+        if len(label) > 60:
+            name = f"…{label[-59:]}"  # a path differs at its end
+        key = _key(_colour(number)) if len(runs) > 1 else ""
+        keys.append((key, name))
     return f'<g transform="translate({_LEFT} 14)">{_legend(keys, WIDTH - _LEFT, 60)[0]}</g>'
 
 
@@ -271,8 +284,9 @@ def _legend(entries: Sequence[tuple[str, str]], width: int, most: int = 30) -> t
         name = cut(name, most)
         key_width = 46 if key else 0
         entry_width = key_width + LETTER * len(name) + 20
-        is_last = place == len(entries) - 1
-        room = width if is_last else width - 150  # for the number of those left out
+        room = width
+        if place < len(entries) - 1:  # for the number of those left out
+            room -= 150
         if row == 3 and x and x + entry_width > room:
             elements.append(_entry("", f"and {len(entries) - place} more", x - 46, row))
             break
@@ -288,40 +302,42 @@ def _entry(key: str, name: str, x: float, row: int) -> str:
     return f'<g transform="{place}">{key}<text x="46">{html.escape(name)}</text></g>'
 
 
-def _changes(runs: Mapping[str, RunState]) -> list[tuple[str, str, int, str]]:
+def _flags(runs: Runs) -> list[tuple[str, str, Flag]]:
+    """(number, run, flag) of each red flag."""
+    flags = [(label, flag) for label, run in runs.items() for flag in run.flags]
+    return [(str(number), *entry) for number, entry in enumerate(flags, 1)]
+
+
+def _changes(runs: Runs) -> list[tuple[str, str, int, str]]:
     """(letter, run, first step, text) of each change."""
-    changes = [(label, change) for label, run in runs.items() for change in run.changes]
-    return [(_letter(number), label, *change) for number, (label, change) in enumerate(changes)]
+    changes = [(label, *change) for label, run in runs.items() for change in run.changes]
+    return [(_letter(number), *entry) for number, entry in enumerate(changes)]
 
 
-def _flags(runs: Mapping[str, RunState]) -> list[tuple[str, Flag]]:
-    """(run, flag) of each red flag."""
-    return [(label, flag) for label, run in runs.items() for flag in run.flags]
-
-
-def _marks(runs: Mapping[str, RunState]) -> list[Marks]:
+def _marks(runs: Runs) -> list[Marks]:
     """Changes by letter and flags by number."""
     letters = [(step, letter) for letter, _, step, _ in _changes(runs)][-_MARKS:]
-    numbers = [(flag.step, str(number)) for number, (_, flag) in enumerate(_flags(runs), 1)]
+    numbers = [(flag.step, number) for number, _, flag in _flags(runs)]
     return [Marks(letters, GREY, "2 6", on_top=False), Marks(numbers, RED, "8 8", on_top=True)]
 
 
-def _lines_below(runs: Mapping[str, RunState]) -> list[tuple[str, str]]:
+def _lines_below(runs: Runs) -> list[tuple[str, str]]:
     """Lines with their colours: at most two for each flag and each change."""
-    name = " ({})" if len(runs) > 1 else ""
-    texts = []
-    for number, (label, flag) in enumerate(_flags(runs), 1):
-        texts.append((f"{number}  {flag.name}{name.format(label)} since step {flag.step}: {flag.saw}", RED))
-    for letter, label, step, text in _changes(runs):
-        texts.append((f"{letter}  from step {step}{name.format(label)}: {text}", INK))
     lines = []
-    for text, colour in texts:
+
+    def add(text: str, colour: str) -> None:
         for line in textwrap.wrap(text, _LETTERS, max_lines=2, placeholder=" …"):
             lines.append((line, colour))
+
+    names = {label: f" ({label})" if len(runs) > 1 else "" for label in runs}
+    for number, label, flag in _flags(runs):
+        add(f"{number}  {flag.name}{names[label]} since step {flag.step}: {flag.saw}", RED)
+    for letter, label, step, text in _changes(runs):
+        add(f"{letter}  from step {step}{names[label]}: {text}", INK)
     return lines
 
 
-def _last_changes(runs: Mapping[str, RunState]) -> str:
+def _last_changes(runs: Runs) -> str:
     """The last changes that fit in one line, oldest first."""
     texts, room = [], _LETTERS
     for letter, _, step, text in reversed(_changes(runs)):
@@ -339,6 +355,5 @@ def _letter(number: int) -> str:
     >>> _letter(0), _letter(27)
     ('a', 'b2')
     """
-    round_, place = divmod(number, 26)
-    letter = "abcdefghijklmnopqrstuvwxyz"[place]
-    return f"{letter}{round_ + 1}" if round_ else letter
+    letter = string.ascii_lowercase[number % 26]
+    return letter if number < 26 else f"{letter}{number // 26 + 1}"

@@ -1,7 +1,5 @@
 """One panel of the drawing: its place, its scales, and lines, points and marks on them, as SVG text in half pixels."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,9 +36,9 @@ class Axes:
     """A panel's place on the page and its scales: steps from 0 to `end`, values from low to high."""
 
     def __init__(
-        self, x: int, top: int, above: int, width: int, height: int, end: int, scale: tuple[float, float]
+        self, x: int, top: int, head: int, width: int, height: int, end: int, scale: tuple[float, float]
     ) -> None:
-        self.x, self.top, self.y = x, top, top + above
+        self.x, self.top, self.y = x, top, top + head
         self.width, self.height = width, height
         self.end, self.scale = end, scale
         room = 0.03 * (scale[1] - scale[0])
@@ -65,7 +63,7 @@ class Axes:
         words.append(f'<text x="{self.x - 14}" y="{bottom + 30}" font-size="20">step</text>')
         steps = [
             f'<text x="{self.across(step)}" y="{bottom + 30}">{step:.0f}</text>'
-            for step in _ticks(0, self.end, self.width // 92, whole=True)
+            for step in _ticks(0, self.end, self.width // 92, integers=True)
         ]
         head = ""
         legend_y = self.top + 8
@@ -107,19 +105,19 @@ class Axes:
         window = 1 if name in _SCHEDULES else window_of(values)
         mean = moving_mean(values, window)
         x = self.across(table["step"][is_measured])
-        few = _even(len(x), most)
+        rows = _even(len(x), most)
         elements = []
         if name == "reward":
             spread = moving_mean(np.nan_to_num(table["reward_std"][is_measured]), window)
-            elements.append(self._band(x[few], mean[few], spread[few], colour))
+            elements.append(self._band(x[rows], mean[rows], spread[rows], colour))
         if window > 1:
             places = _extremes(values, most)
             elements.append(_points(x[places], self.up(values[places]), colour, 7, opacity=".5"))
         elif len(x) <= ROUGH:
-            elements.append(_points(x[few], self.up(values[few]), colour, 10, opacity="1"))
+            elements.append(_points(x[rows], self.up(values[rows]), colour, 10, opacity="1"))
         elements.append(
             f'<path fill="none" stroke="{colour}" stroke-width="4" stroke-linejoin="round"{dashes(dash)} '
-            f'd="{_path(x[few], self.up(mean[few]))}"/>'
+            f'd="{_path(x[rows], self.up(mean[rows]))}"/>'
         )
         return "".join(elements)
 
@@ -249,11 +247,11 @@ def dashes(number: int) -> str:
     return f' stroke-dasharray="{dash}"' if dash else ""
 
 
-def _ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
-    """Round numbers from low to high, at most so many. whole: no fractions."""
+def _ticks(low: float, high: float, most: int, *, integers: bool = False) -> list[float]:
+    """Round numbers from low to high, at most so many. integers: no fractions."""
     power = 10.0 ** math.floor(math.log10((high - low) / most))
     sizes = [size * power for size in (1, 2, 2.5, 5, 10, 20, 25, 50)]
-    if whole:
+    if integers:
         sizes = [size for size in sizes if size >= 1 and size % 1 == 0] or [1.0]
     for size in sizes:
         first = math.ceil(low / size - 1e-9)

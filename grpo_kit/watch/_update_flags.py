@@ -1,7 +1,5 @@
 """Red flags of the updates: what is not finite, what moves nothing, what jumps, what drifts. The list: _flags.py."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

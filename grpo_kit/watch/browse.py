@@ -48,19 +48,21 @@ class CompletionBrowser:
         self.table = pd.DataFrame()
         # JupyterLab's clicks may run in another thread than the follower's checks.
         self._lock = threading.RLock()
-        wide, narrow = {"description_width": "initial"}, w.Layout(width="190px")
+        narrow = w.Layout(width="190px")
+        look = {"style": {"description_width": "initial"}, "layout": narrow}
         self.step = w.SelectionSlider(options=[0], description="step", continuous_update=False)
-        self.sort = w.Dropdown(options=[AS_WRITTEN], description="sort by", style=wide, layout=narrow)
+        self.sort = w.Dropdown(options=[AS_WRITTEN], description="sort by", **look)
         self.text = w.Text(placeholder="text to find", continuous_update=False, layout=narrow)
-        self.group = w.Dropdown(options=[(ALL, ALL)], description="group", style=wide, layout=narrow)
+        self.group = w.Dropdown(options=[(ALL, ALL)], description="group", **look)
         self.follow = w.Checkbox(description="follow the run", indent=False, layout=narrow)
         self.button = w.Button(description="Refresh", tooltip="read the run folder again")
         self.view = w.HTML()
-        controls = [self.step, self.group, self.sort, self.text, self.button, self.follow]
+        filters = [self.step, self.group, self.sort, self.text]
+        controls = [*filters, self.button, self.follow]
         for control in controls:
             _answer_while_busy(control)
-            if control not in (self.button, self.follow):
-                control.observe(self._show, "value")
+        for control in filters:
+            control.observe(self._show, "value")
         self.button.on_click(self._refresh_or_say)
         self.follow.observe(self._follow, "value")
         self._follower = Follower(self.folder, self.refresh, lambda: setattr(self.follow, "value", False))
@@ -83,7 +85,9 @@ class CompletionBrowser:
                 steps = sorted(int(step) for step in table["step"].unique())
                 if list(self.step.options) != steps:
                     self.step.options = steps
-                    self.step.value = steps[-1] if was_at_end or step not in steps else step
+                    if was_at_end or step not in steps:
+                        step = steps[-1]
+                    self.step.value = step
                 sortable = [AS_WRITTEN, *pages_of(table).scores(table)]
                 if "advantage" in table:
                     sortable.append("advantage")
@@ -123,7 +127,10 @@ class CompletionBrowser:
 
     def _page(self) -> str:
         step, text = self.step.value, self.text.value
-        group = None if self.group.value == ALL else self.group.value
+        group, part = None, f"step {step}"
+        if self.group.value != ALL:
+            group = self.group.value
+            part = f"group {group} of step {step}"
         rows = select(self.table, step, sort=self.sort.value, text=text, group=group)
         pages = pages_of(self.table)
         if not rows.empty:
@@ -132,12 +139,11 @@ class CompletionBrowser:
             if count > _MOST:
                 page += f"<p>{count - _MOST} more are not shown: filter, or pick a group.</p>"
             return page
-        part = f"step {step}" if group is None else f"group {group} of step {step}"
         elsewhere = sorted(int(step) for step in self.table.loc[_holds(self.table, text), "step"].unique())
         hint = "Nor does any step."
         if elsewhere:
             hint = f"It is in step {', '.join(map(str, elsewhere[:12]))}."
-        return f"No {pages.what} of {part} holds <b>{escape(text)}</b>. {hint}"
+        return f"No {pages.row_name} of {part} holds <b>{escape(text)}</b>. {hint}"
 
     def _repr_mimebundle_(self, **options: Any) -> dict:
         """The widget; for a saved notebook, which keeps no widgets, the three picks of the last step."""

@@ -45,12 +45,12 @@ def plot_run(
     if len(set(labels)) < len(labels):
         labels = [str(path) for path in folders]
 
-    def read() -> dict[str, RunState]:
+    def read_runs() -> dict[str, RunState]:
         return {label: RunState.read(path) for label, path in zip(labels, folders, strict=True)}
 
     if follow and in_notebook():
-        return _FollowedChart(folders[0], read)
-    return RunChart(read())
+        return _FollowedChart(folders[0], read_runs)
+    return RunChart(read_runs())
 
 
 class RunChart:
@@ -99,9 +99,9 @@ class _FollowedChart(RunChart):
     stop(). A saved notebook keeps the last picture.
     """
 
-    def __init__(self, folder: Path, read: Callable[[], Mapping[str, RunState]]) -> None:
-        super().__init__(read())
-        self._folder, self._read, self._handle = folder, read, None
+    def __init__(self, folder: Path, read_runs: Callable[[], Mapping[str, RunState]]) -> None:
+        super().__init__(read_runs())
+        self._folder, self._read, self._handle = folder, read_runs, None
         self._follower = Follower(folder, self._update)
 
     def stop(self) -> None:

@@ -4,8 +4,6 @@ A log is brought under the record's names (_log_rows.py) and asked by the same f
 reads and the log lacks is said.
 """
 
-from __future__ import annotations
-
 import html
 import math
 import os
@@ -160,15 +158,15 @@ def diagnose(log: str | os.PathLike) -> Diagnosis:
     raised = {flag.name for flag in flags}
     untold = {}
     for name, needs in _NEEDS.items():
-        missing = [columns for columns in needs if not _has(metrics, columns)]
-        if missing and name not in raised:
-            untold[name] = missing
+        missing_columns = [columns for columns in needs if not _has(metrics, columns)]
+        if missing_columns and name not in raised:
+            untold[name] = missing_columns
     return Diagnosis(path.name, metrics, flags, untold, runs)
 
 
-def _has(metrics: pd.DataFrame, needed: str) -> bool:
+def _has(metrics: pd.DataFrame, columns: str) -> bool:
     """Has the log this column, or one of those that the words stand for?"""
-    starts = _COLUMNS.get(needed)
+    starts = _COLUMNS.get(columns)
     if starts is None:
-        return needed in metrics
+        return columns in metrics
     return any(str(name).startswith(starts) for name in metrics)

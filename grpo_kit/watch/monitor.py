@@ -3,8 +3,6 @@
 `red_flags` is a pure function of the metrics so far; `Monitor` calls it after each step of a running trainer.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections import Counter
@@ -16,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from grpo_kit.record._lines import LineFile, RunFolderError, reading, write_lines
+from grpo_kit.record._lines import LineFile, write_lines
 from grpo_kit.record.run_path import path_of
 from grpo_kit.rewards.cancel import cancelled_groups
 from grpo_kit.rewards.form import SCRIPTS, Language, script_of
@@ -96,18 +94,21 @@ def completion_measures(
     [0.5, 0.5, 0.0]
     """
     is_read = completions.groupby("step")["group"].rank("dense") <= _GROUPS
-    read = completions[is_read]
-    read = read.assign(completion=read["completion"].fillna("").str[:_LETTERS])
-    scripts = [{"step": step} | _scripts(texts) for step, texts in read.groupby("step")["completion"]]
-    table = pd.DataFrame(scripts).merge(group_diversity(read), on="step", how="left")
+    texts = completions["completion"].fillna("").str[:_LETTERS]
+    first_groups = completions.assign(completion=texts)[is_read]
+    scripts = [
+        {"step": step} | _scripts(step_texts)
+        for step, step_texts in first_groups.groupby("step")["completion"]
+    ]
+    table = pd.DataFrame(scripts).merge(group_diversity(first_groups), on="step", how="left")
     if "reward" not in completions:
         return table
     table = table.merge(_equal_rewards(completions), on="step", how="left")
     table = table.merge(_scales(completions), on="step", how="left")
     unused = [f"reward/{name}" for name, weight in (weights or {}).items() if weight == 0]
-    judged = completions.drop(columns=unused, errors="ignore")
-    if sum(str(name).startswith("reward/") for name in judged) > 1:
-        cancelled = cancelled_groups(judged).rename(columns={"share": "frac_cancelled_groups"})
+    with_weight = completions.drop(columns=unused, errors="ignore")
+    if sum(str(name).startswith("reward/") for name in with_weight) > 1:
+        cancelled = cancelled_groups(with_weight).rename(columns={"share": "frac_cancelled_groups"})
         table = table.merge(cancelled[["step", "frac_cancelled_groups"]], on="step", how="left")
     return table
 
@@ -123,18 +124,16 @@ def _equal_rewards(completions: pd.DataFrame) -> pd.Series:
 
 def _scales(completions: pd.DataFrame) -> pd.DataFrame:
     """Per step, the ends of the rewards' and the parts' scores where some lie outside [0, 1]."""
-    names = [name for name in completions if name == "reward" or str(name).startswith("reward/")]
-    by_step = completions.astype(dict.fromkeys(names, float)).groupby("step")[names]
-    lowest, highest = by_step.min(), by_step.max()
+    scores = completions.filter(regex="^reward(/|$)").astype(float)
+    by_step = scores.groupby(completions["step"])
+    low, high = by_step.min(), by_step.max()
+    is_outside = (low < -_SAME) | (high > 1 + _SAME)
     ends = {}
-    for name in names:
-        low, high = lowest[name], highest[name]
-        is_outside = (low < -_SAME) | (high > 1 + _SAME)
-        if is_outside.any():
-            low_column, high_column = scale_columns(name)
-            ends[low_column] = low.where(is_outside)
-            ends[high_column] = high.where(is_outside)
-    return pd.DataFrame(ends, index=lowest.index).reset_index()
+    for name in scores.columns[is_outside.any()]:
+        low_column, high_column = scale_columns(name)
+        ends[low_column] = low[name].where(is_outside[name])
+        ends[high_column] = high[name].where(is_outside[name])
+    return pd.DataFrame(ends, index=low.index).reset_index()
 
 
 def _scripts(texts: Sequence[str]) -> dict[str, float]:
@@ -161,15 +160,14 @@ def read_flags(folder: str | Path) -> list[Flag]:
     []
     """
     path = path_of(folder) / "flags.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    data = path.read_bytes() if path.is_file() else b""
     flags = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(data.splitlines(keepends=True), 1):
         try:
-            with reading(path):
-                if not line.endswith(b"\n"):
-                    raise ValueError("cut short")
-                flags.append(Flag(**json.loads(line)))
-        except RunFolderError:
+            if not line.endswith(b"\n"):
+                raise ValueError("cut short")
+            flags.append(Flag(**json.loads(line)))
+        except (ValueError, TypeError, RecursionError):
             warnings.warn(
                 f"{path}, line {number} is no whole flag ({line[:40]!r}) and is left out",
                 RuntimeWarning,
@@ -203,8 +201,8 @@ class Monitor:
         self._config = config
         self._rows = list(rows)
         waiting = [json.loads(line)["name"] for line in self._file.waiting]
-        written = self._guard(read_flags, folder) or []
-        self._raised = {*waiting, *(flag.name for flag in written)}
+        flags = self._guard(read_flags, folder) or []
+        self._raised = {*waiting, *(flag.name for flag in flags)}
 
     def measure(self, completions: pd.DataFrame | None) -> dict[str, float]:
         """The measures of a step's completions, for its row."""

@@ -1,7 +1,5 @@
 """The model card of a run: model, data, reward, and results."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
@@ -70,10 +68,10 @@ def card_text(
     ]
     better = better_before(metrics)
     if (path / KEPT).is_file():
-        kept = read_json(path / KEPT, names={"value": int | float})
+        best = read_json(path / KEPT, names={"value": int | float})
         sections.append(
-            f"The weights are those of step {kept['step']} of {kept['of']}, the best held-out {kept['by']} "
-            f"({kept['value']:.3f}); chosen among several evaluations, that number is a little too good."
+            f"The weights are those of step {best['step']} of {best['of']}, the best held-out {best['by']} "
+            f"({best['value']:.3f}); chosen among several evaluations, that number is a little too good."
         )
     elif better:
         sections.append(f"{better} The weights are the last step's.")
@@ -126,11 +124,11 @@ def _curve(metrics: pd.DataFrame) -> str:
     trained = metrics[metrics["reward"].notna() & (metrics["step"] > 0)]
     if trained.empty:
         return "No step was done."
-    few = min(_AVERAGED, len(trained))
+    count = min(_AVERAGED, len(trained))
     names = ["reward", *(name for name in trained if str(name).startswith("reward/"))]
-    lines = [f"| | first {few} steps | last {few} steps |", "|---|---|---|"]
+    lines = [f"| | first {count} steps | last {count} steps |", "|---|---|---|"]
     for name in names:
-        first, last = trained[name].head(few).mean(), trained[name].tail(few).mean()
+        first, last = trained[name].head(count).mean(), trained[name].tail(count).mean()
         lines.append(f"| {name} | {first:.3f} | {last:.3f} |")
     return "\n".join(lines)
 
@@ -141,18 +139,18 @@ def _before_and_after(metrics: pd.DataFrame, comparison: object | None, config: 
     name = leading(metrics)
     if name is None:
         return "Not measured in this folder."
-    measured = metrics[metrics[name].notna()]
+    rows = metrics[metrics[name].notna()]
     unit, scale, digits = ("", 1, 3)
     if name == ACCURACY:
         unit, scale, digits = (" %", 100, 1)
     points = []
-    for row in (measured.iloc[0], measured.iloc[-1]):
+    for row in (rows.iloc[0], rows.iloc[-1]):
         point = f"step {int(row['step'])}: {scale * row[name]:.{digits}f}{unit}"
         low, high = (row.get(f"{name}{end}", math.nan) for end in ("_low", "_high"))
         if not math.isnan(low + high):
             point += f" [{scale * low:.{digits}f}, {scale * high:.{digits}f}]"
         points.append(point)
-    lead, last = "", measured.iloc[-1]
+    lead, last = "", rows.iloc[-1]
     if name == ACCURACY and no_better(last):
         strategy = (config.get("best_constant") or {}).get("strategy", "a constant answer")
         lead = f"No better than {strategy} ({100 * last[CONSTANT]:.1f} %). "

@@ -1,7 +1,5 @@
 """Follows a run from another terminal: lines from its files, worded like the run's own output; which run can go on."""
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from itertools import takewhile
@@ -30,8 +28,8 @@ _OF_STEPS = ("step", "held out")  # kinds of lines of which `last` leaves earlie
 def follow(folder: Path, *, last: int = 10, every: float = 1.0, once: bool = False) -> None:
     """Print a run's lines until it has ended. last: earlier steps that are printed. every: seconds between two looks.
 
-    once: print what there is, and return.
-    Raises ValueError for what is no folder.
+    once: print value there is, and return.
+    Raises ValueError for value is no folder.
     """
     if last < 0 or not every > 0:
         raise ValueError(f"last={last} must be at least 0 and every={every:g} above 0")
@@ -59,15 +57,15 @@ class Lines:
 
     def new(self) -> list[str]:
         """The lines, oldest first; [] while a file is being written."""
-        now = signature(self._folder)
-        if now == self._signature:
+        current = signature(self._folder)
+        if current == self._signature:
             return []
         try:
             run = RunState.read(self._folder)
             total = steps_asked_for(self._folder)
         except (ValueError, OSError):
             return []
-        self._signature = now
+        self._signature = current
         entries = _entries(run)
         if self._printed is None:
             steps = sorted(step for step in run.rows if step > 0)
@@ -81,7 +79,7 @@ class Lines:
 
 
 def _entries(run: RunState) -> list[tuple]:
-    """All that a run has shown, in the order of printing: (kind, what)."""
+    """All that a run has shown, in the order of printing: (kind, value)."""
     entries: list[tuple] = []
     for step, row in sorted(run.rows.items()):
         if step > 0:
@@ -92,13 +90,13 @@ def _entries(run: RunState) -> list[tuple]:
     return entries + [("flag", flag) for flag in run.flags]
 
 
-def _line(run: RunState, total: int, kind: str, what: Any) -> str:
+def _line(run: RunState, total: int, kind: str, value: Any) -> str:
     """An entry's line."""
     if kind == "step":
-        return run.step_line(what, max(what, total))
+        return run.step_line(value, max(value, total))
     if kind == "held out":
-        return held_out_words(run.rows[what])
-    return change_line(what) if kind == "change" else flag_line(what)
+        return held_out_words(run.rows[value])
+    return change_line(value) if kind == "change" else flag_line(value)
 
 
 def steps_asked_for(folder: Path) -> int:
@@ -111,10 +109,13 @@ def steps_asked_for(folder: Path) -> int:
 
 def where_it_is(folder: Path) -> tuple[str, bool]:
     """The progress of a run in a sentence, and whether it has ended."""
-    step = steps_done(folder)
-    total = steps_asked_for(folder) if has_metrics(folder) else 0
+    step, total = steps_done(folder), 0
+    after = f"after step {step}"
+    if has_metrics(folder):
+        total = steps_asked_for(folder)
+    if total:
+        after += f" of {total}"
     is_done = 0 < total <= step
-    after = f"after step {step} of {total}" if total else f"after step {step}"
     is_going = is_locked(folder)
     if is_going:
         if is_done:

@@ -34,7 +34,7 @@ _MARKS = {"invalid": _NOTE + BADGE, "cut off": _NOTE + "border:1px solid;padding
 class Conversations(Pages):
     """Pages of episodes, whole: turn under turn."""
 
-    what = "episode"
+    row_name = "episode"
 
     def numbered(self, table: pd.DataFrame) -> pd.DataFrame:
         """With `number`, the episode's place in its group from 0, and `turns`, its number of turns."""
