@@ -96,7 +96,10 @@ def _train(job: Any, run: Path, name: str, lock: ExitStack, *, resumes: bool) ->
     from grpo_kit.record._run_lock import alone
     from grpo_kit.record.files import steps_done
 
-    task, config, options, done = job.task, job.config, job.options, steps_done(run)
+    task = job.task
+    config = job.config
+    options = job.options
+    done = steps_done(run)
     hooks = [
         kit.more.bridges.trackers.by_name(tracker) for tracker in options["report_to"]
     ]  # before anything loads
@@ -120,7 +123,8 @@ def _train(job: Any, run: Path, name: str, lock: ExitStack, *, resumes: bool) ->
                 trainer.save_model(run / MODEL)
 
     policy = model, tokenizer = job.policy()
-    held_out, every = None, options["held_out_every"]
+    held_out = None
+    every = options["held_out_every"]
     if every:
         held_out = kit.HeldOut(task, rows=min(64, len(task.held_out)), every=every)
     trainer = kit.GRPOTrainer(
@@ -153,7 +157,8 @@ def _before_training(job: Any, policy: tuple, run: Path, *, is_new: bool) -> Non
     """Readiness and accuracy of the base; what a run of fewer steps has left is moved away."""
     from grpo_kit.record.files import REDONE
 
-    task, config = job.task, job.config
+    task = job.task
+    config = job.config
     if is_new:
         ready = kit.readiness(
             *policy,

@@ -181,7 +181,8 @@ def export(
     if temperature is None:
         temperature = float(kit.read_metrics(folder_of_run)["temperature"].dropna().iloc[-1])
     comparison = None
-    before, after = folder_of_run / BEFORE, folder_of_run / AFTER
+    before = folder_of_run / BEFORE
+    after = folder_of_run / AFTER
     if before.is_file() and after.is_file():
         comparison = kit.compare(Evaluation.load(before), Evaluation.load(after))
     try:

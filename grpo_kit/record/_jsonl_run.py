@@ -178,7 +178,8 @@ class RunLog:
 
 def _keep_settings(path: Path, settings: Mapping[str, Any]) -> None:
     text = (json.dumps(dict(settings), indent=2, default=str) + "\n").encode()
-    target, number = path / RUN, 0
+    target = path / RUN
+    number = 0
     while target.exists():
         if target.read_bytes() == text:
             return

@@ -48,10 +48,12 @@ def read_changes(folder: str | Path) -> list[dict[str, Any]]:
 
     A refused change has "refused" in place of "change", and "why". A line cut short is left out.
     """
-    entries, path = [], path_of(folder) / METRICS_LINES
+    entries = []
+    path = path_of(folder) / METRICS_LINES
     with reading(path):
         for row in lines_of(path):
-            changes, refusal = row.get("changes"), row.get("refused")
+            changes = row.get("changes")
+            refusal = row.get("refused")
             if changes:
                 change = {name: after for name, (_, after) in changes.items()}
                 before = {name: was for name, (was, _) in changes.items()}

@@ -139,7 +139,8 @@ def read_metrics(folder: str | Path) -> pd.DataFrame:
     Raises RunFolderError if there is no such folder, and for an unreadable line, naming it; a folder without lines
     gives an empty table.
     """
-    lines, table = _existing(folder) / METRICS_LINES, _existing(folder) / _TABLE
+    lines = _existing(folder) / METRICS_LINES
+    table = _existing(folder) / _TABLE
     if table.exists() and not lines.exists():
         with reading(table):
             return _recorded(table)

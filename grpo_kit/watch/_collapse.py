@@ -51,7 +51,7 @@ def _weighted_share(steps: Steps, prefix: str) -> np.ndarray:
     answer = steps.setup.answer
     if not answer:
         return steps.share_of_scale(f"{prefix}reward")
-    total = np.zeros(len(steps))
+    total = np.zeros(len(steps.table))
     for part, weight in answer.items():
         total = total + weight * steps.share_of_scale(f"{prefix}reward/{part}", part)
     return total / sum(answer.values())

@@ -221,7 +221,8 @@ def _question_html(row: Row, name: str = "") -> str:
     if not name:
         name = f"group {int(row['group'])}" if is_known(row.get("group")) else "question"
     before = f'<span style="{PALE}font-weight:400">{escape(name)}</span> '
-    prompt, question = _prompt_of(row), question_of(row)
+    prompt = _prompt_of(row)
+    question = question_of(row)
     html = folded(question, before=before, look="font-weight:600;")
     if len(prompt.strip()) > len(question):
         text = f'<div style="{_TEXT}{PALE}">{escape(prompt, len(prompt))}</div>'

@@ -91,7 +91,7 @@ def _left_behind(steps: Steps, name: str) -> Sign:
 
     reward_rose = (reward.rolling(4).mean() - reward.iloc[:3].mean()) / pd.Series(high - low)
     measure_rose = (measure.rolling(width).mean() - start) * pd.Series(unit)
-    rows = range(len(steps))
+    rows = range(len(steps.table))
     rose = reward_rose.reindex(rows).ffill().to_numpy()
     follows = measure_rose.reindex(rows).ffill().to_numpy()
     has_room = (start - part_low) * unit < 0.9
@@ -117,12 +117,15 @@ def _held_out_fall(steps: Steps) -> Sign:
 
     Accuracy if it is measured, else the reward. Where intervals are recorded the two must not touch.
     """
-    name, share = REWARD, steps.share_of_scale(REWARD)
+    name = REWARD
     if np.isfinite(steps[ACCURACY]).any():
-        name, share = ACCURACY, steps[ACCURACY]
+        name = ACCURACY
     value = steps[name]
+    if not np.isfinite(value).any():
+        return None
+    share = steps.share_of_scale(REWARD) if name == REWARD else value
     best = np.fmax.accumulate(share)
-    rows = np.arange(len(steps))
+    rows = np.arange(len(steps.table))
     best_row = np.maximum.accumulate(np.where(share >= best, rows, 0))
     touches = steps[f"{name}_high"] >= steps[f"{name}_low"][best_row]  # false where they are not known
     limit = np.where(share <= best / 2, 0.1, 0.2)
@@ -246,8 +249,7 @@ def _part_never_paid(steps: Steps) -> Sign:
 )
 def _part_never_judged(steps: Steps) -> Sign:
     """A part, of any weight, gave None to every completion of 10 steps."""
-    names = [*steps.setup.weights, *steps.setup.sum_parts]
-    return _never(steps, names, lambda _, means: np.isnan(means), lambda *_: "None")
+    return _never(steps, steps.setup.parts, lambda _, means: np.isnan(means), lambda *_: "None")
 
 
 def _never(

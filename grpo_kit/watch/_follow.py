@@ -40,7 +40,9 @@ class Follower:
     def __init__(
         self, folder: str | Path, show: Callable[[], None], on_end: Callable[[], None] = lambda: None
     ) -> None:
-        self.folder, self._show, self._on_end = Path(folder), show, on_end
+        self.folder = Path(folder)
+        self._show = show
+        self._on_end = on_end
         self._context = contextvars.copy_context()  # of the cell: later output belongs under it
         self._run: object | None = None
         self._signature = signature(folder)  # before the first display: later writes are news

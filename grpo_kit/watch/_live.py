@@ -52,7 +52,8 @@ class LiveChart:
     SHARE, LATEST = 0.015, 5.0  # of the time; seconds until the next step is drawn whatever it costs
 
     def __init__(self, *, pictures: bool = True, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock, self._may_draw = clock, pictures
+        self._clock = clock
+        self._may_draw = pictures
         self._reset(0)
 
     def _reset(self, total_steps: int) -> None:
@@ -60,12 +61,14 @@ class LiveChart:
         self._run = RunState()
         self._folder = None
         self._completions = None
-        self._status, self._is_over = "", False
+        self._status = ""
+        self._is_over = False
         self._panel = uuid.uuid4().hex  # the name of its buttons in the page
         self._answer, self._is_paused = "", False  # the trainer's last answer to a button
         self._handles = {}  # of the displays, by their place in the page
         self._bundles = {}  # what each of them shows
-        self._drawn_at, self._updates = self._clock(), 0
+        self._drawn_at = self._clock()
+        self._updates = 0
         self._costs = deque(maxlen=5)  # seconds, of the last drawings
         self._pictures = self._may_draw and (in_notebook() or marimo_notebook() is not None)
 
@@ -97,15 +100,15 @@ class LiveChart:
             self._completions = completions
         self._updates += 1
         self._status = ""
-        self._refresh(at_once=self._updates <= 2)
+        if self._handles:
+            self._refresh(at_once=self._updates <= 2)
         step = self._run.step
         self._guard(lambda: self._print(self._run.step_line(step, self._total), *held_out_lines(rows)))
 
     def flag(self, flag: Flag) -> None:
         """Show a red flag: marked in the chart, the first in the progress line, all below; elsewhere a line."""
         self._run.flags.append(flag)
-        self._refresh(at_once=True)
-        self._print(flag_line(flag))
+        self._tell(flag_line(flag))
 
     def change(self, step: int, text: str) -> None:
         """Mark a user's change: a dotted line at its first step, and the text below; elsewhere a line."""
@@ -113,19 +116,18 @@ class LiveChart:
         if change not in self._run.changes:
             self._run.changes.append(change)
         self._show_answer(change_line(change))
-        self._refresh(at_once=True)
-        self._print(change_line(change))
+        self._tell(change_line(change))
 
     def say(self, text: str) -> None:
         """Show a sentence in the progress line until the next step; elsewhere a line."""
         self._status = text
         self._show_answer(text)
-        self._refresh(at_once=True)
-        self._print(text)
+        self._tell(text)
 
     def finish(self) -> None:
         """Show the last state, at any cost, as a saved notebook keeps it."""
-        self._status, self._is_over = "", True
+        self._status = ""
+        self._is_over = True
         if self._folder is not None:
             with suppress(OSError):
                 (self._folder / CONTROL / LIVE).unlink(missing_ok=True)
@@ -158,8 +160,6 @@ class LiveChart:
 
     def _refresh(self, *, at_once: bool = False) -> None:
         """Draw the changes of a step, unless the last drawing was so recent that this costs too much."""
-        if not self._handles:  # before start()
-            return
         start = self._clock()
         if self._is_over:
             self._draw(self._show_progress)
@@ -183,6 +183,12 @@ class LiveChart:
         for show in shows:
             if self._pictures:
                 self._guard(show)
+
+    def _tell(self, line: str) -> None:
+        """Draw what has changed at once; print the line if no pictures are shown."""
+        if self._handles:
+            self._refresh(at_once=True)
+        self._print(line)
 
     def _print(self, *lines: str) -> None:
         """Print the lines if no pictures are shown."""

@@ -37,8 +37,8 @@ class Flag:
 class Setup:
     """The values of a run.json that flags need; the defaults without one.
 
-    weights: of the rewards by name. sum_parts: part names of the rewards that are sums. best: the highest reward, if
-    rewards lie in [0, 1]. ranges: stated by rewards and parts; see Steps.scale.
+    weights: of the rewards by name. parts: names of the rewards, and of the parts of those that are sums. best: the
+    highest reward, if rewards lie in [0, 1]. ranges: stated by rewards and parts; see Steps.scale.
     answer: weights, by name, of the parts that judge the answer; empty if unknown.
     constant: the best constant strategy's score on them, in [0, 1]; None if unknown.
     max_tokens of a completion. age: the highest of a rollout, in optimizer steps.
@@ -46,7 +46,7 @@ class Setup:
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
-    sum_parts: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
     best: float = 1.0
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     answer: Mapping[str, float] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Setup:
         ranges = config.get("reward_ranges") or {}
         return cls(
             weights=weight_of,
-            sum_parts=tuple(parts[len(weights) :]),
+            parts=tuple(parts),
             best=sum(weight for weight in weights if weight > 0) or 1.0,
             ranges={name: tuple(ends) for name, ends in ranges.items()},
             answer=answer,
@@ -98,13 +98,10 @@ class Steps:
     table: pd.DataFrame
     setup: Setup
 
-    def __len__(self) -> int:
-        return len(self.table)
-
     def __getitem__(self, name: str) -> np.ndarray:
         """A measure at each step; NaN if it is missing."""
         if name not in self.table:
-            return np.full(len(self), np.nan)
+            return np.full(len(self.table), np.nan)
         return self.table[name].to_numpy(float)
 
     def mean(self, name: str, width: int = WINDOW) -> np.ndarray:
@@ -117,8 +114,8 @@ class Steps:
         part: None for the reward, whose ends are the weighted sums of its parts'.
         """
         if part is None and self.setup.weights:
-            lowest = np.zeros(len(self))
-            highest = np.full(len(self), self.setup.best)
+            lowest = np.zeros(len(self.table))
+            highest = np.full(len(self.table), self.setup.best)
             for name, weight in self.setup.weights.items():
                 if weight > 0:
                     low, high = self.scale(name)
@@ -127,7 +124,7 @@ class Steps:
             return lowest, highest
         if part in self.setup.ranges:
             low, high = self.setup.ranges[part]
-            return np.full(len(self), low), np.full(len(self), high)
+            return np.full(len(self.table), low), np.full(len(self.table), high)
         name = "reward" if part is None else f"reward/{part}"
         low_column, high_column = scale_columns(name)
         lowest = np.fmin.accumulate(np.fmin(self[name], self[low_column]))
@@ -147,15 +144,23 @@ Sign = tuple[np.ndarray, Callable[[int], str]] | None
 Finder = Callable[..., Flag | None]
 
 
-def red_flag(name: str, *, why: str, first: str, lasted: int = 1) -> Callable[[Callable[..., Sign]], Finder]:
+def red_flag(
+    name: str,
+    *,
+    why: str,
+    first: str,
+    lasted: int = 1,
+    before: int = 0,
+) -> Callable[[Callable[..., Sign]], Finder]:
     """Turns a function that returns a Sign into one that returns the Flag, or None if the sign is nowhere.
 
-    lasted: rows that the sign covers; the flag's step is the first of them, and fewer rows cannot show it.
+    lasted: rows that the sign covers; the flag's step is the first of them. before: rows that it is compared with.
+    Where there are not so many rows, the sign is not looked for.
     """
 
     def flagged(find_sign: Callable[..., Sign]) -> Finder:
         def find(steps: Steps, *arguments: Any) -> Flag | None:
-            if len(steps) < lasted:
+            if len(steps.table) < before + lasted:
                 return None
             sign = find_sign(steps, *arguments)
             if sign is None:
@@ -201,7 +206,8 @@ def seen_range(low: float, high: float) -> tuple[float, float]:
     >>> seen_range(0.2, 0.7), seen_range(-1, 0.5), seen_range(0, 5), seen_range(-3, -1)
     ((0.0, 1.0), (-1.0, 1.0), (0.0, 5.0), (-3.0, 0.0))
     """
-    lowest, highest = 0.0, 1.0
+    lowest = 0.0
+    highest = 1.0
     if low < -_ROUNDING:
         lowest = float(low)
         if not high > 0:

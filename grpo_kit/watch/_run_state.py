@@ -168,7 +168,8 @@ def held_out_words(row: Row) -> str | None:
     ('held-out reward 0.27 (step 8)', None)
     """
     step = int(row["step"])
-    accuracy, reward = value_of(row, ACCURACY), value_of(row, REWARD)
+    accuracy = value_of(row, ACCURACY)
+    reward = value_of(row, REWARD)
     if accuracy is not None:
         words = f"held-out accuracy {accuracy:.0%} (step {step})"
         if no_better(row):
@@ -210,12 +211,15 @@ def better_before(metrics: pd.DataFrame) -> str | None:
         return None
     rows = metrics[metrics[name].notna()]
     values = rows[name].astype(float)
-    best, last = rows.loc[values.idxmax()], rows.iloc[-1]
+    best = rows.loc[values.idxmax()]
+    last = rows.iloc[-1]
     unit = max(1.0, values.abs().max())
-    before, after = f"{best[name]:.2f}", f"{last[name]:.2f}"
+    before = f"{best[name]:.2f}"
+    after = f"{last[name]:.2f}"
     if name == ACCURACY:
         unit = 1.0
-        before, after = f"{100 * best[name]:.0f} %", f"{100 * last[name]:.0f} %"
+        before = f"{100 * best[name]:.0f} %"
+        after = f"{100 * last[name]:.0f} %"
     if not best[name] - last[name] >= _WORTH_SAYING * unit:
         return None
     best_step = f"after step {int(best['step'])}"

@@ -147,7 +147,9 @@ class _Page:
     """The runs on their common scale of steps, and what is marked on it."""
 
     def __init__(self, tables: Mapping[str, Columns], end: int, marks: list[Marks]) -> None:
-        self.tables, self.end, self.marks = tables, end, marks
+        self.tables = tables
+        self.end = end
+        self.marks = marks
         self.is_alone = len(tables) == 1
 
     def main_panels(self, measures: list[str], parts: list[str], *, worse: bool) -> list[_Panel]:
@@ -279,7 +281,8 @@ def _run_names(runs: Runs) -> str:
 def _legend(entries: Sequence[tuple[str, str]], width: int, most: int = 30) -> tuple[str, int]:
     """Keys with their names of at most so many letters, in as many rows as needed, at most 3; the number of rows."""
     elements = []
-    x, row = 0.0, 1
+    x = 0.0
+    row = 1
     for place, (key, name) in enumerate(entries):
         name = cut(name, most)
         key_width = 46 if key else 0
@@ -291,7 +294,8 @@ def _legend(entries: Sequence[tuple[str, str]], width: int, most: int = 30) -> t
             elements.append(_entry("", f"and {len(entries) - place} more", x - 46, row))
             break
         if x and x + entry_width > width + 20:
-            x, row = 0.0, row + 1
+            x = 0.0
+            row = row + 1
         elements.append(_entry(key, name, x + key_width - 46, row))
         x += entry_width
     return "".join(elements), row if entries else 0
@@ -339,7 +343,8 @@ def _lines_below(runs: Runs) -> list[tuple[str, str]]:
 
 def _last_changes(runs: Runs) -> str:
     """The last changes that fit in one line, oldest first."""
-    texts, room = [], _LETTERS
+    texts = []
+    room = _LETTERS
     for letter, _, step, text in reversed(_changes(runs)):
         words = f"{letter} from step {step}: {text}"
         if texts and len(words) + 3 > room:

@@ -38,11 +38,16 @@ class Axes:
     def __init__(
         self, x: int, top: int, head: int, width: int, height: int, end: int, scale: tuple[float, float]
     ) -> None:
-        self.x, self.top, self.y = x, top, top + head
-        self.width, self.height = width, height
-        self.end, self.scale = end, scale
+        self.x = x
+        self.top = top
+        self.y = top + head
+        self.width = width
+        self.height = height
+        self.end = end
+        self.scale = scale
         room = 0.03 * (scale[1] - scale[0])
-        self.low, self.high = scale[0] - room, scale[1] + room
+        self.low = scale[0] - room
+        self.high = scale[1] + room
 
     def across(self, steps: np.ndarray) -> np.ndarray:
         share = np.asarray(steps) / (1.01 * self.end)
@@ -54,8 +59,10 @@ class Axes:
 
     def frame(self, title: str, legend: str) -> str:
         """Title, legend and scales."""
-        bottom, end = self.y + self.height, self.x + self.width
-        words, grid = [], []
+        bottom = self.y + self.height
+        end = self.x + self.width
+        words = []
+        grid = []
         for value in _ticks(self.low, self.high, max(4, self.height // 60)):
             y = self.up(value)
             grid.append(f"M{self.x} {y}H{end}")
@@ -161,7 +168,8 @@ def moving_mean(values: np.ndarray, window: int) -> np.ndarray:
     >>> moving_mean(np.array([0.0, 3.0, 6.0, 0.0]), 3).tolist()
     [1.5, 3.0, 3.0, 3.0]
     """
-    places, half = np.arange(len(values)), window // 2
+    places = np.arange(len(values))
+    half = window // 2
     first = np.maximum(places - half, 0)
     end = np.minimum(places + half + 1, len(values))
     sums = np.concatenate([[0.0], np.cumsum(values, dtype=float)])

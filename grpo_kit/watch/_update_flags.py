@@ -76,6 +76,7 @@ def _no_update(steps: Steps) -> Sign:
 
 @red_flag(
     "KL spike",
+    before=4,
     why="The policy left the reference in a few updates, and seldom comes back.",
     first="a learning rate 3 to 10 times lower, with warmup; then a higher beta",
 )
@@ -118,6 +119,7 @@ def _last_row(happens: np.ndarray) -> np.ndarray:
 
 @red_flag(
     "gradient spike",
+    before=4,
     why="Clipping bounds the step but not its direction: one odd batch decides it.",
     first="warmup and a lower learning rate; look at that step's completions and rewards",
 )
@@ -134,6 +136,7 @@ def _gradient_spike(steps: Steps) -> Sign:
 
 @red_flag(
     "loss spike",
+    before=4,
     why="A few tokens with a huge ratio or KL decide this update.",
     first="that step's completions, advantages and KL; a lower learning rate, fewer passes over a rollout",
 )

@@ -126,8 +126,10 @@ class CompletionBrowser:
             self.view.value = self._page()
 
     def _page(self) -> str:
-        step, text = self.step.value, self.text.value
-        group, part = None, f"step {step}"
+        step = self.step.value
+        text = self.text.value
+        group = None
+        part = f"step {step}"
         if self.group.value != ALL:
             group = self.group.value
             part = f"group {group} of step {step}"

@@ -63,7 +63,8 @@ class RunChart:
     """
 
     def __init__(self, runs: Mapping[str, RunState], *, last_step: int = 0) -> None:
-        self._runs, self._last_step = runs, last_step
+        self._runs = runs
+        self._last_step = last_step
 
     def save(self, path: str | Path) -> Path:
         """Write the picture into a file that ends in .svg or .png (1,440 pixels wide); returns its path.
@@ -101,7 +102,9 @@ class _FollowedChart(RunChart):
 
     def __init__(self, folder: Path, read_runs: Callable[[], Mapping[str, RunState]]) -> None:
         super().__init__(read_runs())
-        self._folder, self._read, self._handle = folder, read_runs, None
+        self._folder = folder
+        self._read = read_runs
+        self._handle = None
         self._follower = Follower(folder, self._update)
 
     def stop(self) -> None:

@@ -110,8 +110,10 @@ class Diagnosis:
 def _reward_change(rewards: pd.Series) -> str:
     """The mean reward of the first and the last fifth, and whether they differ by more than noise."""
     count = len(rewards) // _FIFTH
-    first, last = rewards.head(count), rewards.tail(count)
-    before, after = first.mean(), last.mean()
+    first = rewards.head(count)
+    last = rewards.tail(count)
+    before = first.mean()
+    after = last.mean()
     errors = [part.std(ddof=1) / math.sqrt(count) for part in (first, last)]
     change = "up" if after > before else "DOWN"
     if abs(after - before) <= 2 * math.hypot(*errors):
@@ -137,7 +139,8 @@ def diagnose(log: str | os.PathLike) -> Diagnosis:
     settings: dict[str, Any] = {}
     runs: tuple[str, ...] = ()
     if path.is_dir() and has_metrics(path):
-        metrics, settings = read_metrics(path), run_settings(path) or {}
+        metrics = read_metrics(path)
+        settings = run_settings(path) or {}
     else:
         tables = runs_of(path)
         metrics = [pd.DataFrame(), *tables.values()][-1]

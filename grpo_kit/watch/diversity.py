@@ -109,7 +109,8 @@ def _two_highest(counts: Sequence[Counter]) -> dict[tuple, tuple[int, int]]:
 
 def _bleu(counts: Sequence[Counter], highest: Sequence[dict], length: float) -> float:
     """BLEU of a text by its n-grams of each order. length: of the closest other text, in lengths of this one."""
-    logs, smoothing = [], 1.0
+    logs = []
+    smoothing = 1.0
     for counter, of_order in zip(counts, highest, strict=True):
         total = counter.total()
         if not total:

@@ -116,7 +116,8 @@ def completion_measures(
 def _equal_rewards(completions: pd.DataFrame) -> pd.Series:
     """Per step, the share of groups whose rewards do not differ."""
     rewards = completions.astype({"reward": float}).groupby(["step", "group"])["reward"]
-    low, high = rewards.min(), rewards.max()
+    low = rewards.min()
+    high = rewards.max()
     largest = np.maximum(low.abs(), high.abs())
     is_equal = (high - low) <= _SAME * np.maximum(1, largest)
     return is_equal.groupby("step").mean().rename("groups/equal_rewards")
@@ -126,7 +127,8 @@ def _scales(completions: pd.DataFrame) -> pd.DataFrame:
     """Per step, the ends of the rewards' and the parts' scores where some lie outside [0, 1]."""
     scores = completions.filter(regex="^reward(/|$)").astype(float)
     by_step = scores.groupby(completions["step"])
-    low, high = by_step.min(), by_step.max()
+    low = by_step.min()
+    high = by_step.max()
     is_outside = (low < -_SAME) | (high > 1 + _SAME)
     ends = {}
     for name in scores.columns[is_outside.any()]:

@@ -128,7 +128,8 @@ def _curve(metrics: pd.DataFrame) -> str:
     names = ["reward", *(name for name in trained if str(name).startswith("reward/"))]
     lines = [f"| | first {count} steps | last {count} steps |", "|---|---|---|"]
     for name in names:
-        first, last = trained[name].head(count).mean(), trained[name].tail(count).mean()
+        first = trained[name].head(count).mean()
+        last = trained[name].tail(count).mean()
         lines.append(f"| {name} | {first:.3f} | {last:.3f} |")
     return "\n".join(lines)
 
@@ -140,9 +141,13 @@ def _before_and_after(metrics: pd.DataFrame, comparison: object | None, config: 
     if name is None:
         return "Not measured in this folder."
     rows = metrics[metrics[name].notna()]
-    unit, scale, digits = ("", 1, 3)
+    unit = ""
+    scale = 1
+    digits = 3
     if name == ACCURACY:
-        unit, scale, digits = (" %", 100, 1)
+        unit = " %"
+        scale = 100
+        digits = 1
     points = []
     for row in (rows.iloc[0], rows.iloc[-1]):
         point = f"step {int(row['step'])}: {scale * row[name]:.{digits}f}{unit}"
@@ -150,7 +155,8 @@ def _before_and_after(metrics: pd.DataFrame, comparison: object | None, config: 
         if not math.isnan(low + high):
             point += f" [{scale * low:.{digits}f}, {scale * high:.{digits}f}]"
         points.append(point)
-    lead, last = "", rows.iloc[-1]
+    lead = ""
+    last = rows.iloc[-1]
     if name == ACCURACY and no_better(last):
         strategy = (config.get("best_constant") or {}).get("strategy", "a constant answer")
         lead = f"No better than {strategy} ({100 * last[CONSTANT]:.1f} %). "

@@ -51,7 +51,8 @@ class Lines:
     """The run's new output since the last call, as lines. last: number of earlier steps to print first."""
 
     def __init__(self, folder: Path, *, last: int) -> None:
-        self._folder, self._last = folder, last
+        self._folder = folder
+        self._last = last
         self._printed: set[tuple] | None = None  # keys of entries; None: nothing so far
         self._signature: tuple = ()
 
@@ -109,7 +110,8 @@ def steps_asked_for(folder: Path) -> int:
 
 def where_it_is(folder: Path) -> tuple[str, bool]:
     """The progress of a run in a sentence, and whether it has ended."""
-    step, total = steps_done(folder), 0
+    step = steps_done(folder)
+    total = 0
     after = f"after step {step}"
     if has_metrics(folder):
         total = steps_asked_for(folder)
