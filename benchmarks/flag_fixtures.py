@@ -18,10 +18,17 @@ from benchmarks.induced_failures import FAILURES
 from benchmarks.result import ROOT, command_line
 from grpo_kit import read_completions, read_metrics
 from grpo_kit.record.files import METRIC_COLUMNS, run_settings
-from grpo_kit.watch._flags import Setup
-from grpo_kit.watch._red_flag import arguments_of
-from grpo_kit.watch.monitor import COLUMNS, PREFIXES, completion_measures
+from grpo_kit.watch._red_flag import Setup, arguments_of
+from grpo_kit.watch.monitor import completion_measures
 
+# What the flags read of a run's metrics; a name that ends in / stands for all that begin with it.
+COLUMNS = (
+    "step", "loss", "learning_rate", "kl", "grad_norm", "entropy", "completion_length", "completion_cut_off",
+    "clip_ratio", "reward", "reward/", "frac_reward_zero_std", "frac_cancelled_groups",
+    "completions/max_terminated_length", "rollout/logprob_gap", "rollout/age", "diversity/", "script/", "groups/",
+    "scale/", "eval/",
+)  # fmt: skip
+PREFIXES = tuple(name for name in COLUMNS if name.endswith("/"))
 FOLDER = ROOT / "tests" / "fixtures" / "flags"
 _KEPT = ("reward_parts", "reward_weights", "answer_parts", "best_constant")
 _ARGS = (

@@ -32,23 +32,21 @@ def _kit(version: bool = Option(False, "--version", help="Show the version and e
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. argv: without the program's name; None: the process's."""
     words = sys.argv[1:] if argv is None else [*argv]
-    if (
-        {*words[:1]} & LOADING
-        and "--help" not in words
-        and sys.stderr.isatty()
-        and "torch" not in sys.modules
-    ):
+    asks_a_model = words[:1] and words[0] in LOADING and "--help" not in words
+    if asks_a_model and sys.stderr.isatty() and "torch" not in sys.modules:
         print("Loading torch and transformers: some seconds.", file=sys.stderr, flush=True)
     try:
         app(words, prog_name="grpo-kit")
     except SystemExit as end:  # what was asked wrongly is said by then
         return end.code
-    except (CommandEnds, ValueError) as error:  # a ValueError of the kit says in words what would do
-        code, said = getattr(error, "code", 2), str(error)
+    except CommandEnds as error:
+        code, message = error.code, str(error)
+    except ValueError as error:  # of the kit: it says in words what would do
+        code, message = 2, str(error)
     if MAIN:
         from grpo_kit._support.kernel import visible
 
-        print(visible(f"grpo-kit {words[0]}: {' '.join(said.split())}"), file=sys.stderr, flush=True)
+        print(visible(f"grpo-kit {words[0]}: {' '.join(message.split())}"), file=sys.stderr, flush=True)
     return code
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 from benchmarks.advice.row import SO_FAR, UNMET, WITHDRAWN
 from benchmarks.advice.table import effect_text
 from grpo_kit._support.display import BASE, COLOURS, GREY, new_figure
-from grpo_kit.watch._curves import seen_range
+from grpo_kit.watch._red_flag import seen_range
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

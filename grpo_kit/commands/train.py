@@ -49,98 +49,149 @@ def train(
     from grpo_kit.trainer.job import Job, settings_of
     from grpo_kit.trainer.watch_run import StoppedByFlag
 
-    given = {"preset": preset, "tuning": tuning, "rank": rank, "held_out_every": held_out_every, "keep": keep}
-    given |= {"on_flag": on_flag, "report_to": report_to or None}
-    asked = settings_of(settings) | {name: value for name, value in given.items() if value is not None}
+    options = {
+        "preset": preset,
+        "tuning": tuning,
+        "rank": rank,
+        "held_out_every": held_out_every,
+        "keep": keep,
+        "on_flag": on_flag,
+        "report_to": report_to or None,
+    }
+    values = settings_of(settings) | {name: value for name, value in options.items() if value is not None}
     if resume is None:
-        job = Job.asked(task, asked)
-        folder = str(kit.next_run_folder("runs", job.task.name)) if folder is None else folder
+        job = Job.asked(task, values)
+        if folder is None:
+            folder = str(kit.next_run_folder("runs", job.task.name))
     else:
-        job = Job.of_run(Path(resume), task, asked | ({} if folder is None else {"folder": folder}))
+        if folder is not None:
+            values["folder"] = folder
+        job = Job.of_run(Path(resume), task, values)
         folder = resume
     if rank is not None and job.config.tuning == "full":
         raise ValueError(f"--rank {rank} is of adapters, which are trained with --tuning lora")
     run = run_path(folder, "--folder")  # which a reward's chdir does not move
     if resume is None and holds_run(run):
-        what = f"{folder} holds a run, and none is overwritten: give another --folder, or go on with it:"
-        raise ValueError(f"{what} grpo-kit train --resume {folder}")
+        raise ValueError(
+            f"{folder} holds a run, and none is overwritten: give another --folder, or go on with it: "
+            f"grpo-kit train --resume {folder}"
+        )
     try:
-        with ExitStack() as held:
-            _whole(job, run, folder, held, resumed=resume is not None)
+        with ExitStack() as lock:
+            _train(job, run, folder, lock, resumes=resume is not None)
     except (KeyboardInterrupt, kit.rewards.RewardError, OSError) as error:
-        goes_on = f"To go on: grpo-kit train --resume {folder}" if run_settings(run) else "Nothing was kept."
-        said = str(error).partition("; train() ")[0].rstrip(".") or "Stopped while it was evaluated"
-        stopped = isinstance(error, KeyboardInterrupt) and not isinstance(error, StoppedByFlag)
-        raise CommandEnds(f"{said}. {goes_on}", 130 if stopped else 1) from error
+        reason = str(error).partition("; train() ")[0].rstrip(".") or "Stopped while it was evaluated"
+        goes_on = "Nothing was kept."
+        if run_settings(run):
+            goes_on = f"To go on: grpo-kit train --resume {folder}"
+        is_stop = isinstance(error, KeyboardInterrupt) and not isinstance(error, StoppedByFlag)
+        raise CommandEnds(f"{reason}. {goes_on}", 130 if is_stop else 1) from error
 
 
-def _whole(job: Any, run: Path, shown: str, held: ExitStack, *, resumed: bool) -> None:
-    """The run, from wherever it was stopped. Of several processes the main one measures, writes and prints."""
-    from grpo_kit.evaluation.accuracy import Evaluation
+def _train(job: Any, run: Path, name: str, lock: ExitStack, *, resumes: bool) -> None:
+    """The run, from wherever it was stopped. Of several processes the main one measures, writes and prints.
+
+    name: the run's folder as it was given. lock: is held on the folder until the end.
+    """
     from grpo_kit.record._run_lock import alone
-    from grpo_kit.record.files import REDONE, steps_done
+    from grpo_kit.record.files import steps_done
 
-    task, config, options, done = job.task, job.config, job.options, steps_done(run)
-    hooks = [*map(kit.more.bridges.trackers.by_name, options["report_to"])]  # before anything loads
-    trained = done >= config.steps and (run / MODEL).is_dir()
+    task = job.task
+    config = job.config
+    options = job.options
+    done = steps_done(run)
+    hooks = [
+        kit.more.bridges.trackers.by_name(tracker) for tracker in options["report_to"]
+    ]  # before anything loads
     if MAIN:
+        begins = "Going on with" if done else "Training into"
         print(
             f"{config.model} on {task.name}, {config.tuning}, {config.steps} steps, seed {config.seed}; preset "
-            f"{config.preset} ({config.why('preset')})\n{'Going on with' if done else 'Training into'} {shown}",
+            f"{config.preset} ({config.why('preset')})\n{begins} {name}",
             flush=True,
         )
-    model, tokenizer = job.policy(run / MODEL if trained else None)
-
-    def measured(name: str) -> Evaluation:
-        if not (run / name).is_file():
-            kit.evaluate(model, tokenizer, task, batch_size=config.eval_batch).save(run / name)
-        return Evaluation.load(run / name)
-
-    def before_training() -> None:
-        if not done:
-            ready = kit.readiness(
-                model, tokenizer, task, rows=task.train[: min(32, len(task.held_out))], samples=config.group_size,
-                group_size=config.group_size, temperature=config.at(0).temperature, quiet=True,
-            )  # fmt: skip
-            print(ready.sentence, flush=True)
-        print(f"Before: {measured(BEFORE).sentence}", flush=True)
-        of_fewer_steps = [run / name for name in (MODEL, AFTER, RESULTS) if (run / name).exists()]
-        for path in of_fewer_steps:
-            (run / REDONE).mkdir(exist_ok=True)
-            os.replace(path, kit.next_run_folder(run / REDONE, path.name))
+    if done >= config.steps and (run / MODEL).is_dir():  # and perhaps stopped while it was evaluated
+        policy = job.policy(run / MODEL)
+        if MAIN:
+            lock.enter_context(alone(run))
+            _after_training(job, policy, run, name)
+        return
 
     class SaveModel(kit.Hook):
         def end(self, trainer: Any, error: BaseException | None) -> None:
             if error is None:
                 trainer.save_model(run / MODEL)
 
-    def after_training() -> None:
-        comparison = kit.compare(Evaluation.load(run / BEFORE), measured(AFTER))
-        kit.model_card(run, comparison)
-        comparison.save(run)
-        print(f"{comparison}\n\nThe model is in {shown}/{MODEL}. Try it: grpo-kit chat {shown}")
-        print(f"Ship it: grpo-kit export {shown} exports/{run.name}", flush=True)
-
-    if trained:  # and perhaps stopped while it was evaluated
-        if MAIN:
-            held.enter_context(alone(run))
-            after_training()
-        return
-    rows, every = min(64, len(task.held_out)), options["held_out_every"]
+    policy = model, tokenizer = job.policy()
+    held_out = None
+    every = options["held_out_every"]
+    if every:
+        held_out = kit.HeldOut(task, rows=min(64, len(task.held_out)), every=every)
     trainer = kit.GRPOTrainer(
-        model, task, config, tokenizer=tokenizer, folder=run, live=True if MAIN else None, hooks=[*hooks, SaveModel()],
-        held_out=kit.HeldOut(task, rows=rows, every=every) if every else None,
-        keep=options["keep"], on_flag=options["on_flag"],
-    )  # fmt: skip
+        model,
+        task,
+        config,
+        tokenizer=tokenizer,
+        folder=run,
+        live=True if MAIN else None,
+        hooks=[*hooks, SaveModel()],
+        held_out=held_out,
+        keep=options["keep"],
+        on_flag=options["on_flag"],
+    )
     trainer.notes |= options
     from_main = trainer.processes.from_main
-    from_main(lambda: held.enter_context(alone(run)))
+    from_main(lambda: lock.enter_context(alone(run)))
     if not done:
-        trainer.open(resume=resumed)  # from here on there is something to go on with
-    from_main(before_training)
-    trainer.train(resume=resumed)
-    from_main(after_training)
+        trainer.open(resume=resumes)  # from here on there is something to go on with
+    from_main(lambda: _before_training(job, policy, run, is_new=not done))
+    trainer.train(resume=resumes)
+    from_main(lambda: _after_training(job, policy, run, name))
     if trainer.processes.count > 1:
         from torch.distributed import destroy_process_group
 
         destroy_process_group()
+
+
+def _before_training(job: Any, policy: tuple, run: Path, *, is_new: bool) -> None:
+    """Readiness and accuracy of the base; what a run of fewer steps has left is moved away."""
+    from grpo_kit.record.files import REDONE
+
+    task = job.task
+    config = job.config
+    if is_new:
+        ready = kit.readiness(
+            *policy,
+            task,
+            rows=task.train[: min(32, len(task.held_out))],
+            samples=config.group_size,
+            group_size=config.group_size,
+            temperature=config.at(0).temperature,
+            quiet=True,
+        )
+        print(ready.sentence, flush=True)
+    print(f"Before: {_evaluation(job, policy, run / BEFORE).sentence}", flush=True)
+    for name in (MODEL, AFTER, RESULTS):
+        if (run / name).exists():
+            (run / REDONE).mkdir(exist_ok=True)
+            os.replace(run / name, kit.next_run_folder(run / REDONE, name))
+
+
+def _after_training(job: Any, policy: tuple, run: Path, name: str) -> None:
+    """Accuracy of the trained model beside the base's, and the card."""
+    from grpo_kit.evaluation.accuracy import Evaluation
+
+    comparison = kit.compare(Evaluation.load(run / BEFORE), _evaluation(job, policy, run / AFTER))
+    kit.model_card(run, comparison)
+    comparison.save(run)
+    print(f"{comparison}\n\nThe model is in {name}/{MODEL}. Try it: grpo-kit chat {name}")
+    print(f"Ship it: grpo-kit export {name} exports/{run.name}", flush=True)
+
+
+def _evaluation(job: Any, policy: tuple, path: Path) -> Any:
+    """The evaluation in this file, made if it is not there."""
+    from grpo_kit.evaluation.accuracy import Evaluation
+
+    if not path.is_file():
+        kit.evaluate(*policy, job.task, batch_size=job.config.eval_batch).save(path)
+    return Evaluation.load(path)

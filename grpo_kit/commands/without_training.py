@@ -63,9 +63,12 @@ def evaluate(
       grpo-kit evaluate runs/05 --task my_task.py     where the run does not say its task, or the file has moved
     """
     job, place = _trained(run, task)
-    how: dict[str, Any] = {"k": [1 << n for n in range(samples.bit_length())]} if samples else {}
-    how |= {"rows": job.task.held_out[:rows], "samples": samples, "batch_size": job.config.eval_batch}
-    base, tuned = (kit.evaluate(*job.policy(where), job.task, **how) for where in (None, place))
+    options: dict[str, Any] = {}
+    if samples:
+        options["k"] = [1 << power for power in range(samples.bit_length())]
+    options |= {"rows": job.task.held_out[:rows], "samples": samples, "batch_size": job.config.eval_batch}
+    base = kit.evaluate(*job.policy(), job.task, **options)
+    tuned = kit.evaluate(*job.policy(place), job.task, **options)
     comparison = kit.compare(base, tuned)
     print(comparison)
     if samples:
@@ -95,13 +98,19 @@ def readiness(
 
     job = Job.asked(task, {"preset": preset} | settings_of(settings))
     size = job.config.group_size
-    found = kit.readiness(
-        *job.policy(), job.task, rows=job.task.train[:rows], samples=samples or size, group_size=size,
-        temperature=job.config.at(0).temperature, seconds=seconds, quiet=True,
-    )  # fmt: skip
-    print(f"{job.config.model} on {job.task.name}: {found.sentence}\n", found.lengths.table(), sep="\n")
-    print(found.table().to_string(float_format="{:.3f}".format, na_rep=""), flush=True)
-    if found.verdict != "ready":
+    report = kit.readiness(
+        *job.policy(),
+        job.task,
+        rows=job.task.train[:rows],
+        samples=samples or size,
+        group_size=size,
+        temperature=job.config.at(0).temperature,
+        seconds=seconds,
+        quiet=True,
+    )
+    print(f"{job.config.model} on {job.task.name}: {report.sentence}\n", report.lengths.table(), sep="\n")
+    print(report.table().to_string(float_format="{:.3f}".format, na_rep=""), flush=True)
+    if report.verdict != "ready":
         raise Exit(1)
 
 
@@ -125,17 +134,23 @@ def chat(
     from grpo_kit.record.files import run_settings
     from grpo_kit.trainer.job import Job
 
-    asked, how = (model,), {"temperature": temperature, "max_completion_tokens": tokens, "seed": seed}
+    policy: tuple[Any, ...] = (model,)
+    options = {"temperature": temperature, "max_completion_tokens": tokens, "seed": seed}
     if run_settings(model) is not None:
         job, place = _trained(Path(model), task)
-        asked = job.policy(place)
-        how |= {"task": job.task, "base": job.policy()[0] if base else None}
+        policy = job.policy(place)
+        options["task"] = job.task
+        if base:
+            options["base"] = job.policy()[0]
     elif base:
         raise ValueError("--base is for run folders: of others the base is not known")
     elif task is not None:
-        how["task"] = Job.asked(task, {}).task
-    talk = kit.chat(*asked, **how)
-    talk.run() if question is None else talk.say(question)
+        options["task"] = Job.asked(task, {}).task
+    conversation = kit.chat(*policy, **options)
+    if question is None:
+        conversation.run()
+    else:
+        conversation.say(question)
 
 
 def export(
@@ -162,17 +177,31 @@ def export(
     from grpo_kit.evaluation.accuracy import Evaluation
 
     job, place = _trained(run, task)
-    last = kit.read_metrics(place.parent)["temperature"].dropna().iloc[-1]
-    sides = [place.with_name(name) for name in (BEFORE, AFTER)]
+    folder_of_run = place.parent
+    if temperature is None:
+        temperature = float(kit.read_metrics(folder_of_run)["temperature"].dropna().iloc[-1])
+    comparison = None
+    before = folder_of_run / BEFORE
+    after = folder_of_run / AFTER
+    if before.is_file() and after.is_file():
+        comparison = kit.compare(Evaluation.load(before), Evaluation.load(after))
     try:
-        made = kit.export(
-            *job.policy(place), folder, task=job.task, format=format, quant=quant, rows=rows, proof=not no_proof,
-            temperature=float(last) if temperature is None else temperature, run=place.parent, license=license,
-            comparison=kit.compare(*map(Evaluation.load, sides)) if all(map(Path.is_file, sides)) else None,
-        )  # fmt: skip
+        report = kit.export(
+            *job.policy(place),
+            folder,
+            task=job.task,
+            format=format,
+            quant=quant,
+            rows=rows,
+            proof=not no_proof,
+            temperature=temperature,
+            run=folder_of_run,
+            license=license,
+            comparison=comparison,
+        )
     except kit.more.export.ExportError as error:
         raise CommandEnds(str(error)) from error
-    print(f"{made}\nTry it: grpo-kit chat {folder}")
+    print(f"{report}\nTry it: grpo-kit chat {folder}")
 
 
 def _trained(run: Path, task: str | None) -> tuple[Any, Path]:
@@ -181,6 +210,7 @@ def _trained(run: Path, task: str | None) -> tuple[Any, Path]:
 
     run = path_of(run, "run")
     folder = run.absolute()  # which a reward's chdir does not move; words have it as it was given
-    job, (place, what) = Job.of_run(run, task), model_in(run)
-    print(f"{run} is {what}: {place}, trained from {job.config.model} on {job.task.name}.", flush=True)
+    job = Job.of_run(run, task)
+    place, description = model_in(run)
+    print(f"{run} is {description}: {place}, trained from {job.config.model} on {job.task.name}.", flush=True)
     return job, folder / place.name

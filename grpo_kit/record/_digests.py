@@ -26,15 +26,12 @@ _EDITED = {"README.md"}  # people edit it, and no run goes on from it
 
 def write_digests(checkpoint: Path, run: str | None = None) -> None:
     """Keep the size and digest of every file of a checkpoint in it, and the run's id. Each is read once, in pieces."""
-    names = sorted(
-        path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()
-    )
-    kept = {
-        name: [(checkpoint / name).stat().st_size, file_digest(checkpoint / name)]
-        for name in names
-        if name not in {DIGESTS, *_EDITED}
-    }
-    text = json.dumps({"algorithm": "sha256", RUN_ID: run, "files": kept}, indent=1) + "\n"
+    files = {}
+    for path in sorted(checkpoint.rglob("*")):
+        name = path.relative_to(checkpoint).as_posix()
+        if path.is_file() and name not in {DIGESTS, *_EDITED}:
+            files[name] = [path.stat().st_size, file_digest(path)]
+    text = json.dumps({"algorithm": "sha256", RUN_ID: run, "files": files}, indent=1) + "\n"
     (checkpoint / DIGESTS).write_text(text, encoding="utf-8")
 
 
@@ -52,21 +49,23 @@ def what_is_wrong(checkpoint: str | Path, *, digests: bool = True) -> str | None
             return _otherwise_than_exported(folder)
         return "it was not written to its end" if folder.is_dir() else "it is not there"
     try:
-        written = read_json(folder / DIGESTS)
+        record = read_json(folder / DIGESTS)
         with reading(folder / DIGESTS):
-            kept = [(name, int(size), str(digest)) for name, (size, digest) in written["files"].items()]
+            files = [(name, int(size), str(digest)) for name, (size, digest) in record["files"].items()]
     except RunFolderError:
         return f"{DIGESTS} cannot be read"
-    sizes = (_wrong_size(folder / name, name, size) for name, size, _ in kept)
-    if wrong := next(filter(None, sizes), None):
-        return wrong
-    for name, _, digest in kept if digests else ():
-        try:
-            if file_digest(folder / name) != digest:
-                return f"{name} holds other bytes than were written"
-        except OSError as error:
-            return f"{name} cannot be read ({error.strerror})"
-    if run_id(folder.parent) not in (None, written.get(RUN_ID)):
+    for name, size, _ in files:
+        wrong = _wrong_size(folder / name, name, size)
+        if wrong:
+            return wrong
+    if digests:
+        for name, _, digest in files:
+            try:
+                if file_digest(folder / name) != digest:
+                    return f"{name} holds other bytes than were written"
+            except OSError as error:
+                return f"{name} cannot be read ({error.strerror})"
+    if run_id(folder.parent) not in (None, record.get(RUN_ID)):
         return f"it is of another run than the {RUN} beside it"
     return None
 
@@ -75,7 +74,8 @@ def _otherwise_than_exported(folder: Path) -> str | None:
     wrong = []
     with reading(folder / REPORT):
         for name, digest in read_json(folder / REPORT)["files"].items():
-            if not (path := folder / name).is_file():
+            path = folder / name
+            if not path.is_file():
                 wrong.append(f"{name} is gone")
             elif file_digest(path) != digest:
                 wrong.append(f"{name} is another")
@@ -87,16 +87,17 @@ def last_whole(folder: Path) -> Path:
 
     Raises RunFolderError where none is whole.
     """
-    passed = []
+    damaged = []
     for path in reversed(checkpoints(folder)):
-        if (wrong := what_is_wrong(path)) is None:
-            for line in passed:
+        wrong = what_is_wrong(path)
+        if wrong is None:
+            for line in damaged:
                 print(f"{line}. Going on from {path}.", flush=True)
             return path
-        passed.append(f"{path} is damaged and is passed over: {wrong}")
-    named = f" ({'; '.join(passed)})" if passed else ""
+        damaged.append(f"{path} is damaged and is passed over: {wrong}")
+    listed = f" ({'; '.join(damaged)})" if damaged else ""
     raise RunFolderError(
-        f"folder={str(folder)!r} holds no whole checkpoint to go on from{named}; begin under another name"
+        f"folder={str(folder)!r} holds no whole checkpoint to go on from{listed}; begin under another name"
     )
 
 
@@ -105,22 +106,31 @@ def newest_whole(folder: str | Path, *, digests: bool = True) -> Path | None:
 
     digests: False compares the sizes of its files alone, which takes no time.
     """
-    return next((p for p in reversed(checkpoints(folder)) if what_is_wrong(p, digests=digests) is None), None)
+    for path in reversed(checkpoints(folder)):
+        if what_is_wrong(path, digests=digests) is None:
+            return path
+    return None
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
     """The folders checkpoint-<step>, whole or not, lowest step first."""
-    found = [p for p in path_of(folder).glob("checkpoint-*") if p.name[11:].isdecimal() and p.is_dir()]
-    return sorted(found, key=lambda path: int(path.name[11:]))
+    steps = {}
+    for path in path_of(folder).glob("checkpoint-*"):
+        step = path.name.removeprefix("checkpoint-")
+        if step.isdecimal() and path.is_dir():
+            steps[path] = int(step)
+    return sorted(steps, key=steps.get)
 
 
 def _wrong_size(path: Path, name: str, size: int) -> str | None:
     if not path.is_file():
         return f"{name} is missing"
-    there = path.stat().st_size
-    if there < size:
-        return f"{name} is cut: {there:,} of {size:,} bytes are there"
-    return f"{name} has {there:,} bytes, and {size:,} were written" if there > size else None
+    actual = path.stat().st_size
+    if actual < size:
+        return f"{name} is cut: {actual:,} of {size:,} bytes are there"
+    if actual > size:
+        return f"{name} has {actual:,} bytes, and {size:,} were written"
+    return None
 
 
 def file_digest(path: str | os.PathLike) -> str:
@@ -132,6 +142,6 @@ def file_digest(path: str | os.PathLike) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _known_sha256(path: str, size: int, changed: int) -> str:
+def _known_sha256(path: str, size: int, time: int) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Mapping, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from grpo_kit.record._lines import (
     last_step,
     lines_of,
     reading,
+    write_lines,
 )
 from grpo_kit.record.files import REDONE, holds_run, next_run_folder, rename_fields, steps_done, write_whole
 
@@ -48,7 +47,7 @@ class RunLog:
         self._files = {name: LineFile(path / name) for name in (METRICS_LINES, COMPLETIONS_LINES)}
         self._tags: dict[str, dict[str, Any]] = {}  # table -> what its next line says besides
         self._later: dict[int, dict[str, Any]] | None = None  # changes of steps to be done again
-        self._disk_failing = False
+        self._disk_works = True
 
     @staticmethod
     def check(path: Path) -> None:
@@ -61,13 +60,13 @@ class RunLog:
                 f"folder={str(path)!r} is a checkpoint; give the run's folder, {str(path.parent)!r}, and "
                 "train(resume=True)."
             )
-        there = next(p for p in (path, *path.absolute().parents) if p.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK):
+        parent = next(place for place in (path, *path.absolute().parents) if place.exists())
+        if not parent.is_dir() or not os.access(parent, os.W_OK):
             raise RunFolderError(
-                f"folder={str(path)!r}: {there} is no folder that can be written; name another."
+                f"folder={str(path)!r}: {parent} is no folder that can be written; name another."
             )
-        due = (path / RUN).is_file() and not steps_done(path)  # its first step: nothing is lost
-        if holds_run(path) and not due and not next(path.glob("checkpoint-*"), None):
+        is_before_first_step = (path / RUN).is_file() and not steps_done(path)  # nothing is lost
+        if holds_run(path) and not is_before_first_step and not any(path.glob("checkpoint-*")):
             raise RunFolderError(
                 f"folder={str(path)!r} already holds a run, without a checkpoint to go on from, and no run is "
                 f"overwritten. The next free name is {str(next_run_folder(path.parent, path.name))!r}."
@@ -93,12 +92,12 @@ class RunLog:
             raise RunFolderError(
                 f"folder={str(path)!r} holds no run to go on with; begin one, with resume left out. {free!r} is free."
             )
-        made = not path.exists()
+        is_new = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
             _keep_settings(path, settings)
         except OSError as error:
-            if made and path.is_dir() and not any(path.iterdir()):
+            if is_new and path.is_dir() and not any(path.iterdir()):
                 path.rmdir()  # else a full disk would block the name
             raise RunFolderError(
                 f"folder={str(path)!r} cannot be written: {error}. Free some space or name another folder."
@@ -112,38 +111,40 @@ class RunLog:
         """The steps after `step` are done again; with the changes that they were made with, each at its step."""
         self.flush()
         metrics = self._files[METRICS_LINES]
-        again = [line for line in lines_of(metrics.path, metrics.waiting) if line["step"] > step]
-        if again or self._later is None:
-            left_out = lines_of(metrics.path, metrics.waiting, taken_back=True)
+        repeated = [line for line in lines_of(metrics.path, metrics.waiting) if line["step"] > step]
+        if repeated or self._later is None:
+            taken_back = lines_of(metrics.path, metrics.waiting, taken_back=True)
             with reading(metrics.path):
-                self._later = {
-                    line["step"]: {name: values[1] for name, values in line["changes"].items()}
-                    for line in [*left_out, *again]
-                    if line["step"] > step and line.get("changes")
-                }
-        if not again and last_step(self.path / COMPLETIONS_LINES) <= step:  # their metrics may have been lost
+                self._later = {}
+                for line in [*taken_back, *repeated]:
+                    if line["step"] > step and line.get("changes"):
+                        changes = {name: after for name, (_, after) in line["changes"].items()}
+                        self._later[line["step"]] = changes
+        if (
+            not repeated and last_step(self.path / COMPLETIONS_LINES) <= step
+        ):  # their metrics may have been lost
             return
         for name in self._files:
             self._append(name, {RESUMED: step})
-        for saved in self.path.glob("checkpoint-*"):
-            if saved.name.removeprefix("checkpoint-").isdecimal() and int(saved.name[11:]) > step:
+        for checkpoint in self.path.glob("checkpoint-*"):
+            number = checkpoint.name.removeprefix("checkpoint-")
+            if number.isdecimal() and int(number) > step:
                 (self.path / REDONE).mkdir(exist_ok=True)
-                os.replace(saved, next_run_folder(self.path / REDONE, saved.name))
+                os.replace(checkpoint, next_run_folder(self.path / REDONE, checkpoint.name))
         self.flush()
 
     def lost(self, step: int) -> list[str]:
         """A line for each table that lacks some of the steps that are done: a disk or a person took them."""
-        said = []
+        messages = []
         for file in self._files.values():
-            there = {line["step"] for line in lines_of(file.path, file.waiting) if 0 < line["step"] <= step}
-            there.discard(file.torn_step())
-            if lost := step - len(there):
-                first = next(number for number in count(1) if number not in there)
-                said.append(
-                    f"{file.path} lacks lines of {lost} of the {step} steps that are done (the first is step "
-                    f"{first}): they were lost. The run goes on; charts and tables do without them."
+            steps = {line["step"] for line in lines_of(file.path, file.waiting)} - {file.torn_step()}
+            lost = [number for number in range(1, step + 1) if number not in steps]
+            if lost:
+                messages.append(
+                    f"{file.path} lacks lines of {len(lost)} of the {step} steps that are done (the first is step "
+                    f"{lost[0]}): they were lost. The run goes on; charts and tables do without them."
                 )
-        return said
+        return messages
 
     def changes_at(self, step: int) -> dict[str, Any]:
         """What a resumed run changes at this step, because it did so before: name -> value as JSON."""
@@ -155,38 +156,30 @@ class RunLog:
         self, step: int, metrics: Mapping[str, Any], completions: Mapping[str, Sequence[Any]] | None = None
     ) -> None:
         """A line of metrics of this step, and a line for each completion. Never raises because of the disk."""
-        for values in zip(*(completions or {}).values(), strict=True):
-            self._append(COMPLETIONS_LINES, {"step": step, **dict(zip(completions, values, strict=True))})
-        known = {name: value for name, value in metrics.items() if value is not None}
-        self._append(METRICS_LINES, {"step": step, **known})
+        columns = completions or {}
+        for values in zip(*columns.values(), strict=True):
+            completion = dict(zip(columns, values, strict=True))
+            self._append(COMPLETIONS_LINES, {"step": step} | completion)
+        measured = {name: value for name, value in metrics.items() if value is not None}
+        self._append(METRICS_LINES, {"step": step} | measured)
         self.flush()
 
     def _append(self, name: str, values: Mapping[str, Any]) -> None:
-        self._files[name].waiting.append(as_line({**values, **self._tags.pop(name, {})}))
+        tags = self._tags.pop(name, {})
+        self._files[name].waiting.append(as_line({**values, **tags}))
 
     def flush(self) -> bool:
         """Write what waits in memory; True if nothing waits any more. Warns once each time the disk fails."""
-        error = None
-        for file in reversed(self._files.values()):  # the metrics last: a step with a row has its completions
-            try:
-                file.write()
-            except OSError as caught:
-                error = caught
-                break
-        if error is not None and not self._disk_failing:
-            warnings.warn(
-                f"{self.path} cannot be written ({error}). Training goes on; the lines are kept in memory and tried "
-                "again at the next step. Free some space.",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-        self._disk_failing = error is not None
-        return error is None
+        advice = "Training goes on; the lines are kept in memory and tried again at the next step. Free some space."
+        files = reversed(self._files.values())  # the metrics last: a step with a row has its completions
+        self._disk_works = write_lines(files, self.path, advice, warns=self._disk_works)
+        return self._disk_works
 
 
 def _keep_settings(path: Path, settings: Mapping[str, Any]) -> None:
     text = (json.dumps(dict(settings), indent=2, default=str) + "\n").encode()
-    target, number = path / RUN, 0
+    target = path / RUN
+    number = 0
     while target.exists():
         if target.read_bytes() == text:
             return

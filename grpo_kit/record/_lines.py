@@ -10,7 +10,7 @@ import os
 import re
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -41,13 +41,13 @@ class LineFile:
         if not self.waiting:
             return
         with open(self.path, "ab", buffering=0) as file:
-            there = file.seek(0, os.SEEK_END)
-            if self._size is not None and there < self._size:
-                self._warn_of_cut(there)
+            end = file.seek(0, os.SEEK_END)
+            if self._size is not None and end < self._size:
+                self._warn_of_cut(end)
                 self._size = None
             if self._size is None:
                 self._size = self.path.read_bytes().rfind(b"\n") + 1  # of whole lines
-            if there > self._size:
+            if end > self._size:
                 file.truncate(self._size)
             data = b"".join(self.waiting)
             size = self._size + len(data)
@@ -60,25 +60,40 @@ class LineFile:
             self._size = size
         self.waiting.clear()
 
-    def _warn_of_cut(self, there: int) -> None:
+    def _warn_of_cut(self, size: int) -> None:
         warnings.warn(
-            f"{self.path} has {there:,} bytes, and {self._size:,} were written: somebody else cut or deleted it, and "
+            f"{self.path} has {size:,} bytes, and {self._size:,} were written: somebody else cut or deleted it, and "
             "those lines are lost. Later lines are written.",
             RuntimeWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
 
     def torn_step(self) -> int | None:
         """The step of a line at the end that was cut short; None where the last line is whole or does not tell."""
-        data = self.path.read_bytes() if self.path.exists() else b""
-        found = re.match(rb'{"step": (\d+),', data[data.rfind(b"\n") + 1 :])
-        return int(found[1]) if found else None
+        return _step_in(_bytes_of(self.path).rpartition(b"\n")[2])
+
+
+def write_lines(files: Iterable[LineFile], subject: Path, advice: str, *, warns: bool) -> bool:
+    """Write the waiting lines of these files; True if nothing waits any more, False where the disk fails.
+
+    warns: of a disk that fails, in words that name the subject and end in the advice.
+    """
+    try:
+        for file in files:
+            file.write()
+    except OSError as error:
+        if warns:
+            warnings.warn(f"{subject} cannot be written ({error}). {advice}", RuntimeWarning, stacklevel=4)
+        return False
+    return True
 
 
 def plain(value: object) -> object:
     """A JSON value: scalars of torch and numpy as Python numbers, NaN as None."""
-    value = value.item() if hasattr(value, "item") else value
-    return None if isinstance(value, float) and value != value else value
+    if hasattr(value, "item"):
+        value = value.item()
+    is_nan = isinstance(value, float) and value != value
+    return None if is_nan else value
 
 
 def as_line(values: Mapping[str, Any]) -> bytes:
@@ -98,11 +113,12 @@ def reading(path: str | Path, advice: str = "Mend it or move it away.") -> Itera
     except FileNotFoundError:
         raise
     except Exception as error:
-        named = isinstance(error, ValueError)
-        if named and str(path) in str(error):
-            raise
-        why = str(error) if named else f"{type(error).__name__}: {error}"
-        raise RunFolderError(f"{path} cannot be read ({why:.500}). {advice}") from error
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, ValueError):
+            if str(path) in str(error):
+                raise
+            reason = str(error)
+        raise RunFolderError(f"{path} cannot be read ({reason:.500}). {advice}") from error
 
 
 def read_json(path: str | Path, kind: type = dict, names: Mapping[str, Any] | None = None) -> Any:
@@ -111,7 +127,6 @@ def read_json(path: str | Path, kind: type = dict, names: Mapping[str, Any] | No
     names: what the values of these are, where they are there. A text of more than 256 MiB or 200 levels is refused;
     half a surrogate pair, which no file takes, becomes U+FFFD.
     """
-
     path = path_of(path)
 
     class Known(dict):
@@ -124,8 +139,8 @@ def read_json(path: str | Path, kind: type = dict, names: Mapping[str, Any] | No
         value = _value_of(path.read_bytes(), Known)
         if not isinstance(value, kind):
             raise ValueError(f"it holds a {type(value).__name__}, no {kind.__name__}")
-        for name, of_name in (names or {}).items():
-            if name in value and not isinstance(value[name], of_name):
+        for name, kind_of_value in (names or {}).items():
+            if name in value and not isinstance(value[name], kind_of_value):
                 raise ValueError(f"{name!r} is {value[name]!r:.80}")
     return value
 
@@ -136,8 +151,8 @@ def _value_of(text: bytes, hook: type[dict] | None = None) -> Any:
         if b"\\ud" in text or b"\\uD" in text:  # surrogates: pairs, or a half
             pairs = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
             value = json.loads(pairs.decode("utf-16", "replace"), object_hook=hook)
-        many = text.count(b"[") + text.count(b"{") > _DEEPEST
-        if not many or not _is_deeper(value, _DEEPEST):
+        has_many = text.count(b"[") + text.count(b"{") > _DEEPEST
+        if not has_many or not _is_deeper(value, _DEEPEST):
             return value
     except RecursionError:
         pass
@@ -145,8 +160,11 @@ def _value_of(text: bytes, hook: type[dict] | None = None) -> Any:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels < 0 or any(_is_deeper(each, levels - 1) for each in inside)
+    if isinstance(value, dict):
+        value = list(value.values())
+    if levels < 0 or not isinstance(value, list):
+        return levels < 0
+    return any(_is_deeper(item, levels - 1) for item in value)
 
 
 def run_id(folder: Path) -> str | None:
@@ -165,37 +183,42 @@ def lines_of(
     Raises RunFolderError for a table of another run, and by its number for a line that cannot be read, or is not what
     was written.
     """
-    counted: list[dict[str, Any]] = []
+    current: list[dict[str, Any]] = []
     left_out: list[dict[str, Any]] = []
     for line in _all_lines(path, waiting):
         if RESUMED not in line:
-            counted.append(line)
+            current.append(line)
             continue
-        again = [one for one in counted if one["step"] > line[RESUMED]]
-        steps = {one["step"] for one in again}
-        left_out = [one for one in left_out if one["step"] not in steps] + again
-        counted = [one for one in counted if one["step"] <= line[RESUMED]]
-    if not taken_back:
-        return iter(counted)
-    steps = {line["step"] for line in counted}
-    return (line for line in left_out if line["step"] not in steps)
+        repeated = [earlier for earlier in current if earlier["step"] > line[RESUMED]]
+        current = [earlier for earlier in current if earlier["step"] <= line[RESUMED]]
+        left_out = _without_steps_of(repeated, left_out) + repeated
+    return iter(_without_steps_of(current, left_out) if taken_back else current)
+
+
+def _without_steps_of(later: list[dict], lines: list[dict]) -> list[dict]:
+    """The lines of other steps than the later ones."""
+    steps = {line["step"] for line in later}
+    return [line for line in lines if line["step"] not in steps]
 
 
 def _all_lines(path: Path, waiting: Sequence[bytes]) -> Iterator[dict[str, Any]]:
     with reading(path):
-        data = path.read_bytes() if path.exists() else b""
-    own = run_id(path.parent)
-    for number, line in enumerate([*data[: data.rfind(b"\n") + 1].splitlines(), *waiting], 1):
-        begins = line[:60].decode(errors="replace")
-        with reading(f"{path}, line {number}", f"It begins: {begins!r}. Mend the line or delete it."):
+        data = _bytes_of(path)
+    whole_lines = data[: data.rfind(b"\n") + 1].splitlines()
+    expected_id = run_id(path.parent)
+    for number, line in enumerate([*whole_lines, *waiting], 1):
+        start = line[:60].decode(errors="replace")
+        with reading(f"{path}, line {number}", f"It begins: {start!r}. Mend the line or delete it."):
             values = _value_of(line)
-            if values.pop(CHECKSUM, None) not in (None, zlib.crc32(line.rpartition(b', "')[0] + b"}")):
+            checksum = zlib.crc32(line.rpartition(b', "')[0] + b"}")
+            if values.pop(CHECKSUM, checksum) != checksum:
                 raise ValueError(
                     f"other bytes than were written (without its {CHECKSUM} it is taken as it stands)"
                 )
             key = RESUMED if RESUMED in values else "step"
             values[key] = int(values[key])
-        if own not in (None, values.pop(RUN_ID, own)):
+        line_id = values.pop(RUN_ID, expected_id)
+        if expected_id not in (None, line_id):
             raise RunFolderError(
                 f"{path} is of another run than the {RUN} beside it; put back its own, or move one of the two away"
             )
@@ -204,6 +227,16 @@ def _all_lines(path: Path, waiting: Sequence[bytes]) -> Iterator[dict[str, Any]]
 
 def last_step(path: Path) -> int:
     """The step of the last whole line; 0 where there is none, or it takes others back."""
-    lines = path.read_bytes().rpartition(b"\n")[0].rsplit(b"\n", 1) if path.exists() else [b""]
-    found = re.match(rb'{"step": (\d+),', lines[-1])
-    return int(found[1]) if found else 0
+    whole_lines = _bytes_of(path).rpartition(b"\n")[0]
+    return _step_in(whole_lines.rpartition(b"\n")[2]) or 0
+
+
+def _step_in(line: bytes) -> int | None:
+    """The step that a line begins with."""
+    match = re.match(rb'{"step": (\d+),', line)
+    return int(match[1]) if match else None
+
+
+def _bytes_of(path: Path) -> bytes:
+    """What is in a file; nothing where there is none."""
+    return path.read_bytes() if path.exists() else b""

@@ -51,20 +51,20 @@ def is_locked(folder: Path) -> bool | None:
     """Does a process of this machine train into it? False after it was killed (Windows: None), None after it ended."""
     path = folder.resolve() / GOING
     try:
-        seen = open(path, "rb")
+        file = open(path, "rb")
     except OSError:
         return None
-    with seen:
+    with file:
         try:
-            marked = seen.read() == MARK
+            has_mark = file.read() == MARK
             with FileLock(path, is_singleton=False).acquire(timeout=0):
-                if not marked or not os.fstat(seen.fileno()).st_nlink:
+                if not has_mark or not os.fstat(file.fileno()).st_nlink:
                     return None  # it begins in this moment, or has ended in it
                 path.write_bytes(MARK)  # which the lock may have emptied
                 return False
         except FileNotFoundError:  # of filelock: the file went in this moment
             return None
         except (Timeout, PermissionError):
-            with suppress(OSError), open(path, "r+b") as there:
-                there.write(MARK)  # which filelock before 4 has emptied
+            with suppress(OSError), open(path, "r+b") as locked:
+                locked.write(MARK)  # which filelock before 4 has emptied
             return True

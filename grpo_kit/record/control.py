@@ -48,12 +48,16 @@ def read_changes(folder: str | Path) -> list[dict[str, Any]]:
 
     A refused change has "refused" in place of "change", and "why". A line cut short is left out.
     """
-    found, path = [], path_of(folder) / METRICS_LINES
+    entries = []
+    path = path_of(folder) / METRICS_LINES
     with reading(path):
         for row in lines_of(path):
-            if changed := row.get("changes"):
-                now, was = ({name: values[place] for name, values in changed.items()} for place in (1, 0))
-                found.append({"step": row["step"], "change": now, "was": was})
-            if refused := row.get("refused"):
-                found.append({"step": row["step"] + 1, "refused": refused["change"], "why": refused["why"]})
-    return found
+            changes = row.get("changes")
+            refusal = row.get("refused")
+            if changes:
+                change = {name: after for name, (_, after) in changes.items()}
+                before = {name: was for name, (was, _) in changes.items()}
+                entries.append({"step": row["step"], "change": change, "was": before})
+            if refusal:
+                entries.append({"step": row["step"] + 1, "refused": refusal["change"], "why": refusal["why"]})
+    return entries

@@ -3,7 +3,7 @@
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,9 @@ def has_metrics(folder: str | Path) -> bool:
 
 def steps_done(folder: str | Path) -> int:
     """The last step that the folder has metrics of; 0 where it has none."""
-    return int(max(read_metrics(folder)["step"], default=0)) if has_metrics(folder) else 0
+    if not has_metrics(folder):
+        return 0
+    return int(max(read_metrics(folder)["step"], default=0))
 
 
 def run_settings(folder: str | Path) -> dict[str, Any] | None:
@@ -85,10 +87,7 @@ def rename_fields(values: dict[str, Any]) -> None:
 def next_run_folder(root: str | Path, name: str) -> Path:
     """The first of root/name, root/name-2, root/name-3, ... that does not exist or is an empty folder."""
     check_text("name", name)
-    if not isinstance(root, str | os.PathLike):
-        raise RunFolderError(
-            f"root={root!r} must be the path of the folder that holds the runs, such as 'runs'."
-        )
+    path_of(root, "root")
     parts = Path(name).parts
     if not parts or ".." in parts or Path(name).is_absolute():
         raise RunFolderError(
@@ -100,7 +99,10 @@ def next_run_folder(root: str | Path, name: str) -> Path:
 
 def numbered(root: str | Path, name: str) -> Iterator[Path]:
     """root/name, root/name-2, root/name-3, ..., without end."""
-    return (path_of(root, "root") / (name if number == 1 else f"{name}-{number}") for number in count(1))
+    first = path_of(root, "root") / name
+    yield first
+    for number in count(2):
+        yield first.with_name(f"{first.name}-{number}")
 
 
 def write_whole(target: Path, data: bytes) -> None:
@@ -137,7 +139,8 @@ def read_metrics(folder: str | Path) -> pd.DataFrame:
     Raises RunFolderError if there is no such folder, and for an unreadable line, naming it; a folder without lines
     gives an empty table.
     """
-    lines, table = _existing(folder) / METRICS_LINES, _existing(folder) / _TABLE
+    lines = _existing(folder) / METRICS_LINES
+    table = _existing(folder) / _TABLE
     if table.exists() and not lines.exists():
         with reading(table):
             return _recorded(table)
@@ -146,19 +149,13 @@ def read_metrics(folder: str | Path) -> pd.DataFrame:
         steps.setdefault(line["step"], {}).update(line)
     if not steps:
         return pd.DataFrame(columns=list(METRIC_COLUMNS), dtype=float)
-    rows = [
-        {name: v for name, v in steps[step].items() if name not in ("changes", "refused")}
-        for step in sorted(steps)
-    ]
-    named = dict.fromkeys(name for row in rows for name in row)
+    rows = [steps[step] for step in sorted(steps)]
+    names = dict.fromkeys(name for row in rows for name in row if name not in ("changes", "refused"))
+    parts = [name for name in names if name.startswith("reward/")]
     after = METRIC_COLUMNS.index("reward_std") + 1
-    parts = [name for name in named if name.startswith("reward/")]
-    columns = dict.fromkeys([*METRIC_COLUMNS[:after], *parts, *METRIC_COLUMNS[after:], *named])
+    columns = dict.fromkeys([*METRIC_COLUMNS[:after], *parts, *METRIC_COLUMNS[after:], *names])
     with reading(lines):
-        return _as_numbers(
-            pd.DataFrame(rows, columns=list(columns)),
-            lambda name: name in METRIC_COLUMNS[1:] or name in parts,
-        )
+        return _as_numbers(pd.DataFrame(rows, columns=list(columns)), {*METRIC_COLUMNS[1:], *parts})
 
 
 def read_completions(folder: str | Path) -> pd.DataFrame:
@@ -172,22 +169,24 @@ def read_completions(folder: str | Path) -> pd.DataFrame:
         names = ("prompt", "prefill", "completion", "reward", "advantage", "group", "temperature")
         return pd.DataFrame(columns=["step", *names])
     with reading(path):
-        return _as_numbers(pd.DataFrame(lines), lambda name: name == "reward" or name.startswith("reward/"))
+        table = pd.DataFrame(lines)
+        return _as_numbers(table, table.filter(regex="^reward(/|$)"))
 
 
 def _recorded(path: Path) -> pd.DataFrame:
     """A table of numbers, whose column `extra` holds more of them as JSON."""
     table = pd.read_csv(path, dtype=str)
-    texts = table.pop("extra").fillna("{}") if "extra" in table else ()
-    extra = pd.DataFrame([json.loads(text) for text in texts])
-    table = _as_numbers(table, lambda name: name != "step").astype({"step": int})
+    extra = pd.DataFrame()
+    if "extra" in table:
+        extra = pd.DataFrame([json.loads(text) for text in table.pop("extra").fillna("{}")])
+    table = table.astype(float).astype({"step": int})
     table = table.join(extra[[name for name in extra if name not in table]])
     return table.drop_duplicates("step", keep="last").sort_values("step", ignore_index=True)
 
 
-def _as_numbers(table: pd.DataFrame, wanted: Callable[[str], bool]) -> pd.DataFrame:
+def _as_numbers(table: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
     """The table with these columns as float, None as NaN: a column of which all are None has no type of its own."""
-    return table.astype({name: float for name in table if wanted(name)})
+    return table.astype(dict.fromkeys(names, float))
 
 
 def _existing(folder: str | Path) -> Path:

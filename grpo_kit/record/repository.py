@@ -15,11 +15,11 @@ def in_repository(path: str) -> Path:
     Traceback (most recent call last):
     FileNotFoundError: 'benchmarks/nothing' lies in the kit's repository, which is neither around ...
     """
-    here = Path.cwd()
-    for root in (_AROUND_THE_KIT, here, here.parent):
+    folder = Path.cwd()
+    for root in (_AROUND_THE_KIT, folder, folder.parent):
         if (root / "grpo_kit").is_dir() and (root / path).exists():
             return root / path
     raise FileNotFoundError(
-        f"{path!r} lies in the kit's repository, which is neither around the installed kit nor around {str(here)!r}; "
+        f"{path!r} lies in the kit's repository, which is neither around the installed kit nor around {str(folder)!r}; "
         "clone it and open this notebook there. Cells that do not read it run without"
     )

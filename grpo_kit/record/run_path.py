@@ -27,13 +27,13 @@ def path_of(path: Any, argument: str = "folder") -> Path:
     >>> path_of("~/models") == Path.home() / "models"
     True
     """
-    given = f"{argument}={path!r:.100}"
+    label = f"{argument}={path!r:.100}"
     if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
-        raise RunFolderError(f"{given} must be a text or a path, such as 'runs/demo'.")
+        raise RunFolderError(f"{label} must be a text or a path, such as 'runs/demo'.")
     expanded = Path(os.path.expanduser(path))
     if str(expanded).startswith("~") and not expanded.exists():
         raise RunFolderError(
-            f"{given} begins with ~, and there is no such home folder; write the whole path."
+            f"{label} begins with ~, and there is no such home folder; write the whole path."
         )
     return expanded
 
@@ -47,28 +47,28 @@ def run_path(folder: Any, argument: str = "folder") -> Path:
     >>> run_path("runs/demo") == Path.cwd() / "runs" / "demo"
     True
     """
-    given = f"{argument}={folder!r:.100}"
+    label = f"{argument}={folder!r:.100}"
     path = path_of(folder, argument).absolute()
     text = os.fspath(folder)
-    if not text.strip() or "\0" in text:
-        raise RunFolderError(
-            f"{given} is {'no name: it has a null character' if text.strip() else 'blank'}; name a folder."
-        )
+    if "\0" in text:
+        raise RunFolderError(f"{label} is no name: it has a null character; name a folder.")
+    if not text.strip():
+        raise RunFolderError(f"{label} is blank; name a folder.")
     try:
         parts = [part.encode() for part in Path(text).parts]
     except UnicodeEncodeError as error:
         raise RunFolderError(
-            f"{given} is no text in UTF-8, which its files would have to name; rename it."
+            f"{label} is no text in UTF-8, which its files would have to name; rename it."
         ) from error
     if max(map(len, parts), default=0) > _LONGEST:
         raise RunFolderError(
-            f"{given}... is too long: a folder's name has at most {_LONGEST} bytes; shorten it."
+            f"{label}... is too long: a folder's name has at most {_LONGEST} bytes; shorten it."
         )
     real = path.resolve()
     if real in (Path(real.anchor), Path(os.path.expanduser("~")).resolve()):
         raise RunFolderError(
-            f"{given} is {real}, where other things lie; name a folder of its own, such as 'runs/demo'."
+            f"{label} is {real}, where other things lie; name a folder of its own, such as 'runs/demo'."
         )
     if os.name == "posix" and real.parts[1] in _NOT_A_DISK and real.parts[2:3] != ("shm",):
-        raise RunFolderError(f"{given}: nothing can be written to /{real.parts[1]}; name another.")
+        raise RunFolderError(f"{label}: nothing can be written to /{real.parts[1]}; name another.")
     return path

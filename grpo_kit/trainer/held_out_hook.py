@@ -11,7 +11,7 @@ from grpo_kit.loop.protocols import Hook
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.record._digests import what_is_wrong
 from grpo_kit.record.files import KEPT, read_metrics, write_whole
-from grpo_kit.watch._held_out_words import HOW_TO_KEEP, better_before
+from grpo_kit.watch._run_state import HOW_TO_KEEP, better_before
 
 
 class HeldOutHook(Hook):

@@ -1,10 +1,8 @@
 """Completions as a page to read: the question once a group, every score, the whole text one click away."""
 
-from __future__ import annotations
-
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -13,8 +11,10 @@ import pandas as pd
 from grpo_kit._support.display import COLOURS, colours_of, escape
 from grpo_kit._support.kernel import visible
 
-# A column that only other rows than completions have: the module whose pages_of shows them, loaded where it is there.
-_OTHERS = {"turn": "grpo_kit.more.episodes._conversations"}
+_CONVERSATIONS = (
+    "grpo_kit.more.episodes._conversations"  # pages of rows that are turns; loaded where they are read
+)
+Row = Mapping[str, Any]  # a completion's
 _VISIBLE, _LINES = 300, 3  # characters and lines of a text before the click
 # Counters a notebook's own styles: widgets have lines of 28 px, and break words anywhere; outputs align tables right.
 _PAGE = (
@@ -29,14 +29,15 @@ _STYLE = (
     ".jp-OutputArea-output pre{word-break:normal;overflow-wrap:anywhere}</style>"
 )
 # A rendered chat's last user message: ChatML (Qwen, SmolLM2) and Llama 3.
-_SAID = re.compile(
+_USER_MESSAGE = re.compile(
     r"<\|(?:im_start\|>|start_header_id\|>)user(?:<\|end_header_id\|>)?\s*(.*?)<\|(?:im_end|eot_id)\|>", re.S
 )
 
 
 def reward_columns(table: pd.DataFrame) -> list[str]:
     """The total reward first, then its parts."""
-    return [n for n in table if n == "reward"] + [n for n in table if str(n).startswith("reward/")]
+    names = [name for name in table if name == "reward" or str(name).startswith("reward/")]
+    return sorted(names, key=lambda name: name != "reward")
 
 
 def pick_three(table: pd.DataFrame) -> pd.DataFrame:
@@ -44,36 +45,47 @@ def pick_three(table: pd.DataFrame) -> pd.DataFrame:
 
     Completions without a reward are left out if there are three others. Adds a column `pick`.
     """
-    last = table[table["step"] == table["step"].max()]
-    judged = last[last["reward"].notna()]
-    order = (judged if len(judged) >= 3 else last).sort_values("reward", ascending=False, kind="stable")
-    places = {len(order) // 2: "median", len(order) - 1: "worst", 0: "best"} if len(order) else {}
-    rows = order.iloc[sorted(places)]
-    return rows.assign(pick=[places[place] for place in sorted(places)])
+    last = last_step_of(table)
+    with_reward = last.dropna(subset="reward")
+    if len(with_reward) >= 3:
+        last = with_reward
+    ranked = last.sort_values("reward", ascending=False, kind="stable")
+    if ranked.empty:
+        return ranked.assign(pick=[])
+    picks = {len(ranked) // 2: "median", len(ranked) - 1: "worst", 0: "best"}
+    places = sorted(picks)
+    return ranked.iloc[places].assign(pick=[picks[place] for place in places])
+
+
+def last_step_of(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the last step."""
+    return table[table["step"] == table["step"].max()]
 
 
 def completions_html(table: pd.DataFrame) -> str:
     """The completions of a table from read_completions, in its order, groups together; everything escaped.
 
     Each group is headed by its question and, if the rows have `answer`, the reference answer. A card has a completion's
-    number, its scores and the response: the first lines, and the rest at a click.
+    number, its scores and the response: the first lines, and the hidden at a click.
     """
-    scores = [*reward_columns(table), *(["advantage"] * ("advantage" in table))]
+    scores = reward_columns(table)
+    if "advantage" in table:
+        scores.append("advantage")
 
-    def card(row: dict) -> str:
-        label = row.get("pick", row.get("number", ""))
-        words = " ".join(score_html(n.removeprefix("reward/"), score_text(row[n], n)) for n in scores)
-        return card_html(f'<span style="{PALE}">{escape(label)}</span> {words}', response_html(row))
+    def card(row: Row) -> str:
+        words = [pale(row.get("pick", row.get("number", "")))]
+        words += [score_html(name.removeprefix("reward/"), score_text(row[name], name)) for name in scores]
+        return card_html(" ".join(words), response_html(row))
 
     return groups_html(table, lambda rows: map(card, rows))
 
 
 def groups_html(table: pd.DataFrame, cards_of: Callable[[list[dict]], Iterable[str]]) -> str:
     """A page: each group's question, the whole prompt a click away, over its cards, as many side by side as fit."""
-    parts = [
-        _question_html(min(rows, key=lambda row: row.get("turn", 0))) + _cards_html(cards_of(rows))
-        for rows in _groups_of(table)
-    ]
+    parts = []
+    for rows in _groups_of(table):
+        first = min(rows, key=lambda row: row.get("turn", 0))
+        parts += [_question_html(first), _cards_html(cards_of(rows))]
     return _in_page("".join(parts))
 
 
@@ -85,16 +97,16 @@ def score_html(name: str, value: str, look: str = "white-space:nowrap") -> str:
 class Pages:
     """How the rows of completions.jsonl are counted, searched and shown: here each is a completion. See pages_of."""
 
-    what = "completion"
+    row_name = "completion"
     scores = staticmethod(reward_columns)  # of a table, to sort by
     html = staticmethod(completions_html)  # a page of a table, in its order
 
     def numbered(self, table: pd.DataFrame) -> pd.DataFrame:
         """The table with a column `number`: the place of a completion in its group, from 0, in the order written."""
         keys = [name for name in ("step", "group") if name in table]
-        return table.assign(
-            number=table.groupby(keys, dropna=False).cumcount() if keys else range(len(table))
-        )
+        if not keys:
+            return table.assign(number=range(len(table)))
+        return table.assign(number=table.groupby(keys, dropna=False).cumcount())
 
     def texts(self, table: pd.DataFrame) -> pd.Series:
         """Each row's text, for searching."""
@@ -114,16 +126,17 @@ class Pages:
         plain = three[["pick", "reward", "completion"]].to_string(index=False)
         return visible(plain), self.html(three)
 
-    def told(self, table: pd.DataFrame) -> pd.DataFrame:
+    def readable(self, table: pd.DataFrame) -> pd.DataFrame:
         """The table with what a reader without widgets needs besides."""
         return table
 
 
 def pages_of(table: pd.DataFrame) -> Pages:
     """The pages of a table from read_completions, by the columns that it has."""
-    for column, module in _OTHERS.items():
-        if column in table and (pages := import_module(module).pages_of(table)):
-            return pages
+    if "turn" in table:
+        conversations = import_module(_CONVERSATIONS).pages_of(table)
+        if conversations:
+            return conversations
     return Pages()
 
 
@@ -136,37 +149,48 @@ def completions_page(table: pd.DataFrame | None, *, scrolls: bool) -> tuple[str,
         plain = page = "The best, the median and the worst completion of the last step come here."
     else:
         plain, page = pages_of(table).picks(table)
+    return plain, box(page, "15em", scrolls=scrolls)
+
+
+def box(page: str, height: str, *, scrolls: bool, look: str = "") -> str:
+    """A page in a box of this height, or, unless it scrolls, of at least this height."""
     room = "overflow:auto;height" if scrolls else "min-height"
-    return plain, f'<div style="{room}:15em">{page}</div>'
+    return f'<div style="{look}{room}:{height}">{page}</div>'
 
 
 def side_by_side(name: str, question: str, answer: str, texts: Mapping[str, str]) -> str:
     """One question with its answer, and several responses to it side by side, each under its author's name."""
+    colours = colours_of(list(texts))
+    cards = []
+    for author, text in texts.items():
+        body = folded(text) if text else _EMPTY
+        cards.append(card_html(f"<b>{escape(author)}</b>", body, colour=colours[author]))
     row = {"prompt": question, "answer": answer}
-    cards = [
-        card_html(f"<b>{escape(who)}</b>", folded(text) if text else _EMPTY, colour=colour)
-        for (who, text), colour in zip(texts.items(), colours_of(list(texts)).values(), strict=True)
-    ]
     return _in_page(_question_html(row, name) + _cards_html(cards))
 
 
-def text_of(row: Mapping[str, Any], name: str) -> str:
+def text_of(row: Row, name: str) -> str:
     """The text of a row's column; empty if there is none."""
-    return str(row[name]) if there(row.get(name)) else ""
+    return str(row[name]) if is_known(row.get(name)) else ""
 
 
-def _in_page(inside: str) -> str:
+def pale(text: object) -> str:
+    """A text of less weight than its page's."""
+    return f'<span style="{PALE}">{escape(text)}</span>'
+
+
+def _in_page(content: str) -> str:
     """The frame of every page."""
-    return f'<div style="{_PAGE}">{_STYLE}{inside}</div>'
+    return f'<div style="{_PAGE}">{_STYLE}{content}</div>'
 
 
-def _groups_of(table: pd.DataFrame) -> Iterator[list[dict]]:
+def _groups_of(table: pd.DataFrame) -> list[list[dict]]:
     """The rows of each group together, groups in the order of their first row."""
-    found: dict[Any, list[dict]] = {}
+    groups: dict[tuple, list[dict]] = {}
     for row in table.to_dict("records"):
-        key = (row.get("step"), row.get("group"), None if "group" in row else row.get("prompt"))
-        found.setdefault(key, []).append(row)
-    yield from found.values()
+        group = row.get("group", row.get("prompt"))
+        groups.setdefault((row.get("step"), group), []).append(row)
+    return list(groups.values())
 
 
 def card_html(head: str, body: str, *, colour: str = COLOURS[0]) -> str:
@@ -180,30 +204,44 @@ def _cards_html(cards: Iterable[str]) -> str:
     return f'<div style="display:flex;flex-wrap:wrap;gap:14px;margin:8px 0">{"".join(cards)}</div>'
 
 
-def question_of(row: Mapping[str, Any]) -> str:
+def question_of(row: Row) -> str:
     """The last user message in the row's prompt; the prompt's end if it is no chat."""
-    prompt = text_of(row, "prompt").removesuffix(text_of(row, "prefill"))
-    said = _SAID.findall(prompt)
-    return (said[-1] if said else prompt[-600:]).strip()
+    prompt = _prompt_of(row)
+    messages = [prompt[-600:], *_USER_MESSAGE.findall(prompt)]
+    return messages[-1].strip()
 
 
-def _question_html(row: dict, name: str = "") -> str:
+def _prompt_of(row: Row) -> str:
+    """The row's prompt without the prefill."""
+    return text_of(row, "prompt").removesuffix(text_of(row, "prefill"))
+
+
+def _question_html(row: Row, name: str = "") -> str:
     """The user's question, the whole prompt behind a click; then the reference answer."""
-    prompt, question = text_of(row, "prompt").removesuffix(text_of(row, "prefill")), question_of(row)
-    name = name or (f"group {int(row['group'])}" if there(row.get("group")) else "question")
-    name = f'<span style="{PALE}font-weight:400">{escape(name)}</span> '
-    html = folded(question, before=name, look="font-weight:600;")
+    if not name:
+        name = f"group {int(row['group'])}" if is_known(row.get("group")) else "question"
+    before = f'<span style="{PALE}font-weight:400">{escape(name)}</span> '
+    prompt = _prompt_of(row)
+    question = question_of(row)
+    html = folded(question, before=before, look="font-weight:600;")
     if len(prompt.strip()) > len(question):
-        long = html.startswith("<details")  # a long question: the prompt has a line of its own
-        line = f'<span style="{PALE}">the whole prompt</span>' if long else html
-        whole = f'<div style="{_TEXT}{PALE}">{escape(prompt, len(prompt))}</div>'
-        html = html * long + f'<details><summary style="cursor:pointer">{line}</summary>{whole}</details>'
-    if answer := text_of(row, "answer"):  # episodes have none
-        html += f'<div><span style="{PALE}">answer</span> <span style="{_TEXT}">{folded(answer)}</span></div>'
+        text = f'<div style="{_TEXT}{PALE}">{escape(prompt, len(prompt))}</div>'
+        if html.startswith("<details"):  # a long question: the prompt has a line of its own
+            html += _details(pale("the whole prompt"), text)
+        else:
+            html = _details(html, text)
+    answer = text_of(row, "answer")
+    if answer:  # episodes have none
+        html += f'<div>{pale("answer")} <span style="{_TEXT}">{folded(answer)}</span></div>'
     return html
 
 
-def response_html(row: dict) -> str:
+def _details(line: str, text: str) -> str:
+    """A line that opens to a text."""
+    return f'<details><summary style="cursor:pointer">{line}</summary>{text}</details>'
+
+
+def response_html(row: Row) -> str:
     """The model's text, behind the prefill."""
     prefill = f'<span style="{PALE}">{escape(row.get("prefill"), 10_000)}</span>'
     completion = text_of(row, "completion")
@@ -211,21 +249,26 @@ def response_html(row: dict) -> str:
 
 
 def folded(text: str, *, before: str = "", look: str = "") -> str:
-    """A text: its first lines, the rest behind a click. before: HTML in front of it."""
-    lines = [place for place, letter in enumerate(text) if letter == "\n"]
-    end = min(_VISIBLE, lines[_LINES - 1] if len(lines) >= _LINES else _VISIBLE)
-    end = max(text.rfind(" ", end // 2, end + 1), text.rfind("\n", end // 2, end + 1), 0) or end
-    if len(text) <= end + 60 and len(lines) <= _LINES + 1:  # a click for a word gains nothing
+    """A text: its first lines, the hidden behind a click. before: HTML in front of it."""
+    line_ends = [place for place, letter in enumerate(text) if letter == "\n"]
+    end = _VISIBLE
+    if len(line_ends) >= _LINES:
+        end = min(end, line_ends[_LINES - 1])
+    # Where possible it ends between two words.
+    word_end = max(text.rfind(space, end // 2, end + 1) for space in (" ", "\n"))
+    if word_end > 0:
+        end = word_end
+    if len(text) <= end + 60 and len(line_ends) <= _LINES + 1:  # a click for a word gains nothing
         end = len(text)
     first = f'<span style="{_TEXT}{look}">{before}{escape(text[:end], end)}</span>'
-    rest = text[end:].removeprefix("\n")  # which begins a line of its own anyway
-    if not rest:
+    hidden = text[end:].removeprefix("\n")  # which begins a line of its own anyway
+    if not hidden:
         return first
     words = f"… {len(text) - end:,} characters more"
-    more = f' <span class="kit-more" style="{PALE}text-decoration:underline">{words}</span>'
+    link = f' <span class="kit-more" style="{PALE}text-decoration:underline">{words}</span>'
     return (
-        f'<details class="kit-text"><summary style="cursor:pointer;list-style-position:outside">{first}{more}</summary>'
-        f'<span style="{_TEXT}{look}">{escape(rest, len(rest))}</span></details>'
+        f'<details class="kit-text"><summary style="cursor:pointer;list-style-position:outside">{first}{link}</summary>'
+        f'<span style="{_TEXT}{look}">{escape(hidden, len(hidden))}</span></details>'
     )
 
 
@@ -233,9 +276,11 @@ def score_text(value: object, name: str = "") -> str:
     """A score as a page shows it; an advantage with its sign."""
     if not isinstance(value, (int, float)) or value != value:
         return "none"
-    return f"{value:+.2f}" if name == "advantage" else f"{value:.2f}"
+    if name == "advantage":
+        return f"{value:+.2f}"
+    return f"{value:.2f}"
 
 
-def there(value: object) -> bool:
+def is_known(value: object) -> bool:
     """Is it neither None nor NaN? True for a list, as in files."""
     return value is not None and not (isinstance(value, float) and math.isnan(value))

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from grpo_kit.record._run_lock import is_locked
@@ -19,15 +20,13 @@ _ALONE: dict[tuple[str, Path], Follower] = {}
 
 def signature(folder: str | Path) -> tuple:
     """Changes whenever the run writes: names, sizes and times of its files."""
-    found = []
-    for pattern in _FILES:
-        for path in sorted(Path(folder).glob(pattern)):
-            try:
-                status = path.stat()
-            except OSError:  # moved away at this moment
-                continue
-            found.append((path.name, status.st_size, status.st_mtime_ns))
-    return tuple(found)
+    files = []
+    for name in _FILES:
+        path = Path(folder) / name
+        with suppress(OSError):  # not there, or moved away at this moment
+            status = path.stat()
+            files.append((name, status.st_size, status.st_mtime_ns))
+    return tuple(files)
 
 
 class Follower:
@@ -35,16 +34,18 @@ class Follower:
 
     A task of the event loop in which the kernel runs cells: it waits while a cell runs, needs no thread, and takes at
     most a tenth of the time. An error in show() while a file is being written leads to another try. Outside
-    a kernel there is no such loop, and it does nothing. `ended` is called when it stops by itself.
+    a kernel there is no such loop, and it does nothing. `on_end` is called when it stops by itself.
     """
 
     def __init__(
-        self, folder: str | Path, show: Callable[[], None], ended: Callable[[], None] = lambda: None
+        self, folder: str | Path, show: Callable[[], None], on_end: Callable[[], None] = lambda: None
     ) -> None:
-        self.folder, self._show, self._ended = Path(folder), show, ended
+        self.folder = Path(folder)
+        self._show = show
+        self._on_end = on_end
         self._context = contextvars.copy_context()  # of the cell: later output belongs under it
         self._run: object | None = None
-        self._seen = signature(folder)  # before the first display: later writes are news
+        self._signature = signature(folder)  # before the first display: later writes are news
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -62,8 +63,9 @@ class Follower:
         if self._loop is None:
             return False
         key = kind, self.folder.resolve()
-        if (before := _ALONE.get(key)) not in (None, self):
-            before.stop()
+        earlier = _ALONE.get(key)
+        if earlier not in (None, self):
+            earlier.stop()
         _ALONE[key] = self
         if self._run is None:
             self._run = run = object()
@@ -85,16 +87,17 @@ class Follower:
             await asyncio.sleep(pause)
             if self._run is not run:
                 return
-            began = time.perf_counter()
-            going, now = bool(is_locked(self.folder)), signature(self.folder)
-            if now != self._seen:
+            start = time.perf_counter()
+            is_going = bool(is_locked(self.folder))
+            current = signature(self.folder)
+            if current != self._signature:
                 try:
                     self._show()
-                    self._seen = now
+                    self._signature = current
                 except (ValueError, OSError):  # an incomplete or moved file: next time
-                    going = True
-            pause = max(_LOOK, (time.perf_counter() - began) / _SHARE)
-            if not going:
+                    is_going = True
+            pause = max(_LOOK, (time.perf_counter() - start) / _SHARE)
+            if not is_going:
                 self._run = None
-                self._ended()
+                self._on_end()
                 return

@@ -3,8 +3,6 @@
 Logs of TRL, notebooks with stored outputs, tables, TensorBoard's events.
 """
 
-from __future__ import annotations
-
 import ast
 import csv
 import html
@@ -12,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +40,9 @@ _NAMES = {  # TRL's, what its loggers and notebooks make of them, verl's and Ope
     "ppo_clip_ratio": "clip_ratio",
     "response_length": "completion_length",
 }
-_HELD_OUT = (
-    "eval/",
-    "eval_",
-    "val/",
-    "val_",
-    "test/",
-    "test_",
-)  # what loggers put in front of a held-out measure
+# What loggers put in front of a held-out measure.
+_HELD_OUT = re.compile(r"(eval|val|test)[/_]", re.I)
+_OF_A_RUN = {"reward", "reward_std", "kl", "grad_norm"}  # what else is no log of a run has none of
 _RUNS = ("run", "run_id", "run_name", "run name", "name", "experiment")  # columns that say whose row it is
 _EXTREMES = ("__min", "__max")  # of a smoothed column, in W&B's exports
 # A log without the share that was cut off shows it where the mean length is the log's longest in 5 steps: then all of
@@ -67,42 +61,48 @@ def runs_of(path: Path) -> dict[str, pd.DataFrame]:
     where the steps, else the epochs, begin anew. A run that was resumed repeats some steps and is one.
     """
     rows_of: dict[str, list[dict[str, Any]]] = {}
-    ends: dict[
-        str, dict[str, tuple[float, float]]
-    ] = {}  # of each name: first and last step and epoch of its last run
-    numbers: dict[str, int] = {}
+    spans: dict[str, dict[str, tuple[float, float]]] = {}  # name -> unit -> first and last of its last run
+    numbers: dict[str, int] = {}  # name -> how many runs so far
     for row in _rows(path):
         for name, values in _by_run(row).items():
+            numbers.setdefault(name, 1)
             unit = "step" if "step" in values else "epoch"
-            at, known = _number(values.get(unit)), ends.setdefault(name, {})
-            first, last = known.get(unit, (at, at))
-            if at is not None and at <= first and at < last:
-                numbers[name] = numbers.get(name, 1) + 1
-                known.clear()
-                first = at
-            if at is not None:
-                known[unit] = first, at
-            number = f"run {numbers.get(name, 1)}"
-            whole_name = f"{name}, {number}" if name and name in numbers else name or number
-            rows_of.setdefault(whole_name, []).append(values)
+            place = _number(values.get(unit))
+            if place is not None:
+                span = spans.setdefault(name, {})
+                first, last = span.get(unit, (place, place))
+                if place <= first and place < last:  # it begins anew
+                    numbers[name] += 1
+                    span.clear()
+                    first = place
+                span[unit] = first, place
+            rows_of.setdefault(_run_name(name, numbers[name]), []).append(values)
     tables = {name: table_of(rows) for name, rows in rows_of.items()}
-    return {
-        name: table
-        for name, table in tables.items()
-        if {*table} & {"reward", "reward_std", "kl", "grad_norm"}
-    }
+    return {name: table for name, table in tables.items() if not _OF_A_RUN.isdisjoint(table)}
+
+
+def _run_name(name: str, number: int) -> str:
+    """What a log's run is called. name: its own, or ""; number: of the runs under that name."""
+    if not name:
+        return f"run {number}"
+    if number == 1:
+        return name
+    return f"{name}, run {number}"
 
 
 def _by_run(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """A logged row's values by the record's names, for each run that it has values of."""
-    label = next((str(row[name]) for name in row if str(name).lower() in _RUNS and row[name]), "")
+    labels = [str(row[name]) for name in row if str(name).lower() in _RUNS and row[name]]
+    label = labels[0] if labels else ""
     runs: dict[str, dict[str, Any]] = {}
     for name, value in row.items():
-        prefix = str(name).rpartition(" - ")[0]
+        run = str(name).rpartition(" - ")[0]
         if value not in ("", None) and not str(name).lower().endswith(_EXTREMES):
-            runs.setdefault(prefix, {})[_name(name)] = value
+            runs.setdefault(run, {})[_name(name)] = value
     shared = runs.pop("", {})
-    return {name or label: shared | values for name, values in runs.items()} or {label: shared}
+    if not runs:
+        return {label: shared}
+    return {name: shared | values for name, values in runs.items()}
 
 
 def table_of(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
@@ -113,50 +113,55 @@ def table_of(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
     """
     steps: dict[int, dict[str, float]] = {}
     for number, row in enumerate(rows, 1):
-        named = {_name(name): value for name, value in row.items()}
-        step = _number(named.pop("step", None))
-        values = {name: found for name, value in named.items() if (found := _number(value)) is not None}
-        if values:
-            known = steps.setdefault(number if step is None else int(step), {})
-            known |= {
-                name: value for name, value in values.items() if not math.isnan(value) or name not in known
-            }
+        values = {_name(name): _number(value) for name, value in row.items()}
+        step = values.pop("step", None)
+        values = {name: value for name, value in values.items() if value is not None}
+        if not values:
+            continue
+        logged = steps.setdefault(number if step is None else int(step), {})
+        for name, value in values.items():
+            if name not in logged or not math.isnan(value):
+                logged[name] = value
     table = pd.DataFrame([{"step": step} | steps[step] for step in sorted(steps)])
-    if (
-        "reward_std" in table and "frac_reward_zero_std" not in table
-    ):  # of all groups, or not known to be of any
+    # A spread is of all groups, or not known to be of any.
+    if "reward_std" in table and "frac_reward_zero_std" not in table:
         table["frac_reward_zero_std"] = (table["reward_std"].abs() < 1e-9).astype(float)
     if "completion_length" in table and "completion_cut_off" not in table:
-        longest = table["completion_length"].max()
-        at_most, shorter = (table["completion_length"] == longest), (table["completion_length"] < longest)
+        length = table["completion_length"]
+        longest = length.max()
+        is_longest = length == longest
+        is_shorter = length < longest
         # A mean that is so often the longest is the limit; one that never changes may be a habit.
-        if longest >= _LONG and longest % 1 == 0 and at_most.sum() >= _AT_MOST and shorter.any():
-            table["completion_cut_off"] = at_most.astype(float)
+        is_tokens = longest >= _LONG and longest % 1 == 0
+        if is_tokens and is_longest.sum() >= _AT_MOST and is_shorter.any():
+            table["completion_cut_off"] = is_longest.astype(float)
     return table
 
 
 def _name(name: Any) -> str:
     """The record's name of a column.
 
-    >>> [_name(one) for one in ("rewards / right", "run-7 - train/kl", "Training Loss", "train/rewards/right/mean")]
-    ['reward/right', 'kl', 'loss', 'reward/right']
+    >>> [_name(column) for column in ("rewards / right", "run-7 - train/kl", "train/rewards/right/mean")]
+    ['reward/right', 'kl', 'reward/right']
     """
-    text = re.sub(r"\s*/\s*", "/", str(name).rpartition(" - ")[2].strip())
-    text = text.removeprefix("train/")
-    for start in _HELD_OUT:
-        if text.lower().startswith(start):
-            return f"eval/{_name(text[len(start) :])}"
-    text = text if text.startswith("rewards/") else text.lower()
+    column = str(name).rpartition(" - ")[2].strip()
+    text = re.sub(r"\s*/\s*", "/", column).removeprefix("train/")
+    held_out = _HELD_OUT.match(text)
+    if held_out:
+        return f"eval/{_name(text[held_out.end() :])}"
     if text.startswith("rewards/") and not text.endswith("/std"):
         return "reward/" + text.removeprefix("rewards/").removesuffix("/mean")
+    if not text.startswith("rewards/"):
+        text = text.lower()
     return _NAMES.get(text, text)
 
 
 def _number(value: Any) -> float | None:
+    """The value as a number; None if it is none."""
+    if isinstance(value, bool):
+        return None
     try:
-        return (
-            float(str(value).replace(",", "")) if not isinstance(value, bool) and str(value).strip() else None
-        )
+        return float(str(value).replace(",", ""))
     except ValueError:
         return None
 
@@ -164,15 +169,17 @@ def _number(value: Any) -> float | None:
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     """The logged rows of a file or a folder."""
     if path.is_dir():
-        states = sorted(path.glob("**/trainer_state.json"), key=lambda one: one.stat().st_mtime)
-        histories = {state: [*_rows(state)] for state in states}
-        newest: dict[str, Path] = {}
+        states = sorted(path.glob("**/trainer_state.json"), key=lambda state: state.stat().st_mtime)
+        newest: dict[str, tuple[Path, list]] = {}
         for state in reversed(
             states
         ):  # checkpoints of one run begin alike, and the last of them has all rows
-            newest.setdefault(repr(histories[state][:1]), state)
-        for state in reversed(newest.values()):
-            yield from ({"run": str(state.parent.relative_to(path))} | row for row in histories[state])
+            history = list(_rows(state))
+            newest.setdefault(repr(history[:1]), (state, history))
+        for state, history in reversed(newest.values()):
+            run = str(state.parent.relative_to(path))
+            for row in history:
+                yield {"run": run} | row
         if not states:
             yield from _of_tensorboard(path)
     elif path.suffix == ".csv":
@@ -190,16 +197,23 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 def _of_json(text: str) -> list[dict[str, Any]]:
     """trainer_state.json's log_history, a list of rows, or one row a line; [] where it is none of these."""
     try:
-        found = json.loads(text)
-        found = found.get("log_history", found.get("data", [found])) if isinstance(found, dict) else found
+        log = json.loads(text)
     except (ValueError, RecursionError):
-        found = []
-        for line in text.splitlines():
-            try:
-                found.append(json.loads(line))
-            except (ValueError, RecursionError):
-                continue
-    return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+        log = _of_json_lines(text)
+    if isinstance(log, dict):
+        log = log.get("log_history", log.get("data", [log]))
+    if not isinstance(log, list):
+        return []
+    return [row for row in log if isinstance(row, dict)]
+
+
+def _of_json_lines(text: str) -> list[Any]:
+    """The value of each line that is JSON."""
+    values = []
+    for line in text.splitlines():
+        with suppress(ValueError, RecursionError):
+            values.append(json.loads(line))
+    return values
 
 
 def _of_printed(text: str) -> Iterator[dict[str, Any]]:
@@ -209,42 +223,43 @@ def _of_printed(text: str) -> Iterator[dict[str, Any]]:
             row = ast.literal_eval(re.sub(r"(?<!['\w])-?\b(nan|inf)\b(?!')", r"'\1'", line))
         except (ValueError, SyntaxError):
             continue
-        if isinstance(row, dict) and ({"reward", "loss"} & {*row}):
+        if isinstance(row, dict) and ("reward" in row or "loss" in row):
             yield row
 
 
 def _of_output(output: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A cell's output: the table that transformers shows in a notebook, or printed lines."""
-    text = output.get("text", "")
-    yield from _of_printed(text if isinstance(text, str) else "".join(text))
-    page = output.get("data", {}).get("text/html", "")
-    page = page if isinstance(page, str) else "".join(page)
+    yield from _of_printed("".join(output.get("text", "")))
+    page = "".join(output.get("data", {}).get("text/html", ""))
     if "<th" not in page or "reward" not in page:
         return
-    heads = [_plain(cell) for cell in re.findall(r"<th[^>]*>(.*?)</th>", page, re.S)]
+    heads = _cells(page, "th")
     for row in re.findall(r"<tr[^>]*>(.*?)</tr>", page, re.S):
-        cells = [_plain(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row, re.S)]
+        cells = _cells(row, "td")
         if len(cells) == len(heads):
             yield dict(zip(heads, cells, strict=True))
 
 
-def _plain(cell: str) -> str:
-    return html.unescape(re.sub(r"<[^>]+>", "", cell)).strip()
+def _cells(page: str, tag: str) -> list[str]:
+    """The texts of a page's cells. tag: th or td."""
+    cells = re.findall(rf"<{tag}[^>]*>(.*?)</{tag}>", page, re.S)
+    return [html.unescape(re.sub(r"<[^>]+>", "", cell)).strip() for cell in cells]
 
 
 def _of_tensorboard(folder: Path) -> Iterator[dict[str, Any]]:
-    if not any(folder.glob("**/events.out.tfevents.*")):
+    runs = sorted({path.parent for path in folder.glob("**/events.out.tfevents.*")})
+    if not runs:
         return
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:
         raise LogError("TensorBoard's events need tensorboard: pip install tensorboard") from error
-    for place in sorted({path.parent for path in folder.glob("**/events.out.tfevents.*")}):
-        events = EventAccumulator(str(place), {"scalars": 0}).Reload()
+    for run in runs:
+        events = EventAccumulator(str(run), {"scalars": 0}).Reload()
         steps: dict[int, dict[str, float]] = {}
         for tag in events.Tags()["scalars"]:
             for scalar in events.Scalars(tag):
                 steps.setdefault(scalar.step, {})[tag] = scalar.value
-        yield from (
-            {"run": str(place.relative_to(folder)), "step": step} | steps[step] for step in sorted(steps)
-        )
+        name = str(run.relative_to(folder))
+        for step in sorted(steps):
+            yield {"run": name, "step": step} | steps[step]

@@ -1,25 +1,26 @@
-"""Buttons under the chart that send requests to a running trainer: pause, stop, save, a new rate or temperature.
+"""What stands around the live chart: progress line, red flags, and buttons that send requests to a running trainer.
 
-They are buttons of the page, not widgets. Each writes a request into the run's folder through the Jupyter server, like
-record.control from a terminal, without the kernel. The page asks the server whether that kernel is still busy. A page
-that was opened again, which the kernel's output does not reach, reads the chart from that folder. So all of it works
-while the kernel is busy, after a reload, and with any ipykernel. The run must lie below the folder in which the server
-was started.
+The buttons pause, stop, save, or set a new rate or temperature. They are buttons of the page, not widgets. Each writes
+a request into the run's folder through the Jupyter server, like record.control from a terminal, without the kernel. The
+page asks the server whether that kernel is still busy. A page that was opened again, which the kernel's output does not
+reach, reads the chart from that folder. So all of it works while the kernel is busy, after a reload, and with any
+ipykernel. The run must lie below the folder in which the server was started.
 """
-
-from __future__ import annotations
 
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_kit._support.display import escape
+from grpo_kit._support.display import BADGE, escape
 from grpo_kit._support.kernel import in_notebook
 from grpo_kit.record.control import CONTROL
 from grpo_kit.record.run_path import path_of
+from grpo_kit.watch._completions import box
+from grpo_kit.watch._red_flag import Flag
+from grpo_kit.watch._svg import WIDTH
 
 LIVE = "live.txt"  # in the run's control folder, while it trains: chart and progress line for a page opened again
 # Shown if no script runs, or no Jupyter server is behind the page: VS Code, Colab, a notebook not trusted.
@@ -37,11 +38,11 @@ def panel_row(folder: str | Path, name: str) -> dict[str, str]:
     name: of this panel in the page, one word. A click writes a file into the run's folder control/, which the trainer
     reads between two steps. If no button is possible the row shows the code to type instead.
     """
-    at = path_of(folder) / CONTROL
-    run = repr(at.parent.absolute().as_posix())
-    paths = [path.as_posix() for path in dict.fromkeys([at.absolute(), at.resolve()])]
-    told = json.dumps([name, paths, _kernel_id(), str(folder)]).replace("<", "\\u003c")
-    script = _SCRIPT.read_text(encoding="utf-8").replace("LIVE", LIVE).replace("ARGUMENTS", told)
+    control = path_of(folder) / CONTROL
+    run = repr(control.parent.absolute().as_posix())
+    paths = [path.as_posix() for path in dict.fromkeys([control.absolute(), control.resolve()])]
+    arguments = json.dumps([name, paths, _kernel_id(), str(folder)]).replace("<", "\\u003c")
+    script = _SCRIPT.read_text(encoding="utf-8").replace("LIVE", LIVE).replace("ARGUMENTS", arguments)
     instead = _INSTEAD.format(folder=escape(run, len(run)))
     page = f'<div data-kit-panel="{name}" style="line-height:1.5">{instead}</div><script>{script}</script>'
     return {"text/plain": f"kit.control({run}) steers this run", "text/html": page}
@@ -71,5 +72,38 @@ def _kernel_id() -> str | None:
         return None
     kernel = sys.modules["IPython"].get_ipython().kernel
     file = getattr(getattr(kernel, "parent", None), "connection_file", "") or ""
-    found = re.search(r"kernel-([0-9a-f-]{36})\.json$", file)
-    return found[1] if found else None
+    match = re.search(r"kernel-([0-9a-f-]{36})\.json$", file)
+    return match[1] if match else None
+
+
+def progress_page(step: int, total: int, words: Sequence[str], flag: str, measures: Sequence[str]) -> str:
+    """A bar and two lines: the step and present work, with a red flag if there is one, and the last step's measures."""
+    first_line = [escape(word) for word in words]
+    if flag:
+        first_line.append(_badge("red flag") + escape(flag))
+    bar = f'<progress value="{step}" max="{total}" style="width:100%;height:1em"></progress>'
+    look = "height:1.5em;white-space:nowrap;overflow:hidden;text-overflow:ellipsis"
+    lines = [
+        f'<div style="{look}">{line}</div>' for line in (" · ".join(first_line), escape(" · ".join(measures)))
+    ]
+    return f'<div style="line-height:1.5;max-width:{WIDTH // 2}px">{bar}{"".join(lines)}</div>'
+
+
+def flags_page(flags: Sequence[Flag], *, scrolls: bool) -> str:
+    """Each flag in a line that opens to its reason and remedy: the newest on top of three lines that scroll; or, in the
+    end, all of them in order and open.
+    """
+    is_open = "" if scrolls else " open"
+    lines = []
+    for number, flag in enumerate(flags, 1):
+        line = _badge(f"red flag {number}") + escape(flag.brief, 600)
+        remedy = escape(f"{flag.why} First try: {flag.first}", 600)
+        lines.append(f'<details{is_open}><summary style="cursor:pointer">{line}</summary>{remedy}</details>')
+    if scrolls:
+        lines.reverse()
+    return box("".join(lines) or "No red flag.", "4.3em", scrolls=scrolls, look="line-height:1.4;")
+
+
+def _badge(text: str) -> str:
+    """Highlighted text in front of a sentence, as HTML."""
+    return f'<span style="{BADGE}">{escape(text)}</span> '

@@ -1,21 +1,17 @@
-"""Flag and its page, the Setup that flags need of a run, the decorator that raises flags, and readers of the table."""
+"""What red flags are made of: Flag, the steps of a run that they read, and the decorator that raises them."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from grpo_kit._support.display import BADGE, escape
-from grpo_kit.watch._curves import scale_columns, seen_range
-
+ACCURACY, REWARD = "eval/accuracy", "eval/reward"  # held-out measures
 WINDOW = 5  # steps that a state must last; spikes are raised at once
-# A bool for each row of the table, and the evidence in a row; None if it cannot be judged.
-Sign = tuple[np.ndarray, Callable[[int], str]] | None
+_ROUNDING = 1e-6  # of float32
 
 
 @dataclass(frozen=True)
@@ -41,8 +37,8 @@ class Flag:
 class Setup:
     """The values of a run.json that flags need; the defaults without one.
 
-    weights: of the rewards by name. inside: part names of the rewards that are sums. best: the highest reward, if
-    rewards lie in [0, 1]. ranges: stated by rewards and parts; see scale().
+    weights: of the rewards by name. parts: names of the rewards, and of the parts of those that are sums. best: the
+    highest reward, if rewards lie in [0, 1]. ranges: stated by rewards and parts; see Steps.scale.
     answer: weights, by name, of the parts that judge the answer; empty if unknown.
     constant: the best constant strategy's score on them, in [0, 1]; None if unknown.
     max_tokens of a completion. age: the highest of a rollout, in optimizer steps.
@@ -50,7 +46,7 @@ class Setup:
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
-    inside: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
     best: float = 1.0
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     answer: Mapping[str, float] = field(default_factory=dict)
@@ -64,75 +60,122 @@ class Setup:
         """From a run's config (run.json, as the trainer writes it)."""
         config = config or {}
         args = arguments_of(config)
-        weights = [float(w) for w in config.get("reward_weights") or ()]
-        parts = list(config.get("reward_parts") or ())
+        parts = config.get("reward_parts") or []
+        weights = [float(weight) for weight in config.get("reward_weights") or ()]
         weight_of = dict(zip(parts, weights, strict=False))
+
         answer = {name: weight_of.get(name, 1.0) for name in config.get("answer_parts") or ()}
         if not any(answer.values()):  # measured, not trained on
             answer = dict.fromkeys(answer, 1.0)
         answer = {name: weight for name, weight in answer.items() if weight > 0}
+
+        constant = None
         earned = (config.get("best_constant") or {}).get("parts") or {}
-        known = bool(answer) and all(name in earned for name in answer)
+        if answer and earned.keys() >= answer.keys():
+            total = sum(weight * earned[name] for name, weight in answer.items())
+            constant = total / sum(answer.values())
+
         passes = (args.get("steps_per_generation") or 1) * (args.get("num_iterations") or 1)
+        updates = passes // (args.get("gradient_accumulation_steps") or 1)
+        ranges = config.get("reward_ranges") or {}
         return cls(
             weights=weight_of,
-            inside=tuple(parts[len(weights) :]),
-            best=sum(w for w in weights if w > 0) or 1.0,
-            ranges={name: tuple(ends) for name, ends in (config.get("reward_ranges") or {}).items()},
+            parts=tuple(parts),
+            best=sum(weight for weight in weights if weight > 0) or 1.0,
+            ranges={name: tuple(ends) for name, ends in ranges.items()},
             answer=answer,
-            constant=sum(w * earned[n] for n, w in answer.items()) / sum(answer.values()) if known else None,
+            constant=constant,
             max_tokens=args.get("max_completion_length"),
-            age=max(0, passes // (args.get("gradient_accumulation_steps") or 1) - 1),
+            age=max(0, updates - 1),
             skips=bool(args.get("fp16")),
         )
 
 
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a run so far: a table with a row each, and the run's Setup. steps["kl"] is a column."""
+
+    table: pd.DataFrame
+    setup: Setup
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """A measure at each step; NaN if it is missing."""
+        if name not in self.table:
+            return np.full(len(self.table), np.nan)
+        return self.table[name].to_numpy(float)
+
+    def mean(self, name: str, width: int = WINDOW) -> np.ndarray:
+        """Mean of a measure over the last `width` steps; NaN if one is missing."""
+        return trailing(self[name], width)
+
+    def scale(self, part: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """(lowest, highest) of a part of the reward at each step: its stated range, else the observed one (seen_range).
+
+        part: None for the reward, whose ends are the weighted sums of its parts'.
+        """
+        if part is None and self.setup.weights:
+            lowest = np.zeros(len(self.table))
+            highest = np.full(len(self.table), self.setup.best)
+            for name, weight in self.setup.weights.items():
+                if weight > 0:
+                    low, high = self.scale(name)
+                    lowest = lowest + weight * low
+                    highest = highest + weight * (high - 1)
+            return lowest, highest
+        if part in self.setup.ranges:
+            low, high = self.setup.ranges[part]
+            return np.full(len(self.table), low), np.full(len(self.table), high)
+        name = "reward" if part is None else f"reward/{part}"
+        low_column, high_column = scale_columns(name)
+        lowest = np.fmin.accumulate(np.fmin(self[name], self[low_column]))
+        highest = np.fmax.accumulate(np.fmax(self[name], self[high_column]))
+        ranges = [seen_range(low, high) for low, high in zip(lowest, highest, strict=True)]
+        low, high = np.array(ranges).reshape(-1, 2).T
+        return low, high
+
+    def share_of_scale(self, name: str, part: str | None = None) -> np.ndarray:
+        """A measure of the reward, or of a part, as a share of its scale."""
+        low, high = self.scale(part)
+        return (self[name] - low) / (high - low)
+
+
+# A bool for each row of the table, and the evidence in a row; None if it cannot be judged.
+Sign = tuple[np.ndarray, Callable[[int], str]] | None
+Finder = Callable[..., Flag | None]
+
+
 def red_flag(
-    name: str, *, why: str, first: str, lasted: int = 1
-) -> Callable[[Callable[..., Sign]], Callable[..., Flag | None]]:
+    name: str,
+    *,
+    why: str,
+    first: str,
+    lasted: int = 1,
+    before: int = 0,
+) -> Callable[[Callable[..., Sign]], Finder]:
     """Turns a function that returns a Sign into one that returns the Flag, or None if the sign is nowhere.
 
-    lasted: rows that the sign covers; the flag's step is the first of them.
+    lasted: rows that the sign covers; the flag's step is the first of them. before: rows that it is compared with.
+    Where there are not so many rows, the sign is not looked for.
     """
 
-    def raising(find: Callable[..., Sign]) -> Callable[..., Flag | None]:
-        @functools.wraps(find)
-        def raised(table: pd.DataFrame, *given: Any) -> Flag | None:
-            sign = find(table, *given)
-            if sign is None or not sign[0].any():
+    def flagged(find_sign: Callable[..., Sign]) -> Finder:
+        def find(steps: Steps, *arguments: Any) -> Flag | None:
+            if len(steps.table) < before + lasted:
                 return None
-            at = int(sign[0].argmax())
-            return Flag(name, int(table["step"].iloc[max(at - lasted + 1, 0)]), sign[1](at), why, first)
+            sign = find_sign(steps, *arguments)
+            if sign is None:
+                return None
+            rows, evidence = sign
+            if not rows.any():
+                return None
+            row = int(rows.argmax())
+            first_row = max(row - lasted + 1, 0)
+            step = int(steps.table["step"].iloc[first_row])
+            return Flag(name, step, evidence(row), why, first)
 
-        return raised
+        return find
 
-    return raising
-
-
-def column(table: pd.DataFrame, name: str) -> np.ndarray:
-    """A measure at each step; NaN if it is missing."""
-    return table[name].to_numpy(float) if name in table else np.full(len(table), np.nan)
-
-
-def scale(table: pd.DataFrame, setup: Setup, part: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """(lowest, highest) of a part of the reward at each step: its stated range, else the observed one (seen_range).
-
-    part: None for the reward, whose ends are the weighted sums of its parts'.
-    """
-    n = len(table)
-    if part is None and setup.weights:
-        used = [(w, scale(table, setup, name)) for name, w in setup.weights.items() if w > 0]
-        lowest = sum((w * low for w, (low, _) in used), np.zeros(n))
-        return lowest, sum((w * (high - 1) for w, (_, high) in used), np.full(n, setup.best))
-    if part in setup.ranges:
-        low, high = setup.ranges[part]
-        return np.full(n, low), np.full(n, high)
-    name = "reward" if part is None else f"reward/{part}"
-    mean = column(table, name)
-    least = np.fmin.accumulate(np.fmin(mean, column(table, scale_columns(name)[0])))
-    most = np.fmax.accumulate(np.fmax(mean, column(table, scale_columns(name)[1])))
-    ends = [seen_range(low, high) for low, high in zip(least, most, strict=True)]
-    return np.array([low for low, _ in ends]), np.array([high for _, high in ends])
+    return flagged
 
 
 def trailing(values: np.ndarray, width: int) -> np.ndarray:
@@ -140,20 +183,55 @@ def trailing(values: np.ndarray, width: int) -> np.ndarray:
     return pd.Series(values).rolling(width).mean().to_numpy()
 
 
-def over_window(table: pd.DataFrame, name: str) -> np.ndarray:
-    """Mean of a measure over the last WINDOW steps."""
-    return trailing(column(table, name), WINDOW)
-
-
 def first_mean(values: np.ndarray) -> float:
     """Mean of the first three values that exist."""
-    there = values[~np.isnan(values)][:3]
-    return float(there.mean()) if len(there) else np.nan
+    return pd.Series(values).dropna().head(3).mean()
 
 
 def usual_before(values: np.ndarray) -> np.ndarray:
     """Median of up to 8 steps before each one, from the fifth on."""
     return pd.Series(values).shift(1).rolling(8, min_periods=4).median().to_numpy()
+
+
+def scale_columns(measure: str) -> tuple[str, str]:
+    """The columns with the lowest and the highest score of a step, if some lay outside [0, 1]."""
+    return f"scale/{measure}/low", f"scale/{measure}/high"
+
+
+def seen_range(low: float, high: float) -> tuple[float, float]:
+    """The assumed range of scores from low to high: [0, 1], extended as far as they go.
+
+    If none is above 0 and some are below, they are penalties, and 0 is the highest. NaN: no score was recorded.
+
+    >>> seen_range(0.2, 0.7), seen_range(-1, 0.5), seen_range(0, 5), seen_range(-3, -1)
+    ((0.0, 1.0), (-1.0, 1.0), (0.0, 5.0), (-3.0, 0.0))
+    """
+    lowest = 0.0
+    highest = 1.0
+    if low < -_ROUNDING:
+        lowest = float(low)
+        if not high > 0:
+            highest = 0.0
+    if high > 1 + _ROUNDING:
+        highest = float(high)
+    return lowest, highest
+
+
+def range_of_rows(names: Iterable[str], *runs: Mapping[str, Any]) -> tuple[float, float]:
+    """seen_range of these measures and their single scores in tables of metrics (a column or an array by name).
+
+    >>> range_of_rows(["reward"], {"reward": [0.5, 1.0], "scale/reward/low": [-2.0, float("nan")]})
+    (-2.0, 1.0)
+    """
+    values = [np.nan]
+    for measure in names:
+        for name in (measure, *scale_columns(measure)):
+            for run in runs:
+                if name in run:
+                    values.extend(np.asarray(run[name], dtype=float))
+    scores = np.array(values)
+    scores[np.isinf(scores)] = np.nan
+    return seen_range(np.fmin.reduce(scores), np.fmax.reduce(scores))
 
 
 def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,33 +243,12 @@ def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     if "config" not in settings:
         return settings.get("args") or type(settings)()
     config = settings["config"]
-    names = {
-        "max_steps": "steps",
-        "max_completion_length": "max_completion_tokens",
-        "num_iterations": "iterations",
-        "steps_per_generation": "minibatches",
-    }
-    schedule = "as it says" if isinstance(config.get("learning_rate"), str) else "constant after a warmup"
-    found = {"lr_scheduler_type": schedule, "fp16": config.get("autocast") == "float16"}
-    found |= {name: config.get(own) for name, own in names.items()}
-    return type(config)(config | found)  # of run.json: it says which name it lacks
-
-
-def badge(text: str) -> str:
-    """Highlighted text in front of a sentence, as HTML."""
-    return f'<span style="{BADGE}">{escape(text)}</span> '
-
-
-def flags_page(flags: Sequence[Flag], *, scrolls: bool) -> str:
-    """Each flag in a line that opens to its reason and remedy: the newest on top of three lines that scroll; or, in the
-    end, all of them in order and open.
-    """
-    told = []
-    for n, flag in enumerate(flags, 1):
-        line = f"{badge(f'red flag {n}')}{escape(flag.brief, 600)}"
-        more = escape(f"{flag.why} First try: {flag.first}", 600)
-        opened = "" if scrolls else " open"
-        told.append(f'<details{opened}><summary style="cursor:pointer">{line}</summary>{more}</details>')
-    room = "overflow:auto;height" if scrolls else "min-height"
-    told = told[::-1] if scrolls else told
-    return f'<div style="line-height:1.4;{room}:4.3em">{"".join(told) or "No red flag."}</div>'
+    is_text = isinstance(config.get("learning_rate"), str)
+    arguments = type(config)(config)  # that of run.json says which name it lacks
+    arguments["lr_scheduler_type"] = "as it says" if is_text else "constant after a warmup"
+    arguments["fp16"] = config.get("autocast") == "float16"
+    arguments["max_steps"] = config.get("steps")
+    arguments["max_completion_length"] = config.get("max_completion_tokens")
+    arguments["num_iterations"] = config.get("iterations")
+    arguments["steps_per_generation"] = config.get("minibatches")
+    return arguments

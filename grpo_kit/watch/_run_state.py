@@ -1,24 +1,34 @@
-"""What a run has shown so far: its rows, red flags and changes, read from its folder or told step by step; in words."""
+"""What a run has shown so far: its rows, red flags and changes, read from its folder or added step by step; in words.
+
+Held-out evaluations too: the last one, compared with a constant answer, and a better earlier one.
+"""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from grpo_kit._support.display import duration
 from grpo_kit.record.control import read_changes
 from grpo_kit.record.files import read_metrics
-from grpo_kit.watch._flags import Flag
-from grpo_kit.watch._held_out_words import held_out_words, value_of
+from grpo_kit.watch._red_flag import ACCURACY, REWARD, Flag
 from grpo_kit.watch.monitor import read_flags
 
+CONSTANT = "eval/constant"  # accuracy of the best constant strategy on the same rows
+HOW_TO_KEEP = "keep='best' (--keep best) ends a run with the weights of its best evaluation."
+_WORTH_SAYING = 0.05  # of the accuracy, or of the reward's range: smaller falls occur in every run
 # measure -> its name in a line, and its format
-_SHOWN = {
-    "completion_length": ("length", ".0f"), "completion_cut_off": ("cut off", ".0%"), "entropy": ("entropy", ".2f"),
-}  # fmt: skip
+_IN_WORDS = {
+    "completion_length": ("length", ".0f"),
+    "completion_cut_off": ("cut off", ".0%"),
+    "entropy": ("entropy", ".2f"),
+}
+Row = Mapping[str, Any]  # of metrics
 Change = tuple[int, str]  # the first step trained with it, and the changed values
 
 
@@ -30,18 +40,26 @@ class RunState:
     'step 1/2  reward 0.50  1 min 5 s left'
     """
 
-    rows: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    rows: dict[int, Row] = field(default_factory=dict)
     flags: list[Flag] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: str | Path) -> RunState:
-        """A run folder's, also while the run writes it. Raises the RunFolderError of read_metrics."""
-        state = cls({}, read_flags(folder), _changes_of(folder))
+        """A run folder's, also while the run writes it; refused changes are left out.
+
+        Raises the RunFolderError of read_metrics.
+        """
+        changes = [
+            (int(line["step"]), change_text(line["change"], line["was"]))
+            for line in read_changes(folder)
+            if "change" in line
+        ]
+        state = cls({}, read_flags(folder), changes)
         state.add(read_metrics(folder).to_dict("records"))
         return state
 
-    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def add(self, rows: Iterable[Row]) -> None:
         """Add rows; a later row of a step takes the place of an earlier one."""
         self.rows |= {int(row["step"]): row for row in rows}
 
@@ -51,19 +69,19 @@ class RunState:
         return max(self.rows, default=0)
 
     @property
-    def trained(self) -> float:
+    def seconds(self) -> float:
         """Seconds of training so far: the last row's, which leaves pauses out."""
-        return self.rows[self.step].get("seconds") or 0.0 if self.rows else 0.0
+        return self.rows.get(self.step, {}).get("seconds") or 0.0
 
     def seconds_left(self, total: int) -> float:
         """By the last steps' seconds; one that took ten times as long as usual is no estimate for the rest."""
-        ends = [row.get("seconds") or 0.0 for _, row in sorted(self.rows.items()) if row["step"] > 0]
-        ends = [0.0, *ends][-21:]
-        lasted = [after - before for before, after in zip(ends, ends[1:], strict=False)]
-        if not lasted:
+        steps = sorted(step for step in self.rows if step > 0)
+        if not steps:
             return 0.0
-        usual = statistics.median(lasted)
-        return statistics.mean(s for s in lasted if s <= 10 * usual) * max(0, total - self.step)
+        ends = [0.0, *(self.rows[step].get("seconds") or 0.0 for step in steps)]
+        durations = np.diff(ends[-21:])
+        is_usual = durations <= 10 * np.median(durations)
+        return durations[is_usual].mean() * max(0, total - self.step)
 
     def measures(self) -> list[str]:
         """The last step's measures, a few words each; and the latest held-out accuracy or reward.
@@ -71,35 +89,40 @@ class RunState:
         >>> RunState({1: {"step": 1, "reward": 0.5, "completion_length": 11.2}}).measures()
         ['reward 0.50', 'length 11']
         """
-        words = _measured(self.rows.get(self.step, {}))
+        words = _measures(self.rows.get(self.step, {}))
         words[1:1] = held_out_lines(self.rows.values())[-1:]
         return words
 
     def step_line(self, step: int, total: int) -> str:
         """A step in one line, as a run prints it and as whoever follows the run reads it."""
-        so_far = RunState({n: row for n, row in self.rows.items() if n <= step})
-        left = (
-            f"{duration(so_far.seconds_left(total))} left"
-            if step < total
-            else f"{duration(so_far.trained)} in all"
-        )
-        return "  ".join([f"step {step}/{total}", *_measured(self.rows.get(step, {})), left])
+        so_far = RunState({number: row for number, row in self.rows.items() if number <= step})
+        time = f"{duration(so_far.seconds)} in all"
+        if step < total:
+            time = f"{duration(so_far.seconds_left(total))} left"
+        return "  ".join([f"step {step}/{total}", *_measures(self.rows.get(step, {})), time])
 
 
-def _measured(row: Mapping[str, Any]) -> list[str]:
+def _measures(row: Row) -> list[str]:
     """The measures of a row, a few words each."""
-    parts = {name: (name.removeprefix("reward/"), ".2f") for name in row if name.startswith("reward/")}
-    shown = {"reward": ("reward", ".2f")} | parts | _SHOWN
-    values = {name: value_of(row, name) for name in (*shown, "reward_std")}
-    words = {n: f"{label} {values[n]:{how}}" for n, (label, how) in shown.items() if values[n] is not None}
-    if "reward" in words and values["reward_std"] is not None:
-        words["reward"] += f" ± {values['reward_std']:.2f}"
-    return list(words.values())
+    formats = {"reward": ("reward", ".2f")}
+    formats |= {name: (name.removeprefix("reward/"), ".2f") for name in row if name.startswith("reward/")}
+    words = []
+    for name, (label, spec) in (formats | _IN_WORDS).items():
+        value = value_of(row, name)
+        if value is None:
+            continue
+        text = f"{label} {value:{spec}}"
+        spread = value_of(row, "reward_std")
+        if name == "reward" and spread is not None:
+            text += f" ± {spread:.2f}"
+        words.append(text)
+    return words
 
 
-def held_out_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A line for each held-out evaluation in these rows."""
-    return [line for row in rows if (line := held_out_words(row)) is not None]
+def value_of(row: Row, name: str) -> float | None:
+    """A measure of a row of metrics; None if it was not measured."""
+    value = row.get(name)
+    return None if value is None or value != value else float(value)
 
 
 def flag_line(flag: Flag) -> str:
@@ -113,17 +136,8 @@ def change_line(change: Change) -> str:
     >>> change_line((6, "beta 0 → 0.04"))
     'From step 6: beta 0 → 0.04'
     """
-    return f"From step {change[0]}: {change[1]}"
-
-
-def _changes_of(folder: str | Path) -> list[Change]:
-    """The changes made while a run trained, in words; refused changes are left out.
-
-    >>> _changes_of("runs/no-such-run")
-    []
-    """
-    made = [line for line in read_changes(folder) if "change" in line]
-    return [(int(line["step"]), change_text(line["change"], line.get("was") or {})) for line in made]
+    step, text = change
+    return f"From step {step}: {text}"
 
 
 def change_text(change: Mapping[str, Any], was: Mapping[str, Any]) -> str:
@@ -132,7 +146,88 @@ def change_text(change: Mapping[str, Any], was: Mapping[str, Any]) -> str:
     >>> change_text({"learning_rate": 1e-5, "beta": 0.1}, {"learning_rate": 2e-05})
     'learning_rate 2e-05 → 1e-05, beta → 0.1'
     """
-    words = [
-        f"{name} {was[name]} → {new}" if name in was else f"{name} → {new}" for name, new in change.items()
-    ]
+    words = []
+    for name, value in change.items():
+        before = f" {was[name]}" if name in was else ""
+        words.append(f"{name}{before} → {value}")
     return ", ".join(words)
+
+
+def held_out_lines(rows: Iterable[Row]) -> list[str]:
+    """A line for each held-out evaluation in these rows."""
+    lines = map(held_out_words, rows)
+    return [line for line in lines if line is not None]
+
+
+def held_out_words(row: Row) -> str | None:
+    """The held-out measure of a row of metrics, the constant answer first if it is no better; None without a measure.
+
+    >>> held_out_words({"step": 48, "eval/accuracy": 0.467, "eval/accuracy_low": 0.35, "eval/constant": 0.45})
+    'no better than a constant answer (45%): held-out accuracy 47% (step 48)'
+    >>> held_out_words({"step": 8, "eval/reward": 0.27}), held_out_words({"step": 9})
+    ('held-out reward 0.27 (step 8)', None)
+    """
+    step = int(row["step"])
+    accuracy = value_of(row, ACCURACY)
+    reward = value_of(row, REWARD)
+    if accuracy is not None:
+        words = f"held-out accuracy {accuracy:.0%} (step {step})"
+        if no_better(row):
+            return f"no better than a constant answer ({row[CONSTANT]:.0%}): {words}"
+        return words
+    if reward is not None:
+        return f"held-out reward {reward:.2f} (step {step})"
+    return None
+
+
+def no_better(row: Row) -> bool:
+    """Does the accuracy's interval reach down to the best constant strategy's accuracy? False before the first step."""
+    low = value_of(row, f"{ACCURACY}_low")
+    constant = value_of(row, CONSTANT)
+    if low is None or not constant:
+        return False
+    return row["step"] > 0 and low <= constant
+
+
+def leading(metrics: pd.DataFrame) -> str | None:
+    """The column that ranks held-out evaluations: the reward if it was measured for that; None without evaluations."""
+    recorded = [name for name in (REWARD, ACCURACY) if name in metrics and metrics[name].notna().any()]
+    if not recorded:
+        return None
+    if REWARD in recorded and f"{REWARD}_low" in metrics:
+        return REWARD
+    return recorded[-1]
+
+
+def better_before(metrics: pd.DataFrame) -> str | None:
+    """One sentence on a held-out evaluation that was better than the last; None if none was by 5 points or more.
+
+    >>> table = pd.DataFrame({"step": [0, 16, 48], "eval/accuracy": [0.17, 0.63, 0.47]})
+    >>> better_before(table)
+    'Held-out accuracy was 63 % after step 16 and is 47 % after the last, 48.'
+    """
+    name = leading(metrics)
+    if name is None:
+        return None
+    rows = metrics[metrics[name].notna()]
+    values = rows[name].astype(float)
+    best = rows.loc[values.idxmax()]
+    last = rows.iloc[-1]
+    unit = max(1.0, values.abs().max())
+    before = f"{best[name]:.2f}"
+    after = f"{last[name]:.2f}"
+    if name == ACCURACY:
+        unit = 1.0
+        before = f"{100 * best[name]:.0f} %"
+        after = f"{100 * last[name]:.0f} %"
+    if not best[name] - last[name] >= _WORTH_SAYING * unit:
+        return None
+    best_step = f"after step {int(best['step'])}"
+    if best["step"] == 0:
+        best_step = "before the first step"
+    low = value_of(best, f"{name}_low")
+    chance = "; the fall may be chance" if low is not None and last[name] >= low else ""
+    return (
+        f"Held-out {name.removeprefix('eval/')} was {before} {best_step} and is {after} after the last, "
+        f"{int(last['step'])}{chance}."
+    )

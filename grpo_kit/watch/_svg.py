@@ -2,25 +2,34 @@
 
 A pure function of what the runs have shown, without matplotlib, quick enough to be drawn at every step, and at most
 about 25 KB for a run of any length. Lengths are half pixels: whole numbers, hence short, and fine enough for a smooth
-line. It has no ground. In a page that is drawn anew (told=False) its words have the page's colour; as a file or PNG a
+line. It has no ground. In a page that is drawn anew (full=False) its words have the page's colour; as a file or PNG a
 grey that can be read on white and on dark.
 """
 
-from __future__ import annotations
-
 import html
+import string
 import textwrap
-from collections.abc import Mapping, Sequence
-from itertools import chain
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from grpo_kit._support.display import COLOURS, GREY, RED, cut
-from grpo_kit.watch._curves import EPISODES, part_names, range_of_rows, scale_columns, window_of
-from grpo_kit.watch._held_out_words import ACCURACY, no_better, value_of
-from grpo_kit.watch._run_state import RunState
-from grpo_kit.watch._svg_axes import AXIS, HELD_OUT, INK, LETTER, ROW, TITLE, Axes, Columns, dashes
+from grpo_kit.watch._red_flag import ACCURACY, Flag, range_of_rows, scale_columns
+from grpo_kit.watch._run_state import RunState, no_better, value_of
+from grpo_kit.watch._svg_axes import (
+    AXIS,
+    HELD_OUT,
+    INK,
+    LETTER,
+    ROW,
+    TITLE,
+    Axes,
+    Columns,
+    Marks,
+    dashes,
+    window_of,
+)
 
 WIDTH, HEIGHT = 1920, 1048  # half pixels: of one run without a name and with one line of words below
 _LEFT, _GAP, _RIGHT = 76, 96, 24
@@ -30,7 +39,12 @@ _WITH_ACCURACY = 800, 228, 600  # widths of reward, held-out accuracy and parts
 _LETTERS = int((WIDTH - _LEFT - _RIGHT) / LETTER)  # of a line
 _POINTS, _FEW = 600, 60  # in all lines of the main panels together; in a line of a small one
 _MARKS = 20  # most changes of a run that are marked, the last ones
-_SHARES = ("completion_cut_off", "frac_reward_zero_std")
+_SHARES = ["completion_cut_off", "frac_reward_zero_std"]
+_EPISODES = {
+    "episodes/success": "success",
+    "episodes/invalid": "invalid actions",
+    "episodes/unfinished": "not ended",
+}
 _WORDS = {
     "completion_length": "completion length, tokens",
     "completion_cut_off": "share cut off",
@@ -43,75 +57,85 @@ _WORDS = {
 }
 
 
-def draw_svg(runs: Mapping[str, RunState], *, last_step: int = 0, told: bool = True) -> str:
+Runs = Mapping[str, RunState]  # by their names
+
+
+@dataclass
+class _Panel:
+    """The measures of a panel, its title, its width, and its legend with the number of its rows."""
+
+    measures: list[str]
+    title: str
+    width: int
+    legend: str = ""
+    legend_rows: int = 0
+
+
+def draw_svg(runs: Runs, *, last_step: int = 0, full: bool = True) -> str:
     """The drawing of runs by their names, 960 pixels wide; a single run may have the name "".
 
     x reaches `last_step`, or further if a run does. Up to 20 steps a line goes through the values. From 21 steps on
     pale dots are values, the highest and lowest among them, and the line is their moving mean. Points with bars are
     held-out accuracy with its 95 % interval, on an axis of its own. Red flags are numbered lines at their first step,
     changes dotted lines with a letter.
-    told: every flag and change has a line below. Otherwise one line of fixed height has the last changes.
+    full: every flag and change has a line below. Otherwise one line of fixed height has the last changes.
 
     >>> draw_svg({"": RunState({1: {"step": 1, "reward": 0.5}})}, last_step=2).startswith("<svg")
     True
     """
-    names = part_names(chain.from_iterable(row for run in runs.values() for row in run.rows.values()))
-    tables = {label: _columns(run, names) for label, run in runs.items()}
-    alone = len(runs) == 1
-    parts = [name for name in names if any(np.isfinite(table[name]).any() for table in tables.values())]
-    page = _Page(tables, max([last_step, 1, *(run.step for run in runs.values())]), _marks(runs))
-    top = _NAMES * any(runs)
-    drawn = [_run_names(runs)] if top else []
+    parts = part_names(name for run in runs.values() for row in run.rows.values() for name in row)
+    tables = {label: _columns(run, parts) for label, run in runs.items()}
+    end = max([last_step, 1, *(run.step for run in runs.values())])
+    page = _Page(tables, end, _marks(runs))
+    measures = [name for name in parts if page.is_measured(name)]
+    main = page.main_panels(measures, parts, worse=_no_better_than_constant(runs))
+    small = page.small_panels()
+    middle = len(small) // 2
+    head = TITLE + ROW * max(panel.legend_rows for panel in main) + 20
+    points = max(20, _POINTS // (len(runs) * (4 + 2 * len(measures))))
 
-    parts_title = "episodes" if EPISODES.keys() & set(names) else "reward parts"
-    main: list[tuple[list[str], str, list[tuple[str, str]]]] = [
-        (["reward"], _reward_title(tables), []),
-        (parts, parts_title, _part_keys(parts, alone)),
-    ]
-    widths = [_width(2), _width(2)]
-    if any(np.isfinite(table[ACCURACY]).any() for table in tables.values()):
-        worse = _no_better_than_constant(runs)
-        keys = [("", "no better than a constant")] if worse else []
-        main.insert(1, ([ACCURACY], "accuracy" if worse else "held-out accuracy", keys))
-        widths = [*_WITH_ACCURACY]
-    legends = [_legend(keys, width) for (_, _, keys), width in zip(main, widths, strict=True)]
-    above = TITLE + ROW * max(rows for _, rows in legends) + 20
-    most = max(20, _POINTS // (len(runs) * (4 + 2 * len(parts))))
-    x = _LEFT
-    for (some, title, _), (legend, _), width in zip(main, legends, widths, strict=True):
-        axes = page.axes(some, x, top, width, _MAIN, above)
-        lines = page.lines(axes, some, most, names_marks=some == ["reward"])
-        drawn.append(f"<g>{axes.frame(title, legend)}{lines}</g>")
-        x += width + _GAP
-
-    small = _small_panels(tables)
-    columns = len(small) // 2
-    for place, some in enumerate(small):
-        x = _LEFT + (place % columns) * (_width(columns) + _GAP)
-        y = top + _MAIN + _SMALL * (place // columns)
-        axes = page.axes(some, x, y, _width(columns), _SMALL, TITLE)
-        several = len(some) > 1  # then the legend is the title
-        legend = _legend(_part_keys(some, alone), WIDTH)[0] if several else ""
-        frame = axes.frame("" if several else _WORDS[some[0]], legend)
-        drawn.append(f"<g>{frame}{page.lines(axes, some, _FEW)}</g>")
-
-    at = top + _MAIN + 2 * _SMALL
-    below = _told(runs) if told else [(_last_changes(runs), INK)]
-    for n, (line, colour) in enumerate(below, 1):
-        drawn.append(f'<text x="{_LEFT}" y="{at + _LINE * n}" fill="{colour}">{html.escape(line)}</text>')
-    height, ink = at + _LINE * max(1, len(below)) + 34, f' color="{GREY}"' * told
+    elements = []
+    y = 0
+    if any(runs):
+        elements.append(_run_names(runs))
+        y = _NAMES
+    elements += page.row(main, y, _MAIN, head, points)
+    elements += page.row(small[:middle], y + _MAIN, _SMALL, TITLE, _FEW)
+    elements += page.row(small[middle:], y + _MAIN + _SMALL, _SMALL, TITLE, _FEW)
+    bottom = y + _MAIN + 2 * _SMALL
+    lines = _lines_below(runs) if full else [(_last_changes(runs), INK)]
+    for number, (line, colour) in enumerate(lines, 1):
+        y = bottom + _LINE * number
+        elements.append(f'<text x="{_LEFT}" y="{y}" fill="{colour}">{html.escape(line)}</text>')
+    height = bottom + _LINE * max(1, len(lines)) + 34
+    ink = f' color="{GREY}"' if full else ""
     # JupyterLab shows it as an <img> of its own width: in pixels, it would be cut off where the page is narrower.
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="100%" '
         f'style="display:block;max-width:{WIDTH // 2}px;height:auto" '
-        f'font-family="sans-serif" font-size="22" fill="{INK}"{ink}>{"".join(drawn)}</svg>'
+        f'font-family="sans-serif" font-size="22" fill="{INK}"{ink}>{"".join(elements)}</svg>'
     )
 
 
+def part_names(columns: Iterable[str]) -> list[str]:
+    """The second panel's measures: the parts of the reward; for episodes, whose reward has one, their outcomes.
+
+    >>> part_names(["step", "reward", "reward/exact", "reward/format"])
+    ['reward/exact', 'reward/format']
+    >>> part_names(["reward/episode_return", "episodes/success", "episodes/turns"])
+    ['episodes/success']
+    """
+    names = list(dict.fromkeys(map(str, columns)))
+    outcomes = [name for name in _EPISODES if name in names]
+    return outcomes or [name for name in names if name.startswith("reward/")]
+
+
 def _columns(run: RunState, parts: Sequence[str]) -> Columns:
+    """A run's measures by name, NaN where there is none."""
     rows = [run.rows[step] for step in sorted(run.rows)]
-    ends = chain.from_iterable(map(scale_columns, ("reward", *parts)))
-    names = ("step", "reward", "reward_std", *HELD_OUT, *parts, *ends, *_WORDS)
+    names = ["step", "reward_std", *HELD_OUT, *_WORDS]
+    for measure in ("reward", *parts):
+        names += [measure, *scale_columns(measure)]
     return {name: np.array([row.get(name) for row in rows], dtype=float) for name in names}  # None: NaN
 
 
@@ -119,36 +143,94 @@ def _width(columns: int) -> int:
     return (WIDTH - _LEFT - _RIGHT - _GAP * (columns - 1)) // columns
 
 
-def _small_panels(tables: Mapping[str, Columns]) -> list[list[str]]:
-    """The measures of each small panel: six panels, or eight if a run has a KL."""
-    kl = any(np.isfinite(table["kl"]).any() for table in tables.values())
-    shares = [[name] for name in _SHARES] if kl else [[*_SHARES]]
-    others = [["entropy"], *[["kl"]] * kl, ["grad_norm"], ["temperature"], ["learning_rate"]]
-    return [["completion_length"], *shares, *others]
-
-
 class _Page:
-    """The runs on their common scale of steps, and what is marked on it: (marks, colour, dash, above the panel?)."""
+    """The runs on their common scale of steps, and what is marked on it."""
 
-    def __init__(self, tables: Mapping[str, Columns], end: int, marks: Sequence[tuple]) -> None:
-        self.tables, self.end, self.marks = tables, end, marks
+    def __init__(self, tables: Mapping[str, Columns], end: int, marks: list[Marks]) -> None:
+        self.tables = tables
+        self.end = end
+        self.marks = marks
+        self.is_alone = len(tables) == 1
 
-    def axes(self, names: Sequence[str], x: int, y: int, width: int, height: int, above: int) -> Axes:
-        """A panel for these measures. height: with its words, of which so much is above the lines."""
-        return Axes(x, y, above, width, height - above - AXIS, self.end, self._scale(names))
+    def main_panels(self, measures: list[str], parts: list[str], *, worse: bool) -> list[_Panel]:
+        """Reward, held-out accuracy if it was measured, and parts. worse: is it no better than a constant's?"""
+        title = "reward parts" if _EPISODES.keys().isdisjoint(parts) else "episodes"
+        if not self.is_measured(ACCURACY):
+            return [
+                _Panel(["reward"], self._reward_title(), _width(2)),
+                _Panel(measures, title, _width(2), *self._legend(measures, _width(2))),
+            ]
+        reward, accuracy, last = _WITH_ACCURACY
+        held_out = _Panel([ACCURACY], "held-out accuracy", accuracy)
+        if worse:
+            held_out = _Panel(
+                [ACCURACY], "accuracy", accuracy, *_legend([("", "no better than a constant")], accuracy)
+            )
+        return [
+            _Panel(["reward"], self._reward_title(), reward),
+            held_out,
+            _Panel(measures, title, last, *self._legend(measures, last)),
+        ]
 
-    def lines(self, axes: Axes, names: Sequence[str], most: int, *, names_marks: bool = False) -> str:
-        """The runs' lines of these measures, of at most so many points each, and the marks."""
-        alone = len(self.tables) == 1
-        drawn = [axes.marks(*marks, named=names_marks) for marks in self.marks if marks[0]]
-        for r, table in enumerate(self.tables.values()):
-            if names == [ACCURACY]:
-                drawn.append(axes.accuracy(table, INK if alone else COLOURS[r % len(COLOURS)]))
+    def small_panels(self) -> list[_Panel]:
+        """The other measures: six panels, or eight if a run has a KL."""
+        if self.is_measured("kl"):
+            names = [
+                "completion_length",
+                *_SHARES,
+                "entropy",
+                "kl",
+                "grad_norm",
+                "temperature",
+                "learning_rate",
+            ]
+            return [_Panel([name], _WORDS[name], _width(4)) for name in names]
+        names = ["completion_length", "entropy", "grad_norm", "temperature", "learning_rate"]
+        panels = [_Panel([name], _WORDS[name], _width(3)) for name in names]
+        panels.insert(
+            1, _Panel(_SHARES, "", _width(3), *self._legend(_SHARES, WIDTH))
+        )  # the legend is the title
+        return panels
+
+    def row(self, panels: list[_Panel], y: int, height: int, head: int, points: int) -> list[str]:
+        """Panels side by side. head: the height of the words over the lines. points: the most in a line."""
+        elements = []
+        x = _LEFT
+        for panel in panels:
+            axes = Axes(x, y, head, panel.width, height - head - AXIS, self.end, self._scale(panel.measures))
+            elements.append(self._panel(panel, axes, points))
+            x += panel.width + _GAP
+        return elements
+
+    def _panel(self, panel: _Panel, axes: Axes, points: int) -> str:
+        """A panel's frame, marks and lines."""
+        elements = [axes.frame(panel.title, panel.legend)]
+        for marks in self.marks:
+            if marks.places:
+                elements.append(axes.marks(marks, named=panel.measures == ["reward"]))
+        for run, table in enumerate(self.tables.values()):
+            if panel.measures == [ACCURACY]:
+                elements.append(axes.accuracy(table, INK if self.is_alone else _colour(run)))
                 continue
-            for n, name in enumerate(names):
-                colour = COLOURS[(n if alone else r) % len(COLOURS)]
-                drawn.append(axes.line(table, name, colour, n, most))
-        return "".join(drawn)
+            for place, name in enumerate(panel.measures):
+                elements.append(axes.line(table, name, self._colour(run, place), place, points))
+        return f"<g>{''.join(elements)}</g>"
+
+    def _colour(self, run: int, place: int) -> str:
+        """Of a run's measure in this place of a panel: among several runs a colour is a run's."""
+        return _colour(place if self.is_alone else run)
+
+    def is_measured(self, name: str) -> bool:
+        return any(np.isfinite(table[name]).any() for table in self.tables.values())
+
+    def _legend(self, names: list[str], width: int) -> tuple[str, int]:
+        """Lines and names of several measures in one panel; among several runs a colour is a run's."""
+        words = _EPISODES | _WORDS
+        keys = []
+        for place, name in enumerate(names):
+            colour = _colour(place) if self.is_alone else INK
+            keys.append((_key(colour, place), words.get(name, name.removeprefix("reward/"))))
+        return _legend(keys, width)
 
     def _scale(self, names: Sequence[str]) -> tuple[float, float]:
         """Lowest and highest value: of rewards and shares their range, of other measures from 0 to the highest."""
@@ -156,60 +238,67 @@ class _Page:
             return 0.0, 1.0
         if not names or names[0].startswith(("reward", "episodes/")) or names[0] in _SHARES:
             return range_of_rows(names, *self.tables.values())
-        values = np.concatenate([[0.0], *(table[name] for table in self.tables.values() for name in names)])
+        values = np.concatenate([table[name] for table in self.tables.values() for name in names])
         values = values[np.isfinite(values)]
-        return float(values.min()), float(values.max()) or 1.0
+        return float(values.min(initial=0.0)), float(values.max(initial=0.0)) or 1.0
+
+    def _reward_title(self) -> str:
+        """Explains the band, and the lines if they are moving means."""
+        rewards = [table["reward"] for table in self.tables.values()]
+        window = max((window_of(values[np.isfinite(values)]) for values in rewards), default=1)
+        lines = f"; lines: means of {window} steps" if window > 1 else ""
+        return f"reward (band: ± reward_std{lines})"
 
 
-def _reward_title(tables: Mapping[str, Columns]) -> str:
-    """Explains the band, and the lines if they are moving means."""
-    rewards = [table["reward"][np.isfinite(table["reward"])] for table in tables.values()]
-    window = max(map(window_of, rewards), default=1)
-    return f"reward (band: ± reward_std{f'; lines: means of {window} steps' * (window > 1)})"
-
-
-def _no_better_than_constant(runs: Mapping[str, RunState]) -> bool:
+def _no_better_than_constant(runs: Runs) -> bool:
     """Is a single run's last held-out accuracy no better than the best constant strategy's?"""
-    measured = [
-        row for run in runs.values() for row in run.rows.values() if value_of(row, ACCURACY) is not None
-    ]
-    return len(runs) == 1 and no_better(max(measured, key=lambda row: row["step"]))
+    rows = [row for run in runs.values() for row in run.rows.values() if value_of(row, ACCURACY) is not None]
+    if len(runs) > 1 or not rows:
+        return False
+    return no_better(max(rows, key=lambda row: row["step"]))
 
 
-def _part_keys(names: Sequence[str], alone: bool) -> list[tuple[str, str]]:
-    """Line and name of several measures in one panel; among several runs a colour is a run's."""
-    words = EPISODES | _WORDS
-    colours = [COLOURS[n % len(COLOURS)] if alone else INK for n in range(len(names))]
-    named = [words.get(name, name.removeprefix("reward/")) for name in names]
-    return [(_key(colour, n), name) for n, (colour, name) in enumerate(zip(colours, named, strict=True))]
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
 
 
 def _key(colour: str, dash: int = 0) -> str:
     return f'<path stroke="{colour}" stroke-width="4"{dashes(dash)} d="M0-7h36"/>'
 
 
-def _run_names(runs: Mapping[str, RunState]) -> str:
-    """In one line above the panels; of several runs with their colours."""
-    ends = [label if len(label) <= 60 else f"…{label[-59:]}" for label in runs]  # a path differs at its end
-    keys = [(_key(COLOURS[r % len(COLOURS)]) if len(runs) > 1 else "", label) for r, label in enumerate(ends)]
+def _run_names(runs: Runs) -> str:
+    """In one line head the panels; of several runs with their colours."""
+    keys = []
+    for number, label in enumerate(runs):
+        name = label
+        if len(label) > 60:
+            name = f"…{label[-59:]}"  # a path differs at its end
+        key = _key(_colour(number)) if len(runs) > 1 else ""
+        keys.append((key, name))
     return f'<g transform="translate({_LEFT} 14)">{_legend(keys, WIDTH - _LEFT, 60)[0]}</g>'
 
 
 def _legend(entries: Sequence[tuple[str, str]], width: int, most: int = 30) -> tuple[str, int]:
     """Keys with their names of at most so many letters, in as many rows as needed, at most 3; the number of rows."""
-    drawn, x, row = [], 0.0, 1
-    for n, (key, name) in enumerate(entries):
-        name, key_width = cut(name, most), 46 * bool(key)
-        needs = key_width + LETTER * len(name) + 20
-        more = 150 * (n < len(entries) - 1)  # room for the number of those left out
-        if row == 3 and x and x + needs + more > width:
-            drawn.append(_entry("", f"and {len(entries) - n} more", x - 46, row))
+    elements = []
+    x = 0.0
+    row = 1
+    for place, (key, name) in enumerate(entries):
+        name = cut(name, most)
+        key_width = 46 if key else 0
+        entry_width = key_width + LETTER * len(name) + 20
+        room = width
+        if place < len(entries) - 1:  # for the number of those left out
+            room -= 150
+        if row == 3 and x and x + entry_width > room:
+            elements.append(_entry("", f"and {len(entries) - place} more", x - 46, row))
             break
-        if x and x + needs > width + 20:
-            x, row = 0.0, row + 1
-        drawn.append(_entry(key, name, x + key_width - 46, row))
-        x += needs
-    return "".join(drawn), row if entries else 0
+        if x and x + entry_width > width + 20:
+            x = 0.0
+            row = row + 1
+        elements.append(_entry(key, name, x + key_width - 46, row))
+        x += entry_width
+    return "".join(elements), row if entries else 0
 
 
 def _entry(key: str, name: str, x: float, row: int) -> str:
@@ -217,46 +306,52 @@ def _entry(key: str, name: str, x: float, row: int) -> str:
     return f'<g transform="{place}">{key}<text x="46">{html.escape(name)}</text></g>'
 
 
-def _of(runs: Mapping[str, RunState], what: str) -> list[tuple[str, Any]]:
-    """(run, flag or change) of all runs."""
-    return [(label, found) for label, run in runs.items() for found in getattr(run, what)]
+def _flags(runs: Runs) -> list[tuple[str, str, Flag]]:
+    """(number, run, flag) of each red flag."""
+    flags = [(label, flag) for label, run in runs.items() for flag in run.flags]
+    return [(str(number), *entry) for number, entry in enumerate(flags, 1)]
 
 
-def _marks(runs: Mapping[str, RunState]) -> list[tuple]:
-    """Changes by letter and flags by number, with the look of their lines."""
-    letters = [(step, _letter(n)) for n, (_, (step, _)) in enumerate(_of(runs, "changes"))][-_MARKS:]
-    numbers = [(flag.step, str(n)) for n, (_, flag) in enumerate(_of(runs, "flags"), 1)]
-    return [(letters, GREY, "2 6", False), (numbers, RED, "8 8", True)]
+def _changes(runs: Runs) -> list[tuple[str, str, int, str]]:
+    """(letter, run, first step, text) of each change."""
+    changes = [(label, *change) for label, run in runs.items() for change in run.changes]
+    return [(_letter(number), *entry) for number, entry in enumerate(changes)]
 
 
-def _told(runs: Mapping[str, RunState]) -> list[tuple[str, str]]:
+def _marks(runs: Runs) -> list[Marks]:
+    """Changes by letter and flags by number."""
+    letters = [(step, letter) for letter, _, step, _ in _changes(runs)][-_MARKS:]
+    numbers = [(flag.step, number) for number, _, flag in _flags(runs)]
+    return [Marks(letters, GREY, "2 6", on_top=False), Marks(numbers, RED, "8 8", on_top=True)]
+
+
+def _lines_below(runs: Runs) -> list[tuple[str, str]]:
     """Lines with their colours: at most two for each flag and each change."""
-    run = lambda label: f" ({label})" if len(runs) > 1 else ""  # noqa: E731
-    flags = [
-        (f"{n}  {flag.name}{run(label)} since step {flag.step}: {flag.saw}", RED)
-        for n, (label, flag) in enumerate(_of(runs, "flags"), 1)
-    ]
-    changes = [
-        (f"{_letter(n)}  from step {step}{run(label)}: {text}", INK)
-        for n, (label, (step, text)) in enumerate(_of(runs, "changes"))
-    ]
-    return [
-        (line, colour)
-        for text, colour in flags + changes
-        for line in textwrap.wrap(text, _LETTERS, max_lines=2, placeholder=" …")
-    ]
+    lines = []
+
+    def add(text: str, colour: str) -> None:
+        for line in textwrap.wrap(text, _LETTERS, max_lines=2, placeholder=" …"):
+            lines.append((line, colour))
+
+    names = {label: f" ({label})" if len(runs) > 1 else "" for label in runs}
+    for number, label, flag in _flags(runs):
+        add(f"{number}  {flag.name}{names[label]} since step {flag.step}: {flag.saw}", RED)
+    for letter, label, step, text in _changes(runs):
+        add(f"{letter}  from step {step}{names[label]}: {text}", INK)
+    return lines
 
 
-def _last_changes(runs: Mapping[str, RunState]) -> str:
+def _last_changes(runs: Runs) -> str:
     """The last changes that fit in one line, oldest first."""
-    found, room = [], _LETTERS
-    for n, (_, (step, text)) in reversed([*enumerate(_of(runs, "changes"))]):
-        words = f"{_letter(n)} from step {step}: {text}"
-        if found and len(words) + 3 > room:
+    texts = []
+    room = _LETTERS
+    for letter, _, step, text in reversed(_changes(runs)):
+        words = f"{letter} from step {step}: {text}"
+        if texts and len(words) + 3 > room:
             break
-        found.insert(0, cut(words, room))
-        room -= len(found[0]) + 3
-    return " · ".join(found)
+        texts.insert(0, cut(words, room))
+        room -= len(texts[0]) + 3
+    return " · ".join(texts)
 
 
 def _letter(number: int) -> str:
@@ -265,4 +360,5 @@ def _letter(number: int) -> str:
     >>> _letter(0), _letter(27)
     ('a', 'b2')
     """
-    return "abcdefghijklmnopqrstuvwxyz"[number % 26] + (str(number // 26 + 1) if number >= 26 else "")
+    letter = string.ascii_lowercase[number % 26]
+    return letter if number < 26 else f"{letter}{number // 26 + 1}"

@@ -1,37 +1,57 @@
 """One panel of the drawing: its place, its scales, and lines, points and marks on them, as SVG text in half pixels."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from grpo_kit.watch._curves import ROUGH, moving_mean, window_of
-from grpo_kit.watch._held_out_words import ACCURACY
+from grpo_kit.watch._red_flag import ACCURACY
 
 # Heights within a panel: of the title, of a row of the legend, of the numbers below.
 TITLE, ROW, AXIS = 44, 30, 46
 INK = "currentColor"  # of words
 LETTER = 12.6  # mean width of a letter, in DejaVu Sans, which is a wide one
+ROUGH = 20  # values; above this number a line shows their moving mean
 HELD_OUT = (ACCURACY, f"{ACCURACY}_low", f"{ACCURACY}_high")
 _SCHEDULES = ("temperature", "learning_rate")
 _DASHES = ("", "14 5", "5 4", "16 5 4 5")
 Columns = dict[str, np.ndarray]  # of one run: its measures by name, NaN where there is none
 
 
+@dataclass
+class Marks:
+    """Red flags or changes on the scale of steps, by (step, name), and the look of their lines.
+
+    on_top: their names are above the panel, else at its foot.
+    """
+
+    places: Sequence[tuple[int, str]]
+    colour: str
+    dash: str
+    on_top: bool
+
+
 class Axes:
-    """A panel's place on the page and its scales."""
+    """A panel's place on the page and its scales: steps from 0 to `end`, values from low to high."""
 
     def __init__(
-        self, x: int, top: int, above: int, width: int, height: int, end: int, scale: tuple[float, float]
+        self, x: int, top: int, head: int, width: int, height: int, end: int, scale: tuple[float, float]
     ) -> None:
-        self.x, self.top, self.y, self.width, self.height = x, top, top + above, width, height
-        self.end, self.scale, room = end, scale, 0.03 * (scale[1] - scale[0])
-        self.low, self.high = scale[0] - room, scale[1] + room
+        self.x = x
+        self.top = top
+        self.y = top + head
+        self.width = width
+        self.height = height
+        self.end = end
+        self.scale = scale
+        room = 0.03 * (scale[1] - scale[0])
+        self.low = scale[0] - room
+        self.high = scale[1] + room
 
     def across(self, steps: np.ndarray) -> np.ndarray:
-        return np.rint(self.x + self.width * np.asarray(steps) / (1.01 * self.end)).astype(int)
+        share = np.asarray(steps) / (1.01 * self.end)
+        return np.rint(self.x + self.width * share).astype(int)
 
     def up(self, values: np.ndarray) -> np.ndarray:
         share = (np.asarray(values) - self.low) / (self.high - self.low)
@@ -39,101 +59,121 @@ class Axes:
 
     def frame(self, title: str, legend: str) -> str:
         """Title, legend and scales."""
-        bottom, end = self.y + self.height, self.x + self.width
-        grid = [
-            (float(self.up(v)), _short(v)) for v in _ticks(self.low, self.high, max(4, self.height // 60))
-        ]
-        words = [f'<text x="{self.x - 10}" y="{y + 8:.0f}">{word}</text>' for y, word in grid]
-        words += [f'<text x="{self.x - 14}" y="{bottom + 30}" font-size="20">step</text>']
-        below = [
+        bottom = self.y + self.height
+        end = self.x + self.width
+        words = []
+        grid = []
+        for value in _ticks(self.low, self.high, max(4, self.height // 60)):
+            y = self.up(value)
+            grid.append(f"M{self.x} {y}H{end}")
+            words.append(f'<text x="{self.x - 10}" y="{y + 8}">{_short(value)}</text>')
+        words.append(f'<text x="{self.x - 14}" y="{bottom + 30}" font-size="20">step</text>')
+        steps = [
             f'<text x="{self.across(step)}" y="{bottom + 30}">{step:.0f}</text>'
-            for step in _ticks(0, self.end, self.width // 92, whole=True)
+            for step in _ticks(0, self.end, self.width // 92, integers=True)
         ]
-        drawn = [f'<text x="{self.x}" y="{self.top + 30}" font-size="25">{title}</text>'] * bool(title)
-        at = self.top + (TITLE if title else 8)
-        drawn += [f'<g transform="translate({self.x} {at})">{legend}</g>'] * bool(legend)
-        lines = "".join(f"M{self.x} {y:.0f}H{end}" for y, _ in grid)
+        head = ""
+        legend_y = self.top + 8
+        if title:
+            head = f'<text x="{self.x}" y="{self.top + 30}" font-size="25">{title}</text>'
+            legend_y = self.top + TITLE
+        if legend:
+            head += f'<g transform="translate({self.x} {legend_y})">{legend}</g>'
         return (
-            f'{"".join(drawn)}<path stroke="{INK}" stroke-opacity=".25" d="{lines}"/>'
-            f'<g text-anchor="end">{"".join(words)}</g><g text-anchor="middle">{"".join(below)}</g>'
+            f'{head}<path stroke="{INK}" stroke-opacity=".25" d="{"".join(grid)}"/>'
+            f'<g text-anchor="end">{"".join(words)}</g><g text-anchor="middle">{"".join(steps)}</g>'
             f'<path fill="none" stroke="{INK}" stroke-opacity=".5" stroke-width="2" '
             f'd="M{self.x} {self.y}V{bottom}H{end}"/>'
         )
 
-    def marks(
-        self, marks: Sequence[tuple[int, str]], colour: str, dash: str, above: bool, *, named: bool
-    ) -> str:
+    def marks(self, marks: Marks, *, named: bool) -> str:
         """A line at the step of each mark; named: with their names, where they do not overlap."""
-        bottom, steps = self.y + self.height, sorted({step for step, _ in marks})
+        bottom = self.y + self.height
+        steps = sorted({step for step, _ in marks.places})
         lines = "".join(f"M{self.across(step)} {self.y}V{bottom}" for step in steps)
-        drawn = [f'<path stroke="{colour}" stroke-width="2.4" stroke-dasharray="{dash}" d="{lines}"/>']
-        for step, name in _labels(marks, letter=LETTER * self.end / self.width) if named else ():
-            y = self.y - 6 if above else bottom - 8
-            drawn.append(f'<text x="{self.across(step) + 4}" y="{y}" fill="{colour}">{name}</text>')
-        return "".join(drawn)
+        look = f'stroke="{marks.colour}" stroke-width="2.4" stroke-dasharray="{marks.dash}"'
+        elements = [f'<path {look} d="{lines}"/>']
+        if named:
+            y = self.y - 6 if marks.on_top else bottom - 8
+            for step, name in _labels(marks.places, letter=LETTER * self.end / self.width):
+                x = self.across(step) + 4
+                elements.append(f'<text x="{x}" y="{y}" fill="{marks.colour}">{name}</text>')
+        return "".join(elements)
 
     def line(self, table: Columns, name: str, colour: str, dash: int, most: int) -> str:
         """A measure over the steps: up to 20 the values, from 21 on pale points under their moving mean.
 
         The reward has its band. A schedule is drawn as it is.
         """
-        there = np.isfinite(table[name])
-        steps, values = table["step"][there], table[name][there]
-        if not len(steps):
+        is_measured = np.isfinite(table[name])
+        values = table[name][is_measured]
+        if not len(values):
             return ""
         window = 1 if name in _SCHEDULES else window_of(values)
-        middle, few = moving_mean(values, window), _even(len(steps), most)
-        x, drawn = self.across(steps), []
+        mean = moving_mean(values, window)
+        x = self.across(table["step"][is_measured])
+        rows = _even(len(x), most)
+        elements = []
         if name == "reward":
-            spread = moving_mean(np.nan_to_num(table["reward_std"][there]), window)
-            low, high = (
-                self.up(np.clip(end, *self.scale))[few] for end in (middle - spread, middle + spread)
-            )
-            outline = _path(np.append(x[few], x[few][::-1]), np.append(high, low[::-1]))
-            drawn.append(f'<path fill="{colour}" fill-opacity=".2" d="{outline}z"/>')
-        if window > 1 or len(steps) <= ROUGH:
-            some, wide, strong = (_extremes(values, most), 7, ".5") if window > 1 else (few, 10, "1")
-            drawn.append(
-                f'<path stroke="{colour}" stroke-opacity="{strong}" stroke-width="{wide}" stroke-linecap="round" '
-                f'd="{_path(x[some], self.up(values)[some], dots=True)}"/>'
-            )
-        drawn.append(
+            spread = moving_mean(np.nan_to_num(table["reward_std"][is_measured]), window)
+            elements.append(self._band(x[rows], mean[rows], spread[rows], colour))
+        if window > 1:
+            places = _extremes(values, most)
+            elements.append(_points(x[places], self.up(values[places]), colour, 7, opacity=".5"))
+        elif len(x) <= ROUGH:
+            elements.append(_points(x[rows], self.up(values[rows]), colour, 10, opacity="1"))
+        elements.append(
             f'<path fill="none" stroke="{colour}" stroke-width="4" stroke-linejoin="round"{dashes(dash)} '
-            f'd="{_path(x[few], self.up(middle)[few])}"/>'
+            f'd="{_path(x[rows], self.up(mean[rows]))}"/>'
         )
-        return "".join(drawn)
+        return "".join(elements)
+
+    def _band(self, x: np.ndarray, middle: np.ndarray, spread: np.ndarray, colour: str) -> str:
+        """The ground between middle - spread and middle + spread, within the scale."""
+        low = self.up(np.clip(middle - spread, *self.scale))
+        high = self.up(np.clip(middle + spread, *self.scale))
+        outline = _path(np.append(x, x[::-1]), np.append(high, low[::-1]))
+        return f'<path fill="{colour}" fill-opacity=".2" d="{outline}z"/>'
 
     def accuracy(self, table: Columns, colour: str) -> str:
         """Points, with their intervals if they have any; a selection of very many."""
         values, low, high = (table[name] for name in HELD_OUT)
-        there = np.flatnonzero(np.isfinite(values))
-        there = there[:: max(1, len(there) // 30)]
-        if not len(there):
+        rows = np.flatnonzero(np.isfinite(values))
+        rows = rows[:: max(1, len(rows) // 30)]
+        if not len(rows):
             return ""
-        x, y = self.across(table["step"][there]), self.up(values[there])
-        bars = [
-            f"M{at} {a}V{b}"
-            for at, *ends in zip(x, low[there], high[there], strict=True)
-            if np.isfinite(ends).all()
-            for a, b in [self.up(ends)]
-        ]
-        dots = _path(x, y, dots=True)
-        return (
-            f'<path stroke="{colour}" stroke-width="2.4" d="{"".join(bars)}"/>'
-            f'<path stroke="{colour}" stroke-width="12" stroke-linecap="round" d="{dots}"/>'
-        )
+        x = self.across(table["step"][rows])
+        bars = []
+        for place, row in zip(x, rows, strict=True):
+            if np.isfinite(low[row]) and np.isfinite(high[row]):
+                bars.append(f"M{place} {self.up(low[row])}V{self.up(high[row])}")
+        points = _points(x, self.up(values[rows]), colour, 12)
+        return f'<path stroke="{colour}" stroke-width="2.4" d="{"".join(bars)}"/>{points}'
 
 
-def axis_end(step: int, total: int) -> int:
-    """To which step a chart reaches while its run goes on: the axis doubles before the lines come to its end.
+def window_of(values: np.ndarray) -> int:
+    """How many values a moving mean covers: 1 up to 20 values, and if all are equal.
 
-    >>> [axis_end(step, 3000) for step in (0, 25, 26, 46, 2900)], axis_end(3, 8)
-    ([32, 32, 64, 64, 3000], 8)
+    >>> window_of(np.arange(20)), window_of(np.arange(21)), window_of(np.arange(240))
+    (1, 5, 21)
     """
-    end = 32
-    while end < 1.25 * step:
-        end *= 2
-    return min(end, total)
+    if len(values) <= ROUGH or (values == values[0]).all():
+        return 1
+    return max(5, len(values) // 12) | 1  # an odd number
+
+
+def moving_mean(values: np.ndarray, window: int) -> np.ndarray:
+    """The mean of `window` (odd) values around each one; of the existing ones near both ends.
+
+    >>> moving_mean(np.array([0.0, 3.0, 6.0, 0.0]), 3).tolist()
+    [1.5, 3.0, 3.0, 3.0]
+    """
+    places = np.arange(len(values))
+    half = window // 2
+    first = np.maximum(places - half, 0)
+    end = np.minimum(places + half + 1, len(values))
+    sums = np.concatenate([[0.0], np.cumsum(values, dtype=float)])
+    return (sums[end] - sums[first]) / (end - first)
 
 
 def _even(n: int, most: int) -> np.ndarray:
@@ -148,12 +188,11 @@ def _extremes(values: np.ndarray, most: int) -> np.ndarray:
     if len(values) <= most:
         return np.arange(len(values))
     ends = np.linspace(0, len(values), max(1, most // 2) + 1).round().astype(int)
-    found = [
-        first + of(values[first:end])
-        for first, end in zip(ends, ends[1:], strict=False)
-        for of in (np.argmin, np.argmax)
-    ]
-    return np.unique(found)
+    places = []
+    for first, end in zip(ends[:-1], ends[1:], strict=True):
+        stretch = values[first:end]
+        places += [first + stretch.argmin(), first + stretch.argmax()]
+    return np.unique(places)
 
 
 def _labels(marks: Sequence[tuple[int, str]], *, letter: float) -> list[tuple[int, str]]:
@@ -168,10 +207,12 @@ def _labels(marks: Sequence[tuple[int, str]], *, letter: float) -> list[tuple[in
     """
     places: list[tuple[int, list[str]]] = []
     for step, name in sorted(marks, key=lambda mark: mark[0]):
-        if places and step < places[-1][0] + letter * (1 + len(_joined(places[-1][1]))):
-            places[-1][1].append(name)
-        else:
-            places.append((step, [name]))
+        if places:
+            last_step, names = places[-1]
+            if step < last_step + letter * (1 + len(_joined(names))):
+                names.append(name)
+                continue
+        places.append((step, [name]))
     return [(step, _joined(names)) for step, names in places]
 
 
@@ -181,22 +222,31 @@ def _joined(names: Sequence[str]) -> str:
     >>> _joined(["1", "2", "4"]), _joined(["a", "b", "c", "e"])
     ('1,2,4', 'a–c,e')
     """
-    place = [int(name) if name.isdecimal() else ord(name[-1]) for name in names]
+    places = [int(name) if name.isdecimal() else ord(name[-1]) for name in names]
     runs = [[names[0]]]
-    for n, name in enumerate(names[1:], 1):
-        if place[n] == place[n - 1] + 1:
+    for name, place, before in zip(names[1:], places[1:], places, strict=False):
+        if place == before + 1:
             runs[-1].append(name)
         else:
             runs.append([name])
     return ",".join(",".join(run) if len(run) < 3 else f"{run[0]}–{run[-1]}" for run in runs)
 
 
+def _points(x: np.ndarray, y: np.ndarray, colour: str, size: int, *, opacity: str = "") -> str:
+    """Round dots."""
+    pale = f' stroke-opacity="{opacity}"' if opacity else ""
+    return f'<path stroke="{colour}"{pale} stroke-width="{size}" stroke-linecap="round" d="{_path(x, y, dots=True)}"/>'
+
+
 def _path(x: np.ndarray, y: np.ndarray, *, dots: bool = False) -> str:
     """Relative to the previous point, which is shortest."""
+    start = f"M{x[0]} {y[0]}"
     moves = [f"{a}{b}" if b < 0 else f"{a} {b}" for a, b in zip(np.diff(x), np.diff(y), strict=True)]
     if dots:
-        return f"M{x[0]} {y[0]}h0" + "".join(f"m{move}h0" for move in moves)
-    return f"M{x[0]} {y[0]}l{' '.join(moves)}" if moves else f"M{x[0]} {y[0]}"
+        return f"{start}h0" + "".join(f"m{move}h0" for move in moves)
+    if not moves:
+        return start
+    return f"{start}l{' '.join(moves)}"
 
 
 def dashes(number: int) -> str:
@@ -205,13 +255,15 @@ def dashes(number: int) -> str:
     return f' stroke-dasharray="{dash}"' if dash else ""
 
 
-def _ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
-    """Round numbers from low to high, at most so many."""
+def _ticks(low: float, high: float, most: int, *, integers: bool = False) -> list[float]:
+    """Round numbers from low to high, at most so many. integers: no fractions."""
     power = 10.0 ** math.floor(math.log10((high - low) / most))
     sizes = [size * power for size in (1, 2, 2.5, 5, 10, 20, 25, 50)]
-    fitting = [s for s in sizes if (s >= 1 and s % 1 == 0) or not whole]
-    for size in fitting or [1.0]:
-        first, last = math.ceil(low / size - 1e-9), math.floor(high / size + 1e-9)
+    if integers:
+        sizes = [size for size in sizes if size >= 1 and size % 1 == 0] or [1.0]
+    for size in sizes:
+        first = math.ceil(low / size - 1e-9)
+        last = math.floor(high / size + 1e-9)
         if last - first < most:
             break
     return [size * n for n in range(first, last + 1)]
@@ -219,6 +271,10 @@ def _ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[f
 
 def _short(value: float) -> str:
     """0.25, 1.5e-4"""
-    small = 0 < abs(value) < 1e-3
-    number, _, power = f"{value:.{'3e' if small else '4g'}}".partition("e")
-    return f"{float(number):g}e{int(power)}" if power else number
+    text = f"{value:.4g}"
+    if 0 < abs(value) < 1e-3:
+        text = f"{value:.3e}"
+    if "e" not in text:
+        return text
+    number, power = text.split("e")
+    return f"{float(number):g}e{int(power)}"

@@ -1,28 +1,18 @@
 """Red flags of the updates: what is not finite, what moves nothing, what jumps, what drifts. The list: _flags.py."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 
-from grpo_kit.watch._red_flag import (
-    WINDOW,
-    Setup,
-    Sign,
-    column,
-    first_mean,
-    over_window,
-    red_flag,
-    trailing,
-    usual_before,
-)
+from grpo_kit.watch._red_flag import WINDOW, Sign, Steps, first_mean, red_flag, trailing, usual_before
 
 FAR = 0.5  # nats a token from the reference; healthy runs with a beta stay below 0.25
-NO_GRADIENT, NO_RATE = 1e-8, 1e-12
+NO_GRADIENT = 1e-8
+NO_RATE = 1e-12
 LOSS = 0.5  # of advantages near 1 a loss is 0.1 or so, of either sign
 NOISE = 4.0  # nats a token: as if a token were drawn from 55 alike
 HALF_UNIFORM = 1.5  # nats: what an entropy that has doubled must reach
-CLIPPED, MOSTLY_CLIPPED = 0.1, 0.3  # of old rollouts' tokens; where the log does not say how old they are
+CLIPPED = 0.1  # of old rollouts' tokens
+MOSTLY_CLIPPED = 0.3  # of a rollout's tokens where the log does not say how old it is
 
 
 @red_flag(
@@ -30,22 +20,30 @@ CLIPPED, MOSTLY_CLIPPED = 0.1, 0.3  # of old rollouts' tokens; where the log doe
     why="The weights are not moved, or are lost: after a NaN in them every later step is one.",
     first="an earlier checkpoint and a lower learning rate; float32 or bfloat16 in place of float16",
 )
-def _not_finite(table: pd.DataFrame, setup: Setup) -> Sign:
+def _not_finite(steps: Steps) -> Sign:
     """A step's loss or gradient norm is NaN or infinite.
 
     A column that was never recorded reads as NaN too. So a NaN counts in rows that trained: a loss after a finite one
     or beside such a gradient; a gradient after a finite one, but for fp16, which skips a step now and then. Five
     gradients in a row count in any case.
     """
-    loss, norm = column(table, "loss"), column(table, "grad_norm")
-    trained = np.isfinite(column(table, "learning_rate" if "learning_rate" in table else "reward"))
-    bad_loss, bad_norm = ~np.isfinite(loss) & trained, ~np.isfinite(norm) & trained
-    loss_is_recorded = np.logical_or.accumulate(np.isfinite(loss)) | bad_norm & ("loss" in table)
-    norm_is_recorded = np.logical_or.accumulate(np.isfinite(norm)) & (not setup.skips)
-    lasted = (trailing(bad_norm, WINDOW) == 1) & ("grad_norm" in table)
+    loss = steps["loss"]
+    norm = steps["grad_norm"]
+    trained = np.isfinite(steps["learning_rate" if "learning_rate" in steps.table else "reward"])
+    bad_loss = trained & ~np.isfinite(loss)
+    bad_norm = trained & ~np.isfinite(norm)
+    loss_was_finite = np.logical_or.accumulate(np.isfinite(loss))
+    norm_was_finite = np.logical_or.accumulate(np.isfinite(norm))
+    counts = np.isinf(loss) | bad_loss & loss_was_finite
+    if "loss" in steps.table:
+        counts |= bad_loss & bad_norm
+    if not steps.setup.skips:
+        counts |= bad_norm & norm_was_finite
+    if "grad_norm" in steps.table:
+        counts |= trailing(bad_norm, WINDOW) == 1
     return (
-        np.isinf(loss) | bad_loss & loss_is_recorded | bad_norm & norm_is_recorded | lasted,
-        lambda at: f"loss {loss[at]:.3g} and gradient norm {norm[at]:.3g}",
+        counts,
+        lambda row: f"loss {loss[row]:.3g} and gradient norm {norm[row]:.3g}",
     )
 
 
@@ -55,39 +53,41 @@ def _not_finite(table: pd.DataFrame, setup: Setup) -> Sign:
     why="The weights stay as they are, whatever the rewards say.",
     first="the learning rate and its schedule; which weights need a gradient; whether the loss reaches them",
 )
-def _no_update(table: pd.DataFrame, setup: Setup) -> Sign:
+def _no_update(steps: Steps) -> Sign:
     """Over 5 steps: a learning rate of 0, or no gradient although rewards differ within groups.
 
     Where they do not differ there is none to be had: other flags say so, unless the task is solved.
     """
-    norm, rate = column(table, "grad_norm"), column(table, "learning_rate")
-    equal = (
-        pd.Series(column(table, "groups/equal_rewards")).ffill().to_numpy()
-    )  # also of a rollout's later passes
-    no_gradient = (trailing(np.abs(norm) <= NO_GRADIENT, WINDOW) == 1) & ~(trailing(equal, WINDOW) == 1)
+    norm = steps["grad_norm"]
+    rate = steps["learning_rate"]
+    # A rollout's later passes have its share of equal groups.
+    equal = pd.Series(steps["groups/equal_rewards"]).ffill().to_numpy()
+    no_signal = trailing(equal, WINDOW) == 1
+    no_gradient = (trailing(np.abs(norm) <= NO_GRADIENT, WINDOW) == 1) & ~no_signal
     no_rate = trailing(np.abs(rate) <= NO_RATE, WINDOW) == 1
 
-    def saw(at: int) -> str:
-        what = f"learning rate {rate[at]:.2g}" if no_rate[at] else f"gradient norm {norm[at]:.2g}"
-        return f"{what} in {WINDOW} steps"
+    def evidence(row: int) -> str:
+        if no_rate[row]:
+            return f"learning rate {rate[row]:.2g} in {WINDOW} steps"
+        return f"gradient norm {norm[row]:.2g} in {WINDOW} steps"
 
-    return no_gradient | no_rate, saw
+    return no_gradient | no_rate, evidence
 
 
 @red_flag(
     "KL spike",
+    before=4,
     why="The policy left the reference in a few updates, and seldom comes back.",
     first="a learning rate 3 to 10 times lower, with warmup; then a higher beta",
 )
-def _kl_spike(table: pd.DataFrame, setup: Setup) -> Sign:
+def _kl_spike(steps: Steps) -> Sign:
     """A step's KL above 0.5 nats a token and 5 times the usual, the median of up to 8 steps before it."""
-    kl = column(table, "kl")
+    kl = steps["kl"]
     usual = usual_before(kl)
-    return _jumps(kl), lambda at: f"KL {kl[at]:.2g} where {usual[at]:.2g} was usual"
-
-
-def _jumps(kl: np.ndarray) -> np.ndarray:
-    return kl > np.maximum(5 * usual_before(kl), FAR)
+    return (
+        kl > np.maximum(5 * usual, FAR),
+        lambda row: f"KL {kl[row]:.2g} where {usual[row]:.2g} was usual",
+    )
 
 
 @red_flag(
@@ -96,43 +96,58 @@ def _jumps(kl: np.ndarray) -> np.ndarray:
     why="The policy leaves the reference without a jump, and what the reference could do goes with it.",
     first="see whether held-out accuracy still rises; then a lower learning rate or a higher beta",
 )
-def _kl_drift(table: pd.DataFrame, setup: Setup) -> Sign:
+def _kl_drift(steps: Steps) -> Sign:
     """Over 5 steps: a KL above 0.5 nats a token in each, that no KL spike has led to."""
-    kl, row = column(table, "kl"), np.arange(len(table))
-    least, start = pd.Series(kl).rolling(WINDOW).min().to_numpy(), first_mean(kl)
-    last_jump, last_near = (np.maximum.accumulate(np.where(at, row, -1)) for at in (_jumps(kl), ~(kl > FAR)))
+    kl = steps["kl"]
+    is_far = kl > FAR
+    jumps = is_far & (kl > 5 * usual_before(kl))
+    last_jump = _last_row(jumps)
+    last_near = _last_row(~is_far)
+    lowest = pd.Series(kl).rolling(WINDOW).min().to_numpy()
+    start = first_mean(kl)
     return (
-        (least > FAR) & (last_jump <= last_near),
-        lambda at: f"KL {least[at]:.2g} and more in {WINDOW} steps, {start:.2g} at first",
+        (lowest > FAR) & (last_jump <= last_near),
+        lambda row: f"KL {lowest[row]:.2g} and more in {WINDOW} steps, {start:.2g} at first",
     )
+
+
+def _last_row(happens: np.ndarray) -> np.ndarray:
+    """The last row so far in which it happens, at each row; -1 before the first."""
+    rows = np.arange(len(happens))
+    return np.maximum.accumulate(np.where(happens, rows, -1))
 
 
 @red_flag(
     "gradient spike",
+    before=4,
     why="Clipping bounds the step but not its direction: one odd batch decides it.",
     first="warmup and a lower learning rate; look at that step's completions and rewards",
 )
-def _gradient_spike(table: pd.DataFrame, setup: Setup) -> Sign:
+def _gradient_spike(steps: Steps) -> Sign:
     """A step's gradient norm, before clipping, 5 times the usual; steps without a gradient do not count as usual."""
-    norm = column(table, "grad_norm")
+    norm = steps["grad_norm"]
     norm = np.where(np.isinf(norm), np.nan, norm)
     usual = usual_before(np.where(norm > 0, norm, np.nan))  # groups without a signal have none
-    return norm > 5 * usual, lambda at: f"gradient norm {norm[at]:.3g} where {usual[at]:.3g} was usual"
+    return (
+        norm > 5 * usual,
+        lambda row: f"gradient norm {norm[row]:.3g} where {usual[row]:.3g} was usual",
+    )
 
 
 @red_flag(
     "loss spike",
+    before=4,
     why="A few tokens with a huge ratio or KL decide this update.",
     first="that step's completions, advantages and KL; a lower learning rate, fewer passes over a rollout",
 )
-def _loss_spike(table: pd.DataFrame, setup: Setup) -> Sign:
+def _loss_spike(steps: Steps) -> Sign:
     """A step's loss, of either sign, above 0.5 and 3 times the largest of up to 8 steps before it."""
-    loss = column(table, "loss")
+    loss = steps["loss"]
     size = np.abs(np.where(np.isinf(loss), np.nan, loss))
     largest = pd.Series(size).shift(1).rolling(8, min_periods=4).max().to_numpy()
     return (
         size > np.maximum(3 * largest, LOSS),
-        lambda at: f"loss {loss[at]:.3g} where at most {largest[at]:.3g} was usual",
+        lambda row: f"loss {loss[row]:.3g} where at most {largest[row]:.3g} was usual",
     )
 
 
@@ -142,13 +157,14 @@ def _loss_spike(table: pd.DataFrame, setup: Setup) -> Sign:
     why="The policy samples nearly at random: what it learnt is being lost, as in a collapse.",
     first="an earlier checkpoint and a lower learning rate; a lower temperature or epsilon_high",
 )
-def _entropy_explosion(table: pd.DataFrame, setup: Setup) -> Sign:
+def _entropy_explosion(steps: Steps) -> Sign:
     """Over 5 steps: twice the entropy of the first steps and above 1.5 nats a token, or above 4 in any case."""
-    entropy = column(table, "entropy")
-    least, start = pd.Series(entropy).rolling(WINDOW).min().to_numpy(), first_mean(entropy)
+    entropy = steps["entropy"]
+    lowest = pd.Series(entropy).rolling(WINDOW).min().to_numpy()
+    start = first_mean(entropy)
     return (
-        least > np.clip(2 * start, HALF_UNIFORM, NOISE),
-        lambda at: f"entropy {entropy[at]:.2f} nats a token where {start:.2f} was usual",
+        lowest > np.clip(2 * start, HALF_UNIFORM, NOISE),
+        lambda row: f"entropy {entropy[row]:.2f} nats a token where {start:.2f} was usual",
     )
 
 
@@ -158,11 +174,12 @@ def _entropy_explosion(table: pd.DataFrame, setup: Setup) -> Sign:
     why="The gradient is of another policy than the one that wrote the completions.",
     first="the kit's engine; else look at dtype, dropout, adapters and the sampler's temperature and top-k",
 )
-def _sampler_gap(table: pd.DataFrame, setup: Setup) -> Sign:
+def _sampler_gap(steps: Steps) -> Sign:
     """Over 3 steps: 0.05 nats a token between sampler and trainer on fresh rollouts; bfloat16 rounds by about 0.01."""
-    fresh = ~(column(table, "rollout/age") > 0)  # older weights give other probabilities without any error
-    gap = trailing(np.where(fresh, column(table, "rollout/logprob_gap"), np.nan), 3)
-    return gap > 0.05, lambda at: f"sampler and trainer differ by {gap[at]:.2g} nats a token"
+    is_old = steps["rollout/age"] > 0  # older weights give other probabilities without any error
+    fresh_gap = np.where(is_old, np.nan, steps["rollout/logprob_gap"])
+    gap = trailing(fresh_gap, 3)
+    return gap > 0.05, lambda row: f"sampler and trainer differ by {gap[row]:.2g} nats a token"
 
 
 @red_flag(
@@ -171,25 +188,26 @@ def _sampler_gap(table: pd.DataFrame, setup: Setup) -> Sign:
     why="A clipped token has no gradient, and one that is not weighted has another policy's: little of it is learnt.",
     first="fewer passes over a rollout (iterations, minibatches, sync_every), or a lower learning rate",
 )
-def _stale_rollouts(table: pd.DataFrame, setup: Setup) -> Sign:
+def _stale_rollouts(steps: Steps) -> Sign:
     """Over 5 steps: a tenth of the tokens clipped, or 0.1 nats a token from the policy, on rollouts that are not fresh.
 
     With importance weights that gap is recorded as 0, and clipping shows it; without them nothing is clipped. Where
     the age is not known, or 0, so that nothing should be clipped at all: three tenths of the tokens.
     """
-    age = pd.Series(column(table, "rollout/age")).fillna(setup.age).to_numpy()
-    cut, gap = over_window(table, "clip_ratio"), over_window(table, "rollout/logprob_gap")
+    age = pd.Series(steps["rollout/age"]).fillna(steps.setup.age).to_numpy()
+    clipped = steps.mean("clip_ratio")
+    gap = steps.mean("rollout/logprob_gap")
+    is_far = (clipped > CLIPPED) | (gap > 0.1)
 
-    def saw(at: int) -> str:
-        gone = f"{cut[at]:.0%} of their tokens are clipped"
-        how = gone if cut[at] > CLIPPED else f"{gap[at]:.2g} nats a token away"
-        return (
-            f"rollouts up to {age[at]:.0f} steps old, and {how}"
-            if age[at] > 0
-            else f"rollouts of which {how}"
-        )
+    def evidence(row: int) -> str:
+        distance = f"{gap[row]:.2g} nats a token away"
+        if clipped[row] > CLIPPED:
+            distance = f"{clipped[row]:.0%} of their tokens are clipped"
+        if age[row] > 0:
+            return f"rollouts up to {age[row]:.0f} steps old, and {distance}"
+        return f"rollouts of which {distance}"
 
-    return (age > 0) & ((cut > CLIPPED) | (gap > 0.1)) | (cut > MOSTLY_CLIPPED), saw
+    return (age > 0) & is_far | (clipped > MOSTLY_CLIPPED), evidence
 
 
 OF_UPDATES = (

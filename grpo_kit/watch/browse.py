@@ -2,7 +2,6 @@
 
 import importlib.util
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pandas as pd
 from grpo_kit._support.display import escape, widget_bundle
 from grpo_kit._support.kernel import in_notebook, visible
 from grpo_kit.record._run_lock import is_locked
-from grpo_kit.record.files import RunFolderError, read_completions
+from grpo_kit.record.files import read_completions
 from grpo_kit.record.run_path import path_of
 from grpo_kit.watch._completions import pages_of
 from grpo_kit.watch._follow import Follower
@@ -47,22 +46,23 @@ class CompletionBrowser:
 
         self.folder = path_of(folder)
         self.table = pd.DataFrame()
-        self._lock = (
-            threading.RLock()
-        )  # JupyterLab's clicks may run in another thread than the follower's checks
-        wide, narrow = {"description_width": "initial"}, w.Layout(width="190px")
+        # JupyterLab's clicks may run in another thread than the follower's checks.
+        self._lock = threading.RLock()
+        narrow = w.Layout(width="190px")
+        look = {"style": {"description_width": "initial"}, "layout": narrow}
         self.step = w.SelectionSlider(options=[0], description="step", continuous_update=False)
-        self.sort = w.Dropdown(options=[AS_WRITTEN], description="sort by", style=wide, layout=narrow)
+        self.sort = w.Dropdown(options=[AS_WRITTEN], description="sort by", **look)
         self.text = w.Text(placeholder="text to find", continuous_update=False, layout=narrow)
-        self.group = w.Dropdown(options=[(ALL, ALL)], description="group", style=wide, layout=narrow)
+        self.group = w.Dropdown(options=[(ALL, ALL)], description="group", **look)
         self.follow = w.Checkbox(description="follow the run", indent=False, layout=narrow)
         self.button = w.Button(description="Refresh", tooltip="read the run folder again")
         self.view = w.HTML()
-        controls = [self.step, self.group, self.sort, self.text, self.button, self.follow]
+        filters = [self.step, self.group, self.sort, self.text]
+        controls = [*filters, self.button, self.follow]
         for control in controls:
             _answer_while_busy(control)
-            if control not in (self.button, self.follow):
-                control.observe(self._show, "value")
+        for control in filters:
+            control.observe(self._show, "value")
         self.button.on_click(self._refresh_or_say)
         self.follow.observe(self._follow, "value")
         self._follower = Follower(self.folder, self.refresh, lambda: setattr(self.follow, "value", False))
@@ -78,16 +78,19 @@ class CompletionBrowser:
         """
         table = _table_of(self.folder)
         with self._lock, self.view.hold_sync():
-            at_end = self.table.empty or self.step.value == self.step.options[-1]
-            before = self.step.value
+            step = self.step.value
+            was_at_end = self.table.empty or step == self.step.options[-1]
             self.table = table
             if not table.empty:
                 steps = sorted(int(step) for step in table["step"].unique())
                 if list(self.step.options) != steps:
                     self.step.options = steps
-                    self.step.value = steps[-1] if at_end or before not in steps else before
-                more = ["advantage"] * ("advantage" in table)
-                sortable = [AS_WRITTEN, *pages_of(table).scores(table), *more]
+                    if was_at_end or step not in steps:
+                        step = steps[-1]
+                    self.step.value = step
+                sortable = [AS_WRITTEN, *pages_of(table).scores(table)]
+                if "advantage" in table:
+                    sortable.append("advantage")
                 if list(self.sort.options) != sortable:
                     self.sort.options = sortable
             self._show()
@@ -115,34 +118,39 @@ class CompletionBrowser:
                 self.view.value = "No completions yet. Press Refresh once a step is done."
                 return
             groups = self.table.loc[self.table["step"] == self.step.value, "group"].dropna().unique()
-            options = [(ALL, ALL), *((f"{int(g)}, side by side", int(g)) for g in sorted(groups))]
+            options = [(ALL, ALL)] + [(f"{int(group)}, side by side", int(group)) for group in sorted(groups)]
             if list(self.group.options) != options:
-                chosen = self.group.value if self.group.value in [value for _, value in options] else ALL
+                group = self.group.value
                 self.group.options = options
-                self.group.value = chosen
+                self.group.value = group if group in dict(options).values() else ALL
             self.view.value = self._page()
 
     def _page(self) -> str:
-        step, text = self.step.value, self.text.value
-        group = None if self.group.value == ALL else self.group.value
-        found = select(self.table, step, sort=self.sort.value, text=text, group=group)
+        step = self.step.value
+        text = self.text.value
+        group = None
+        part = f"step {step}"
+        if self.group.value != ALL:
+            group = self.group.value
+            part = f"group {group} of step {step}"
+        rows = select(self.table, step, sort=self.sort.value, text=text, group=group)
         pages = pages_of(self.table)
-        if found.empty:
-            elsewhere = sorted(int(s) for s in self.table.loc[_holds(self.table, text), "step"].unique())
-            where = (
-                f"It is in step {', '.join(map(str, elsewhere[:12]))}." if elsewhere else "Nor does any step."
-            )
-            part = f"step {step}" if group is None else f"group {group} of step {step}"
-            return f"No {pages.what} of {part} holds <b>{escape(text)}</b>. {where}"
-        shown, count = pages.first(found, _MOST)
-        return pages.html(shown) + f"<p>{count - _MOST} more are not shown: filter, or pick a group.</p>" * (
-            count > _MOST
-        )
+        if not rows.empty:
+            first, count = pages.first(rows, _MOST)
+            page = pages.html(first)
+            if count > _MOST:
+                page += f"<p>{count - _MOST} more are not shown: filter, or pick a group.</p>"
+            return page
+        elsewhere = sorted(int(step) for step in self.table.loc[_holds(self.table, text), "step"].unique())
+        hint = "Nor does any step."
+        if elsewhere:
+            hint = f"It is in step {', '.join(map(str, elsewhere[:12]))}."
+        return f"No {pages.row_name} of {part} holds <b>{escape(text)}</b>. {hint}"
 
     def _repr_mimebundle_(self, **options: Any) -> dict:
         """The widget; for a saved notebook, which keeps no widgets, the three picks of the last step."""
         text = page = self.view.value
-        if len(self.table):
+        if not self.table.empty:
             text, page = pages_of(self.table).picks(self.table)
         return widget_bundle(self.widget, **options) | {"text/plain": text, "text/html": page}
 
@@ -162,7 +170,7 @@ def browse(folder: str | Path) -> CompletionBrowser | pd.DataFrame:
     table = _table_of(folder)
     if {"prefill", "completion"} <= set(table):
         table["response"] = table["prefill"].fillna("") + table["completion"].fillna("")
-    table = pages_of(table).told(table)
+    table = pages_of(table).readable(table)
     return table.map(lambda cell: visible(cell) if isinstance(cell, str) else cell)
 
 
@@ -177,20 +185,9 @@ def _answer_while_busy(control: Any) -> None:
 
 
 def _table_of(folder: str | Path) -> pd.DataFrame:
-    table = _read(folder)
+    """The completions of a run, each with its number."""
+    table = read_completions(folder)
     return pages_of(table).numbered(table)
-
-
-def _read(folder: str | Path) -> pd.DataFrame:
-    """read_completions, repeated if a resumed run moves files away in the middle."""
-    for _ in range(2):
-        try:
-            return read_completions(folder)
-        except RunFolderError:
-            if not path_of(folder).is_dir():
-                raise
-            time.sleep(0.2)
-    return read_completions(folder)
 
 
 def _holds(table: pd.DataFrame, text: str) -> pd.Series:

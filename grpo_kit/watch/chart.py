@@ -36,15 +36,21 @@ def plot_run(
 
     >>> plot_run("runs/full", compare="runs/lora").save("both.png")  # doctest: +SKIP
     """
-    others = [] if compare is None else [compare] if isinstance(compare, str | os.PathLike) else list(compare)
-    folders = [path_of(name) for name in (folder, *others)]
-    names = [path.name for path in folders]
-    found = dict(zip(names if len(set(names)) == len(names) else map(str, folders), folders, strict=True))
+    if compare is None:
+        compare = []
+    elif isinstance(compare, str | os.PathLike):
+        compare = [compare]
+    folders = [path_of(name) for name in (folder, *compare)]
+    labels = [path.name for path in folders]
+    if len(set(labels)) < len(labels):
+        labels = [str(path) for path in folders]
 
-    def read() -> dict[str, RunState]:
-        return {label: RunState.read(path) for label, path in found.items()}
+    def read_runs() -> dict[str, RunState]:
+        return {label: RunState.read(path) for label, path in zip(labels, folders, strict=True)}
 
-    return _FollowedChart(folders[0], read) if follow and in_notebook() else RunChart(read())
+    if follow and in_notebook():
+        return _FollowedChart(folders[0], read_runs)
+    return RunChart(read_runs())
 
 
 class RunChart:
@@ -57,21 +63,25 @@ class RunChart:
     """
 
     def __init__(self, runs: Mapping[str, RunState], *, last_step: int = 0) -> None:
-        self._runs, self._last_step = runs, last_step
+        self._runs = runs
+        self._last_step = last_step
 
     def save(self, path: str | Path) -> Path:
         """Write the picture into a file that ends in .svg or .png (1,440 pixels wide); returns its path.
 
         Raises ValueError for another ending.
         """
-        made = {".svg": lambda: self._repr_svg_().encode(), ".png": lambda: self._repr_png_()[0]}
-        if (ending := path_of(path).suffix) not in made:
-            raise ValueError(f"path={str(path)!r} must end in .svg or .png")
-        return write_where_asked(path, made[ending]())
+        ending = path_of(path).suffix
+        if ending == ".svg":
+            return write_where_asked(path, self._repr_svg_().encode())
+        if ending == ".png":
+            return write_where_asked(path, svg_to_png(self._repr_svg_()))
+        raise ValueError(f"path={str(path)!r} must end in .svg or .png")
 
     def bundle(self) -> dict[str, Any]:
         """The picture as a notebook stores it, by kind."""
-        return {"text/plain": _TEXT, "image/svg+xml": self._repr_svg_(), "image/png": self._repr_png_()[0]}
+        svg = self._repr_svg_()
+        return {"text/plain": _TEXT, "image/svg+xml": svg, "image/png": svg_to_png(svg)}
 
     def _repr_svg_(self) -> str:
         return draw_svg(self._runs, last_step=self._last_step)
@@ -90,9 +100,11 @@ class _FollowedChart(RunChart):
     stop(). A saved notebook keeps the last picture.
     """
 
-    def __init__(self, folder: Path, read: Callable[[], Mapping[str, RunState]]) -> None:
-        super().__init__(read())
-        self._folder, self._read, self._handle = folder, read, None
+    def __init__(self, folder: Path, read_runs: Callable[[], Mapping[str, RunState]]) -> None:
+        super().__init__(read_runs())
+        self._folder = folder
+        self._read = read_runs
+        self._handle = None
         self._follower = Follower(folder, self._update)
 
     def stop(self) -> None:
@@ -118,8 +130,10 @@ def svg_to_png(svg: str) -> bytes:
     from PIL import Image
 
     font = Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf"
-    look = {"font_files": [str(font)], "sans_serif_family": "DejaVu Sans"}
-    return small_png(
-        Image.open(BytesIO(resvg_py.svg_to_bytes(svg_string=svg, width=3 * WIDTH // 4, **look))),
-        transparent=True,
+    png = resvg_py.svg_to_bytes(
+        svg_string=svg,
+        width=3 * WIDTH // 4,
+        font_files=[str(font)],
+        sans_serif_family="DejaVu Sans",
     )
+    return small_png(Image.open(BytesIO(png)), transparent=True)

@@ -4,8 +4,6 @@ A log is brought under the record's names (_log_rows.py) and asked by the same f
 reads and the log lacks is said.
 """
 
-from __future__ import annotations
-
 import html
 import math
 import os
@@ -16,8 +14,8 @@ import pandas as pd
 
 from grpo_kit.record.files import has_metrics, read_metrics, run_settings
 from grpo_kit.record.run_path import path_of
-from grpo_kit.watch._flags import Flag
-from grpo_kit.watch._log_rows import LogError, runs_of, table_of
+from grpo_kit.watch._log_rows import LogError, runs_of
+from grpo_kit.watch._red_flag import Flag
 from grpo_kit.watch.monitor import red_flags
 
 _NEEDS = {  # flag: the columns that it reads, any of a tuple
@@ -42,6 +40,13 @@ _NEEDS = {  # flag: the columns that it reads, any of a tuple
     "entropy explosion": ["entropy"],
     "held-out fall": ["held-out accuracy or reward"],
 }
+_COLUMNS = {  # how the columns begin that these words of _NEEDS stand for
+    "reward/...": ("reward/",),
+    "the completions": ("diversity/",),
+    "the answers to held-out questions": ("eval/one_answer",),
+    "held-out accuracy or reward": ("eval/accuracy", "eval/reward"),
+    "a held-out measure or a part of weight 0": ("eval/",),
+}
 _FIFTH = 5  # the first and the last fifth of the steps are compared
 
 
@@ -63,27 +68,23 @@ class Diagnosis:
     @property
     def sentence(self) -> str:
         """Steps, the reward of the first and last fifth of them, and the share of steps without any signal."""
-        rewards = self.metrics["reward"].dropna() if "reward" in self.metrics else pd.Series(dtype=float)
-        whose = self.source
+        source = self.source
         if self.runs:
-            whose += f" has {len(self.runs)} runs ({', '.join(self.runs)}). This is the last, {self.runs[-1]}"
-        said = f"{whose}: {len(self.metrics)} logged steps"
-        if len(rewards) >= 2 * _FIFTH:
-            some = len(rewards) // _FIFTH
-            first, last = rewards.iloc[:some].mean(), rewards.iloc[-some:].mean()
-            parts = (rewards.iloc[:some], rewards.iloc[-some:])
-            noise = 2 * math.hypot(*(part.std(ddof=1) / math.sqrt(some) for part in parts))
-            change = (
-                "within the noise of a step"
-                if abs(last - first) <= noise
-                else "up"
-                if last > first
-                else "DOWN"
+            source += (
+                f" has {len(self.runs)} runs ({', '.join(self.runs)}). This is the last, {self.runs[-1]}"
             )
-            said += f"; reward {first:.3g} in the first fifth, {last:.3g} in the last: {change}"
-        if "reward_std" in self.metrics and len(spread := self.metrics["reward_std"].dropna()):
-            said += f"; {(spread.abs() < 1e-9).mean():.0%} of steps without any spread of rewards"
-        return f"{said}."
+        facts = [f"{source}: {len(self.metrics)} logged steps"]
+        rewards = self._recorded("reward")
+        if len(rewards) >= 2 * _FIFTH:
+            facts.append(_reward_change(rewards))
+        spreads = self._recorded("reward_std")
+        if len(spreads):
+            facts.append(f"{(spreads.abs() < 1e-9).mean():.0%} of steps without any spread of rewards")
+        return f"{'; '.join(facts)}."
+
+    def _recorded(self, name: str) -> pd.Series:
+        """The values of a measure; empty if it was not logged."""
+        return self.metrics.get(name, pd.Series(dtype=float)).dropna()
 
     def __repr__(self) -> str:
         lines = [self.sentence, *(f"- {flag}" for flag in self.flags)]
@@ -95,12 +96,29 @@ class Diagnosis:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        flags = "".join(
-            f"<li><b>{html.escape(f.brief)}</b><br>{html.escape(f.why)} First try: {html.escape(f.first)}</li>"
-            for f in self.flags
+        items = []
+        for flag in self.flags:
+            remedy = html.escape(f"{flag.why} First try: {flag.first}")
+            items.append(f"<li><b>{html.escape(flag.brief)}</b><br>{remedy}</li>")
+        untold = html.escape(", ".join(self.untold) or "nothing")
+        return (
+            f"<p>{html.escape(self.sentence)}</p><ul>{''.join(items)}</ul>"
+            f"<p>Cannot be told from this log: {untold}.</p>"
         )
-        lacks = html.escape(", ".join(self.untold) or "nothing")
-        return f"<p>{html.escape(self.sentence)}</p><ul>{flags}</ul><p>Cannot be told from this log: {lacks}.</p>"
+
+
+def _reward_change(rewards: pd.Series) -> str:
+    """The mean reward of the first and the last fifth, and whether they differ by more than noise."""
+    count = len(rewards) // _FIFTH
+    first = rewards.head(count)
+    last = rewards.tail(count)
+    before = first.mean()
+    after = last.mean()
+    errors = [part.std(ddof=1) / math.sqrt(count) for part in (first, last)]
+    change = "up" if after > before else "DOWN"
+    if abs(after - before) <= 2 * math.hypot(*errors):
+        change = "within the noise of a step"
+    return f"reward {before:.3g} in the first fifth, {after:.3g} in the last: {change}"
 
 
 def diagnose(log: str | os.PathLike) -> Diagnosis:
@@ -121,39 +139,37 @@ def diagnose(log: str | os.PathLike) -> Diagnosis:
     settings: dict[str, Any] = {}
     runs: tuple[str, ...] = ()
     if path.is_dir() and has_metrics(path):
-        metrics, settings = read_metrics(path), run_settings(path) or {}
+        metrics = read_metrics(path)
+        settings = run_settings(path) or {}
     else:
         tables = runs_of(path)
-        runs = tuple(tables) if len(tables) > 1 else ()
-        metrics = [table_of([]), *tables.values()][-1]
+        metrics = [pd.DataFrame(), *tables.values()][-1]
+        if len(tables) > 1:
+            runs = tuple(tables)
     if metrics.empty:
         raise LogError(
             f"log={str(log)!r} holds no steps of a run with a reward; known are run folders, trainer_state.json, "
             "notebooks, printed TRL lines, CSV, JSON, JSON Lines and TensorBoard's events"
         )
     flags = red_flags(metrics, settings)
-    if (
-        not settings
-    ):  # in such logs every part counts; their highest scores are not known, so other flags go by the sum
+    if not settings:
+        # In such logs every part counts; their highest scores are not known, so other flags go by the sum.
         parts = [str(name).removeprefix("reward/") for name in metrics if str(name).startswith("reward/")]
-        weighed = red_flags(metrics, {"reward_parts": parts, "reward_weights": [1.0] * len(parts)})
-        flags += [flag for flag in weighed if flag.name == "part never paid"]
+        weighted = red_flags(metrics, {"reward_parts": parts, "reward_weights": [1.0] * len(parts)})
+        flags += [flag for flag in weighted if flag.name == "part never paid"]
         flags.sort(key=lambda flag: flag.step)
+    raised = {flag.name for flag in flags}
     untold = {}
     for name, needs in _NEEDS.items():
-        lacks = [one for one in needs if not _has(metrics, one)]
-        if lacks and name not in {flag.name for flag in flags}:
-            untold[name] = lacks
+        missing_columns = [columns for columns in needs if not _has(metrics, columns)]
+        if missing_columns and name not in raised:
+            untold[name] = missing_columns
     return Diagnosis(path.name, metrics, flags, untold, runs)
 
 
-def _has(metrics: pd.DataFrame, needed: str) -> bool:
-    stands_for = {
-        "reward/...": "reward/",
-        "the completions": "diversity/",
-        "the answers to held-out questions": "eval/one_answer",
-        "held-out accuracy or reward": ("eval/accuracy", "eval/reward"),
-        "a held-out measure or a part of weight 0": "eval/",
-    }
-    start = stands_for.get(needed)
-    return needed in metrics if start is None else any(str(name).startswith(start) for name in metrics)
+def _has(metrics: pd.DataFrame, columns: str) -> bool:
+    """Has the log this column, or one of those that the words stand for?"""
+    starts = _COLUMNS.get(columns)
+    if starts is None:
+        return columns in metrics
+    return any(str(name).startswith(starts) for name in metrics)

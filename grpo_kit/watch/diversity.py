@@ -4,8 +4,6 @@ GRPO learns from differences inside a group. If all completions of a prompt are 
 the group teaches nothing, however many are sampled.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter
@@ -60,12 +58,19 @@ def self_bleu(texts: Sequence[str]) -> float:
     if len(texts) < 2:
         raise ValueError(f"texts={list(texts)!r}: give at least two, the completions of one prompt")
     split = [pieces(text) for text in texts]
-    if len(set(map(tuple, split))) == 1:
+    if all(words == split[0] for words in split):
         return 1.0
-    counts = [[Counter(ngrams(words, n + 1)) for words in split] for n in range(_ORDERS)]
-    most = [_two_highest(of_order) for of_order in counts]
-    lengths = [len(words) for words in split]
-    return sum(_bleu(i, counts, most, lengths) for i in range(len(texts))) / len(texts)
+    counts = [[Counter(ngrams(words, n)) for words in split] for n in range(1, _ORDERS + 1)]
+    highest = [_two_highest(of_order) for of_order in counts]
+    scores = []
+    for text, words in enumerate(split):
+        distances = [
+            (abs(len(neighbour) - len(words)), len(neighbour))
+            for neighbour in split[:text] + split[text + 1 :]
+        ]
+        _, closest = min(distances)
+        scores.append(_bleu([of_order[text] for of_order in counts], highest, closest / max(1, len(words))))
+    return sum(scores) / len(scores)
 
 
 def group_diversity(completions: pd.DataFrame) -> pd.DataFrame:
@@ -80,46 +85,47 @@ def group_diversity(completions: pd.DataFrame) -> pd.DataFrame:
     >>> group_diversity(table)["diversity/unique"].tolist()
     [0.5]
     """
-    missing = [name for name in ("step", "group", "completion") if name not in completions]
-    if missing:
-        raise ValueError(f"completions lacks {missing}; it needs step, group, completion")
+    missing_columns = [name for name in ("step", "group", "completion") if name not in completions]
+    if missing_columns:
+        raise ValueError(f"completions lacks {missing_columns}; it needs step, group, completion")
     rows = []
-    for (step, _), group in completions.groupby(["step", "group"], sort=True)["completion"]:
+    for (step, _), group in completions.groupby(["step", "group"])["completion"]:
         texts = list(group.fillna(""))
-        if len(texts) < 2:
-            continue
-        rows.append((step, len(set(texts)) / len(texts), distinct_n(texts), self_bleu(texts)))
+        if len(texts) > 1:
+            rows.append((step, len(set(texts)) / len(texts), distinct_n(texts), self_bleu(texts)))
     columns = ["step", "diversity/unique", "diversity/distinct_2", "diversity/self_bleu"]
     return pd.DataFrame(rows, columns=columns).groupby("step", as_index=False).mean()
 
 
-def _two_highest(counts: Sequence[Counter]) -> dict[tuple, tuple[int, int, int]]:
-    """n-gram -> (highest count, its text, highest count of the others): the clip for every text in one pass."""
-    most: dict[tuple, tuple[int, int, int]] = {}
-    for i, counter in enumerate(counts):
+def _two_highest(counts: Sequence[Counter]) -> dict[tuple, tuple[int, int]]:
+    """n-gram -> its highest count in a text, and the highest in the others: the clip for every text in one pass."""
+    highest: dict[tuple, tuple[int, int]] = {}
+    for counter in counts:
         for gram, count in counter.items():
-            first, owner, second = most.get(gram, (0, -1, 0))
-            most[gram] = (count, i, first) if count > first else (first, owner, max(second, count))
-    return most
+            _, second, first = sorted([*highest.get(gram, (0, 0)), count])
+            highest[gram] = first, second
+    return highest
 
 
-def _bleu(i: int, counts: list[list[Counter]], most: list[dict], lengths: list[int]) -> float:
-    logs, smoothing = [], 1.0
-    for of_order, highest in zip(counts, most, strict=True):
-        total = of_order[i].total()
+def _bleu(counts: Sequence[Counter], highest: Sequence[dict], length: float) -> float:
+    """BLEU of a text by its n-grams of each order. length: of the closest other text, in lengths of this one."""
+    logs = []
+    smoothing = 1.0
+    for counter, of_order in zip(counts, highest, strict=True):
+        total = counter.total()
         if not total:
             break
         hits = 0
-        for gram, count in of_order[i].items():
-            first, owner, second = highest[gram]
-            hits += min(count, second if owner == i else first)
-        if not hits:
-            if not logs:
-                return 0.0  # no piece is shared
+        for gram, count in counter.items():
+            first, second = of_order[gram]
+            hits += second if count == first else count
+        if hits:
+            logs.append(math.log(hits / total))
+        elif logs:
             smoothing *= 2
-        logs.append(math.log(hits / total if hits else 1 / (smoothing * total)))
+            logs.append(math.log(1 / (smoothing * total)))
+        else:
+            return 0.0  # no piece is shared
     if not logs:
         return 0.0  # an empty text among others
-    closest = min((abs(n - lengths[i]), n) for j, n in enumerate(lengths) if j != i)[1]
-    brevity = min(0.0, 1 - closest / lengths[i])
-    return math.exp(brevity + sum(logs) / len(logs))
+    return math.exp(min(0.0, 1 - length) + sum(logs) / len(logs))

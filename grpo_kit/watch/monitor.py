@@ -3,10 +3,9 @@
 `red_flags` is a pure function of the metrics so far; `Monitor` calls it after each step of a running trainer.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,26 +14,18 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from grpo_kit.record._lines import LineFile, RunFolderError, reading
+from grpo_kit.record._lines import LineFile, write_lines
 from grpo_kit.record.run_path import path_of
 from grpo_kit.rewards.cancel import cancelled_groups
 from grpo_kit.rewards.form import SCRIPTS, Language, script_of
-from grpo_kit.watch._curves import scale_columns
-from grpo_kit.watch._flags import OF_PARTS, OF_ROLLOUTS, OF_STEPS, Flag, Setup
+from grpo_kit.watch._flags import OF_PARTS, OF_ROLLOUTS, OF_STEPS
+from grpo_kit.watch._red_flag import Flag, Setup, Steps, scale_columns
 from grpo_kit.watch.diversity import group_diversity
 
 OnFlag = Literal["warn", "stop"] | Callable[[Flag], Any]
 
 _GROUPS, _LETTERS = 4, 1000  # of a step, and of each completion: limits of the measuring cost
 _SAME = 1e-6  # of 1: rewards that differ by less are equal; float32 sums of equal parts differ by 1e-7
-COLUMNS = (
-    "step", "loss", "learning_rate", "kl", "grad_norm", "entropy", "completion_length", "completion_cut_off",
-    "clip_ratio", "reward", "reward/", "frac_reward_zero_std", "frac_cancelled_groups",
-    "completions/max_terminated_length", "rollout/logprob_gap", "rollout/age", "diversity/", "script/", "groups/",
-    "scale/", "eval/",
-)  # fmt: skip
-"""What the flags read of a run's metrics; a name that ends in / stands for all that begin with it."""
-PREFIXES = tuple(name for name in COLUMNS if name.endswith("/"))
 
 
 def red_flags(metrics: pd.DataFrame, config: Mapping[str, Any] | None = None) -> list[Flag]:
@@ -57,16 +48,32 @@ def red_flags(metrics: pd.DataFrame, config: Mapping[str, Any] | None = None) ->
     table = metrics.sort_values("step").reset_index(drop=True)
     if "groups/equal_rewards" not in table and "frac_reward_zero_std" in table:
         table = table.assign(**{"groups/equal_rewards": table["frac_reward_zero_std"]})
+    rows_of = [
+        (OF_ROLLOUTS, _rows_that_sampled(table, setup)),
+        (OF_PARTS, _rows_with_any(table, ["reward", "completion_length"])),
+        (OF_STEPS, table),
+    ]
+    flags = []
+    for finders, rows in rows_of:
+        steps = Steps(rows, setup)
+        flags += [flag for find in finders if (flag := find(steps)) is not None]
+    return sorted(flags, key=lambda flag: flag.step)
+
+
+def _rows_that_sampled(table: pd.DataFrame, setup: Setup) -> pd.DataFrame:
+    """The rows with a reward, each with the last held-out measures."""
     held_out = table.filter(regex="^eval/")
     if setup.age and len(held_out.columns):  # measured while a rollout was reused: reported with the next one
         held_out = held_out.ffill(limit=setup.age)
-    sampled = table.assign(**held_out)
-    sampled = sampled[sampled["reward"].notna()].reset_index(drop=True) if "reward" in table else sampled
-    there = [name for name in ("reward", "completion_length") if name in table]
-    asked = table[table[there].notna().any(axis=1)].reset_index(drop=True) if there else table
-    rows = [(OF_ROLLOUTS, sampled), (OF_PARTS, asked), (OF_STEPS, table)]
-    found = [find(some, setup) for finders, some in rows for find in finders]
-    return sorted((flag for flag in found if flag is not None), key=lambda flag: flag.step)
+    return _rows_with_any(table.assign(**held_out), ["reward"])
+
+
+def _rows_with_any(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """The rows in which one of these measures is there; all of them if none was recorded."""
+    recorded = [name for name in names if name in table]
+    if not recorded:
+        return table
+    return table[table[recorded].notna().any(axis=1)].reset_index(drop=True)
 
 
 def completion_measures(
@@ -86,55 +93,64 @@ def completion_measures(
     >>> completion_measures(table)[["script/latin", "script/cyrillic", "groups/equal_rewards"]].iloc[0].tolist()
     [0.5, 0.5, 0.0]
     """
-    first = completions[completions.groupby("step")["group"].rank("dense") <= _GROUPS]
-    first = first.assign(completion=first["completion"].fillna("").str[:_LETTERS])
-    table = group_diversity(first)
-    scripts = [{"step": step} | _scripts(texts) for step, texts in first.groupby("step")["completion"]]
-    table = pd.DataFrame(scripts).merge(table, on="step", how="left")
+    is_read = completions.groupby("step")["group"].rank("dense") <= _GROUPS
+    texts = completions["completion"].fillna("").str[:_LETTERS]
+    first_groups = completions.assign(completion=texts)[is_read]
+    scripts = [
+        {"step": step} | _scripts(step_texts)
+        for step, step_texts in first_groups.groupby("step")["completion"]
+    ]
+    table = pd.DataFrame(scripts).merge(group_diversity(first_groups), on="step", how="left")
     if "reward" not in completions:
         return table
-    by_group = completions.astype({"reward": float}).groupby(["step", "group"])["reward"]
-    least, most = by_group.min(), by_group.max()
-    same = _SAME * np.maximum(1, np.maximum(least.abs(), most.abs()))
-    equal = ((most - least) <= same).groupby("step").mean().rename("groups/equal_rewards")
-    table = table.merge(equal, on="step", how="left").merge(_scales(completions), on="step", how="left")
-    watched = [f"reward/{name}" for name, weight in (weights or {}).items() if weight == 0]
-    judged = completions.drop(columns=[name for name in watched if name in completions])
-    if sum(str(name).startswith("reward/") for name in judged) > 1:
-        shares = cancelled_groups(judged).set_index("step")["share"].rename("frac_cancelled_groups")
-        table = table.merge(shares, on="step", how="left")
+    table = table.merge(_equal_rewards(completions), on="step", how="left")
+    table = table.merge(_scales(completions), on="step", how="left")
+    unused = [f"reward/{name}" for name, weight in (weights or {}).items() if weight == 0]
+    with_weight = completions.drop(columns=unused, errors="ignore")
+    if sum(str(name).startswith("reward/") for name in with_weight) > 1:
+        cancelled = cancelled_groups(with_weight).rename(columns={"share": "frac_cancelled_groups"})
+        table = table.merge(cancelled[["step", "frac_cancelled_groups"]], on="step", how="left")
     return table
 
 
+def _equal_rewards(completions: pd.DataFrame) -> pd.Series:
+    """Per step, the share of groups whose rewards do not differ."""
+    rewards = completions.astype({"reward": float}).groupby(["step", "group"])["reward"]
+    low = rewards.min()
+    high = rewards.max()
+    largest = np.maximum(low.abs(), high.abs())
+    is_equal = (high - low) <= _SAME * np.maximum(1, largest)
+    return is_equal.groupby("step").mean().rename("groups/equal_rewards")
+
+
 def _scales(completions: pd.DataFrame) -> pd.DataFrame:
-    names = [name for name in completions if name == "reward" or str(name).startswith("reward/")]
-    by_step = completions.astype(dict.fromkeys(names, float)).groupby("step")[names]
-    least, most, ends = by_step.min(), by_step.max(), {}
-    for name in names:
-        low, high = least[name], most[name]
-        outside = (low < -_SAME) | (high > 1 + _SAME)
-        if outside.any():
-            ends |= dict(zip(scale_columns(name), (low.where(outside), high.where(outside)), strict=True))
-    return pd.DataFrame(ends, index=least.index).reset_index()
+    """Per step, the ends of the rewards' and the parts' scores where some lie outside [0, 1]."""
+    scores = completions.filter(regex="^reward(/|$)").astype(float)
+    by_step = scores.groupby(completions["step"])
+    low = by_step.min()
+    high = by_step.max()
+    is_outside = (low < -_SAME) | (high > 1 + _SAME)
+    ends = {}
+    for name in scores.columns[is_outside.any()]:
+        low_column, high_column = scale_columns(name)
+        ends[low_column] = low[name].where(is_outside[name])
+        ends[high_column] = high[name].where(is_outside[name])
+    return pd.DataFrame(ends, index=low.index).reset_index()
 
 
 def _scripts(texts: Sequence[str]) -> dict[str, float]:
+    """script/<name> -> the mean share of a completion's letters in that script."""
     texts = [text for text in texts if text.strip()]
-    letters: dict[str, int] = {}
-    for letter in "".join(texts):
-        script = script_of(letter)
-        letters[script] = letters.get(script, 0) + 1
-    found = sorted((s for s in letters if s in SCRIPTS), key=lambda s: -letters[s])
-    if not found:
+    letters = Counter(map(script_of, "".join(texts)))
+    scripts = [script for script, _ in letters.most_common() if script in SCRIPTS]
+    if not scripts:
         return {}
-    scores = {script: Language(script)(texts) for script in found}
-    commonest = found[0]
-    # A completion without letters scores 1.0 for every script.
-    bare = [len(found) > 1 and min(s[i] for s in scores.values()) == 1.0 for i in range(len(texts))]
-    means = {
-        s: np.mean([0.0 if bare[i] and s != commonest else v for i, v in enumerate(scores[s])]) for s in found
-    }
-    return {f"script/{script}": round(float(mean), 4) for script, mean in means.items()}
+    shares = pd.DataFrame({script: Language(script)(texts) for script in scripts})
+    if len(scripts) > 1:
+        # A completion without letters scores 1.0 for every script: it counts as the commonest one.
+        no_letters = shares.min(axis=1) == 1.0
+        shares.loc[no_letters, scripts[1:]] = 0.0
+    return {f"script/{script}": round(float(np.mean(shares[script])), 4) for script in scripts}
 
 
 def read_flags(folder: str | Path) -> list[Flag]:
@@ -146,15 +162,14 @@ def read_flags(folder: str | Path) -> list[Flag]:
     []
     """
     path = path_of(folder) / "flags.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    data = path.read_bytes() if path.is_file() else b""
     flags = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(data.splitlines(keepends=True), 1):
         try:
-            with reading(path):
-                if not line.endswith(b"\n"):
-                    raise ValueError("cut short")
-                flags.append(Flag(**json.loads(line)))
-        except RunFolderError:
+            if not line.endswith(b"\n"):
+                raise ValueError("cut short")
+            flags.append(Flag(**json.loads(line)))
+        except (ValueError, TypeError, RecursionError):
             warnings.warn(
                 f"{path}, line {number} is no whole flag ({line[:40]!r}) and is left out",
                 RuntimeWarning,
@@ -177,34 +192,36 @@ class Monitor:
             raise ValueError(f"on_flag={on_flag!r} must be 'warn', 'stop' or a callable f(flag)")
         self.on_flag = on_flag
         self._file: LineFile | None = None
-        self._disk_failing = False
+        self._disk_works = True
         self.begin(Path(), {}, [])
 
     def begin(self, folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
         """Begin a run in `folder`, or continue from `rows`; flags raised before are not raised again."""
-        same = self._file is not None and self._file.path.parent == folder
-        self._file = self._file if same else LineFile(folder / "flags.jsonl")
+        if self._file is None or self._file.path.parent != folder:
+            self._file = LineFile(folder / "flags.jsonl")
         self.flush()
         self._config = config
-        self._rows = [_slim(row) for row in rows]
+        self._rows = list(rows)
         waiting = [json.loads(line)["name"] for line in self._file.waiting]
-        self._raised = {*waiting, *(flag.name for flag in self._guard(read_flags, folder) or [])}
-        self._weights = Setup.of(config).weights
+        flags = self._guard(read_flags, folder) or []
+        self._raised = {*waiting, *(flag.name for flag in flags)}
 
     def measure(self, completions: pd.DataFrame | None) -> dict[str, float]:
         """The measures of a step's completions, for its row."""
         if completions is None or not len(completions):
             return {}
-        table = self._guard(completion_measures, completions, weights=self._weights)
-        return {} if table is None else {k: v for k, v in table.iloc[-1].items() if k != "step" and v == v}
+        weights = Setup.of(self._config).weights
+        table = self._guard(completion_measures, completions, weights=weights)
+        if table is None:
+            return {}
+        return table.iloc[-1].drop("step").dropna().to_dict()
 
     def step(self, row: Mapping[str, Any]) -> list[Flag]:
         """Add a finished step's row; returns the flags raised by it, already written unless the disk is full."""
+        if self._rows and self._rows[-1]["step"] == row["step"]:
+            self._rows.pop()
         unjudged = {f"reward/{part}": np.nan for part in self._config.get("reward_parts") or ()}
-        self._rows = [
-            *self._rows[: -1 if self._rows and self._rows[-1]["step"] == row["step"] else None],
-            unjudged | _slim(row),
-        ]
+        self._rows.append(unjudged | row)
         flags = self._guard(red_flags, pd.DataFrame(self._rows), config=self._config) or []
         new = [flag for flag in flags if flag.name not in self._raised]
         for flag in new:
@@ -217,32 +234,18 @@ class Monitor:
 
     def flush(self) -> bool:
         """Write the waiting flags; True if none waits any more. Warns once each time the disk fails."""
-        try:
-            self._file.write()
-        except OSError as error:
-            if not self._disk_failing:
-                warnings.warn(
-                    f"{self._file.path} cannot be written ({error}). Red flags are kept in memory and tried again at "
-                    "the next step. Free some space.",
-                    RuntimeWarning,
-                    stacklevel=3,
-                )
-            self._disk_failing = True
-            return False
-        self._disk_failing = False
-        return True
+        advice = "Red flags are kept in memory and tried again at the next step. Free some space."
+        self._disk_works = write_lines([self._file], self._file.path, advice, warns=self._disk_works)
+        return self._disk_works
 
-    def _guard(self, work: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    def _guard(self, work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """The result of the work; None, and a warning, where it failed: watching must never stop training."""
         try:
-            return work(*given, **options)
-        except Exception as error:  # watching must never stop training
+            return work(*arguments, **options)
+        except Exception as error:
             warnings.warn(
                 f"The red flags stumbled ({type(error).__name__}: {error}); training goes on.",
                 RuntimeWarning,
                 stacklevel=3,
             )
             return None
-
-
-def _slim(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in row.items() if k in COLUMNS or k.startswith(PREFIXES)}

@@ -1,8 +1,7 @@
 """The model card of a run: model, data, reward, and results."""
 
-from __future__ import annotations
-
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ from grpo_kit._support.version import __version__
 from grpo_kit.record._lines import read_json
 from grpo_kit.record.files import KEPT, RunFolderError, read_metrics, run_settings, write_whole
 from grpo_kit.record.run_path import path_of
-from grpo_kit.watch._held_out_words import ACCURACY, CONSTANT, better_before, leading, no_better
-from grpo_kit.watch._red_flag import arguments_of
-from grpo_kit.watch._run_state import RunState, change_line
+from grpo_kit.watch._red_flag import ACCURACY, arguments_of
+from grpo_kit.watch._run_state import CONSTANT, RunState, better_before, change_line, leading, no_better
 
 _AVERAGED = 3  # steps at either end of the curve
 
@@ -51,12 +49,15 @@ def card_text(
     if config is None and base is None:
         raise RunFolderError(f"folder={str(folder)!r} holds no run; give a run's folder, like 'runs/full'.")
     if config is None:
-        results = f"\n\n```\n{comparison}\n```" if comparison else ""
-        return f"{_head(base, license, library)}\n\n# {path.name}{results}\n"
+        sections = [_head(base, license, library), f"# {path.name}"]
+        if comparison:
+            sections.append(f"```\n{comparison}\n```")
+        return "\n\n".join(sections) + "\n"
     metrics = read_metrics(path)
-    adapters = config["trainable_parameters"] < config["parameters"]
-    parts = [
-        _head(config.get("model"), license, library or ("peft" if adapters else "transformers")),
+    if library is None:
+        library = "peft" if config["trainable_parameters"] < config["parameters"] else "transformers"
+    sections = [
+        _head(config.get("model"), license, library),
         f"# {path.name}",
         f"Trained with GRPO by grpo_kit {__version__}.",
         _table(config, metrics),
@@ -65,19 +66,22 @@ def card_text(
         "## Before and after",
         _before_and_after(metrics, comparison, config),
     ]
+    better = better_before(metrics)
     if (path / KEPT).is_file():
-        kept = read_json(path / KEPT, names={"value": int | float})
-        parts.append(
-            f"The weights are those of step {kept['step']} of {kept['of']}, the best held-out {kept['by']} "
-            f"({kept['value']:.3f}); chosen among several evaluations, that number is a little too good."
+        best = read_json(path / KEPT, names={"value": int | float})
+        sections.append(
+            f"The weights are those of step {best['step']} of {best['of']}, the best held-out {best['by']} "
+            f"({best['value']:.3f}); chosen among several evaluations, that number is a little too good."
         )
-    elif said := better_before(metrics):
-        parts.append(f"{said} The weights are the last step's.")
+    elif better:
+        sections.append(f"{better} The weights are the last step's.")
     run = RunState.read(path)
-    for head, lines in (("Changed on the way", map(change_line, run.changes)), ("Red flags", run.flags)):
-        if text := "\n".join(f"- {line}" for line in lines):
-            parts += [f"## {head}", text]
-    return "\n\n".join(parts) + "\n"
+    changes = [change_line(change) for change in run.changes]
+    for title, entries in (("Changed on the way", changes), ("Red flags", run.flags)):
+        if entries:
+            sections.append(f"## {title}")
+            sections.append("\n".join(f"- {entry}" for entry in entries))
+    return "\n\n".join(sections) + "\n"
 
 
 def _head(base: str | None, license: str | None, library: str | None) -> str:
@@ -87,43 +91,45 @@ def _head(base: str | None, license: str | None, library: str | None) -> str:
 
 
 def _table(config: Mapping[str, Any], metrics: pd.DataFrame) -> str:
-    args, data = arguments_of(config), config.get("data") or {}
+    args = arguments_of(config)
+    rate = args["learning_rate"]
+    if not isinstance(rate, str):
+        rate = f"{rate:g}"
+    data = [f"{name} {value}" for name, value in (config.get("data") or {}).items()]
     weights = zip(config["reward_parts"], config["reward_weights"], strict=False)
     share = config["trainable_parameters"] / config["parameters"]
+    command = config.get("command")
     rows = {
         "base": config.get("model") or "a model made in memory",
         "trained before": config.get("starts_from"),
         "parameters": f"{config['parameters'] / 1e6:.1f} M, {share:.1%} of them trained",
-        "data": ", ".join(f"{name} {value}" for name, value in data.items()) or None,
+        "data": ", ".join(data) or None,
         "reward": ", ".join(f"{name} x {weight:g}" for name, weight in weights),
         "steps": int(metrics["step"].max()) if len(metrics) else 0,
-        "learning rate": f"{_short(args['learning_rate'])}, {args['lr_scheduler_type']}",
+        "learning rate": f"{rate}, {args['lr_scheduler_type']}",
         "temperature": config.get("temperature_schedule") or args["temperature"],
         "beta": args["beta"],
         "optimizer": config["optimizer"],
         "seed": args.get("seed"),
         "device": config["device"],
-        "command": f"`{config['command']}`" if config.get("command") else None,
+        "command": f"`{command}`" if command else None,
     }
     lines = [f"| {name} | {value} |" for name, value in rows.items() if value is not None]
     return "\n".join(["| | |", "|---|---|", *lines])
 
 
-def _short(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
-
-
 def _curve(metrics: pd.DataFrame) -> str:
-    trained = (
-        metrics[metrics["reward"].notna() & (metrics["step"] > 0)] if "reward" in metrics else metrics[:0]
-    )
-    if not len(trained):
+    if "reward" not in metrics:
         return "No step was done."
-    few = min(_AVERAGED, len(trained))
+    trained = metrics[metrics["reward"].notna() & (metrics["step"] > 0)]
+    if trained.empty:
+        return "No step was done."
+    count = min(_AVERAGED, len(trained))
     names = ["reward", *(name for name in trained if str(name).startswith("reward/"))]
-    lines = [f"| | first {few} steps | last {few} steps |", "|---|---|---|"]
+    lines = [f"| | first {count} steps | last {count} steps |", "|---|---|---|"]
     for name in names:
-        first, last = trained[name].head(few).mean(), trained[name].tail(few).mean()
+        first = trained[name].head(count).mean()
+        last = trained[name].tail(count).mean()
         lines.append(f"| {name} | {first:.3f} | {last:.3f} |")
     return "\n".join(lines)
 
@@ -134,16 +140,24 @@ def _before_and_after(metrics: pd.DataFrame, comparison: object | None, config: 
     name = leading(metrics)
     if name is None:
         return "Not measured in this folder."
-    measured = metrics[metrics[name].notna()]
-    unit, scale, digits = (" %", 100, 1) if name == ACCURACY else ("", 1, 3)
-    words = []
-    for row in (measured.iloc[0], measured.iloc[-1]):
-        ends = [scale * row.get(f"{name}{end}", float("nan")) for end in ("_low", "_high")]
-        between = "" if any(map(pd.isna, ends)) else f" [{', '.join(f'{end:.{digits}f}' for end in ends)}]"
-        words.append(f"step {int(row['step'])}: {scale * row[name]:.{digits}f}{unit}{between}")
-    lead, last = "", measured.iloc[-1]
+    rows = metrics[metrics[name].notna()]
+    unit = ""
+    scale = 1
+    digits = 3
+    if name == ACCURACY:
+        unit = " %"
+        scale = 100
+        digits = 1
+    points = []
+    for row in (rows.iloc[0], rows.iloc[-1]):
+        point = f"step {int(row['step'])}: {scale * row[name]:.{digits}f}{unit}"
+        low, high = (row.get(f"{name}{end}", math.nan) for end in ("_low", "_high"))
+        if not math.isnan(low + high):
+            point += f" [{scale * low:.{digits}f}, {scale * high:.{digits}f}]"
+        points.append(point)
+    lead = ""
+    last = rows.iloc[-1]
     if name == ACCURACY and no_better(last):
-        known = (config.get("best_constant") or {}).get("strategy", "a constant answer")
-        lead = f"No better than {known} ({100 * last[CONSTANT]:.1f} %). "
-    what = name.removeprefix("eval/")
-    return f"{lead}Held-out {what}, greedy, 95 % interval: {' -> '.join(words)}."
+        strategy = (config.get("best_constant") or {}).get("strategy", "a constant answer")
+        lead = f"No better than {strategy} ({100 * last[CONSTANT]:.1f} %). "
+    return f"{lead}Held-out {name.removeprefix('eval/')}, greedy, 95 % interval: {' -> '.join(points)}."

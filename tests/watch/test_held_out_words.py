@@ -5,8 +5,7 @@ import json
 import pandas as pd
 import pytest
 
-from grpo_kit.watch._held_out_words import better_before, held_out_words
-from grpo_kit.watch._run_state import RunState
+from grpo_kit.watch._run_state import RunState, better_before, held_out_words
 from grpo_kit.watch._svg import draw_svg
 from grpo_kit.watch.run_card import card_text
 from grpo_kit.watch.terminal import where_it_is

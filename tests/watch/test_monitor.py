@@ -14,7 +14,8 @@ from standard_runs import make
 from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.record.files import read_completions, read_metrics
 from grpo_kit.rewards import WeightedSum
-from grpo_kit.watch._flags import OF_PARTS, OF_ROLLOUTS, OF_STEPS, Setup
+from grpo_kit.watch._flags import OF_PARTS, OF_ROLLOUTS, OF_STEPS
+from grpo_kit.watch._red_flag import Setup
 from grpo_kit.watch.chart import plot_run
 from grpo_kit.watch.monitor import Monitor, completion_measures, read_flags, red_flags
 

@@ -14,11 +14,10 @@ import pytest
 from PIL import Image, ImageFont
 
 from grpo_kit._support.display import COLOURS, GREY, RED
-from grpo_kit.watch._curves import moving_mean, window_of
 from grpo_kit.watch._flags import Flag
 from grpo_kit.watch._run_state import RunState
 from grpo_kit.watch._svg import HEIGHT, WIDTH, draw_svg
-from grpo_kit.watch._svg_axes import INK
+from grpo_kit.watch._svg_axes import INK, moving_mean, window_of
 from grpo_kit.watch.chart import svg_to_png
 from tests.made_metrics import rescaled, rows
 from tests.support.test_display import contrast
@@ -186,11 +185,11 @@ def test_it_is_as_wide_as_what_it_stands_in():
 
 
 def test_while_it_trains_the_last_changes_have_one_line_and_the_height_stays():
-    page = tree(rows(20), flags=FLAGS, changes=CHANGES, told=False)
+    page = tree(rows(20), flags=FLAGS, changes=CHANGES, full=False)
     assert words(page)[-1] == "a from step 6: learning_rate 2e-05 → 1e-05 · b from step 9: beta 0 → <b>"
-    assert page.get("viewBox") == tree([], told=False).get("viewBox") == f"0 0 {WIDTH} {HEIGHT}"
+    assert page.get("viewBox") == tree([], full=False).get("viewBox") == f"0 0 {WIDTH} {HEIGHT}"
     many = [(n, f"learning_rate {n}e-05 → {n + 1}e-05") for n in range(1, 30)]
-    page = tree(rows(30), changes=many, told=False)
+    page = tree(rows(30), changes=many, full=False)
     assert words(page)[-1].endswith("29e-05 → 30e-05") and len(words(page)[-1]) < 160
 
 
@@ -271,7 +270,7 @@ def test_it_is_short_and_quick_however_long_the_run_is(n, parts):
     changes = [(10 * i, "learning_rate 2e-05 → 1e-05") for i in range(n // 100)]
     run = state(table, FLAGS, changes)
     begun = time.process_time()
-    drawing = draw_svg({"": run}, last_step=n, told=False)
+    drawing = draw_svg({"": run}, last_step=n, full=False)
     assert time.process_time() - begun < 0.2
     assert len(drawing) < 25_000
     x = points(line(ET.fromstring(drawing))[0])[:, 0]
@@ -355,12 +354,12 @@ def test_runs_are_named_above_their_panels_with_their_colours():
     assert not [g for g in tree(rows(3)) if g.get("transform")], "the live chart's"
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_it_has_no_ground_and_its_words_can_be_read_on_white_and_on_dark(told):
+@pytest.mark.parametrize("full", [True, False])
+def test_it_has_no_ground_and_its_words_can_be_read_on_white_and_on_dark(full):
     """In a page the page's colour; in a file a grey. Nothing is black or white."""
-    page = tree(rows(30, accuracy_every=5), flags=FLAGS, changes=[(3, "x")], told=told)
+    page = tree(rows(30, accuracy_every=5), flags=FLAGS, changes=[(3, "x")], full=full)
     assert page.find(NS + "rect") is None and page.get("fill") == INK == "currentColor"
-    assert page.get("color") == (GREY if told else None)
+    assert page.get("color") == (GREY if full else None)
     inks = {each.get(what) for each in page.iter() for what in ("fill", "stroke", "color")}
     assert RED in inks and not inks & {"#000", "#111", "#fff", "#000000"}
     for ink in {text.get("fill") for text in page.iter(NS + "text")} - {None, INK} | {GREY}:

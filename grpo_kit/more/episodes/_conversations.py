@@ -15,13 +15,13 @@ from grpo_kit.watch._completions import (
     card_html,
     folded,
     groups_html,
+    is_known,
     pick_three,
     question_of,
     response_html,
     score_html,
     score_text,
     text_of,
-    there,
 )
 
 _EPISODE = ["step", "group", "episode"]  # one rollout counts its episodes from 0, and a step may have several
@@ -34,7 +34,7 @@ _MARKS = {"invalid": _NOTE + BADGE, "cut off": _NOTE + "border:1px solid;padding
 class Conversations(Pages):
     """Pages of episodes, whole: turn under turn."""
 
-    what = "episode"
+    row_name = "episode"
 
     def numbered(self, table: pd.DataFrame) -> pd.DataFrame:
         """With `number`, the episode's place in its group from 0, and `turns`, its number of turns."""
@@ -79,7 +79,7 @@ class Conversations(Pages):
         texts = [conversation(turns) for turns in _episodes(three.to_dict("records"))]
         return "\n\n".join(texts), self.html(three)
 
-    def told(self, table: pd.DataFrame) -> pd.DataFrame:
+    def readable(self, table: pd.DataFrame) -> pd.DataFrame:
         """With a column `conversation`: in each row its whole episode as text.
 
         >>> print(browse("runs/agents").query("step == 12 and episode == 3").conversation.iloc[0])  # doctest: +SKIP
@@ -170,7 +170,7 @@ def _marks(row: Mapping[str, Any]) -> list[str]:
 def _cut_off(row: Mapping[str, Any]) -> bool:
     """Is the last token part of the text? An end token is not."""
     tokens = row.get("tokens")
-    if not there(tokens) or not len(tokens):
+    if not is_known(tokens) or not len(tokens):
         return False
     last, written = tokens[-1].strip(), text_of(row, "completion").rstrip()
     return "\ufffd" in last or written.endswith(last)  # the former: a part of a letter, never an end

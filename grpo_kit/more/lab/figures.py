@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from grpo_kit._support.display import COLOURS, CONSTANT, GREY, colours_of, new_figure
-from grpo_kit.watch._curves import range_of_rows
+from grpo_kit.watch._red_flag import range_of_rows
 
 if TYPE_CHECKING:
     import pandas as pd
