@@ -14,8 +14,8 @@ from typing import Any
 
 from grpo_kit.loop.checkpoint import CheckpointNotSaved
 from grpo_kit.loop.config import Config, as_json, from_json
-from grpo_kit.loop.config_changes import check_names
 from grpo_kit.loop.protocols import Hook
+from grpo_kit.loop.run_checks import check_names
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.record._run_lock import is_locked
 from grpo_kit.record.control import ACTIONS, CONTROL, take_requests

@@ -17,9 +17,9 @@ import pandas as pd
 from grpo_kit._support.kernel import in_notebook
 from grpo_kit.loop.checkpoint import CheckpointNotSaved
 from grpo_kit.loop.config import Config
-from grpo_kit.loop.config_changes import differences
 from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.loop.protocols import Hook
+from grpo_kit.loop.run_settings import differences
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models._model_facts import few_weights
 from grpo_kit.record._digests import newest_whole
