@@ -56,38 +56,38 @@ class ControlFolder(Hook):
         except OSError:  # a request came in just now: the next train() names it
             pass
 
-    def _throw_away(self, trainer: Any, before: float, why: str) -> None:
+    def _throw_away(self, trainer: Any, before: float, reason: str) -> None:
         for request in take_requests(trainer.folder, before):
-            self._say(f"Not obeyed: {json.dumps(request)}. {why}; ask again, or set it in the trainer.")
+            self._say(f"Not obeyed: {json.dumps(request)}. {reason}; ask again, or set it in the trainer.")
 
     def _obey_and_wait(self, trainer: Any) -> None:
         """While paused, wait for more. The stop button ends a pause too."""
-        paused, began = self._obey(trainer, False), time.monotonic()
-        if not paused:
+        if not self._obey(trainer, False):
             return
+        start = time.monotonic()
         self._say(f"Paused after step {trainer.step}.")
-        while paused:
+        while self._obey(trainer, True):
             time.sleep(_LOOK)
             trainer.guard.raise_if_pending()
-            paused = self._obey(trainer, paused)
-        self._say(f"Going on after step {trainer.step}, {time.monotonic() - began:.0f} s later.")
+        self._say(f"Going on after step {trainer.step}, {time.monotonic() - start:.0f} s later.")
 
     def _obey(self, trainer: Any, paused: bool) -> bool:
         """Is the run paused afterwards? Raises KeyboardInterrupt for a stop, when the other requests are obeyed."""
         stops = False
         for request in take_requests(trainer.folder):
-            do = request.get("do") if isinstance(request, dict) else None
-            if do in ("pause", "go on"):
-                paused = do == "pause"
-            elif do == "stop":
+            fields = request if isinstance(request, dict) else {}
+            action = fields.get("do")
+            if action in ("pause", "go on"):
+                paused = action == "pause"
+            elif action == "stop":
                 stops = True
-            elif do == "save":
+            elif action == "save":
                 self._save(trainer)
-            elif isinstance(request, dict) and "change" in request:
-                self._change(trainer, request)
+            elif "change" in fields:
+                self._change(trainer, fields)
             else:
-                known = ", ".join(f'{{"do": "{action}"}}' for action in ACTIONS)
-                self._say(f'Refused: {request!r}; use {known} or {{"change": {{...}}}}.')
+                requests = ", ".join(f'{{"do": "{action}"}}' for action in ACTIONS)
+                self._say(f'Refused: {request!r}; use {requests} or {{"change": {{...}}}}.')
         if stops:
             raise KeyboardInterrupt
         return paused
