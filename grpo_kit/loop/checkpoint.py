@@ -30,8 +30,14 @@ from grpo_kit.record.files import RunFolderError, rename_fields, sync
 
 SAVING, STATE, OPTIMIZER, SAMPLE_STATE = ".saving", "run_state.json", "optimizer.pt", "sample_state.pt"
 _KINDS = {
-    "step": int, "tokens": int, "seconds": float, "config": dict, "begun": dict, "made_with": dict, "scaler": dict,
-}  # fmt: skip
+    "step": int,
+    "tokens": int,
+    "seconds": float,
+    "config": dict,
+    "begun": dict,
+    "made_with": dict,
+    "scaler": dict,
+}
 
 
 class CheckpointNotSaved(OSError):

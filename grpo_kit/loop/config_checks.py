@@ -50,9 +50,16 @@ _LOSS_OPTIONS = {
     "vespo": ("k_pos", "lambda_pos", "k_neg", "lambda_neg"),
 }
 _FROM_LOOP = (  # arguments of a loss that are the loop's to give
-    "level", "beta", "ref_logprobs", "epsilon", "epsilon_high", "max_ratio", "max_completion_tokens", "num_rows",
+    "level",
+    "beta",
+    "ref_logprobs",
+    "epsilon",
+    "epsilon_high",
+    "max_ratio",
+    "max_completion_tokens",
+    "num_rows",
     "num_tokens",
-)  # fmt: skip
+)
 
 
 def check_loss_options(loss: str, options: Mapping[str, Any], cure: str = "") -> None:

@@ -44,16 +44,13 @@ from grpo_kit.loop.config_checks import checked
 from grpo_kit.loop.generate import generate
 from grpo_kit.loop.interrupts import InterruptGuard, Stopped
 from grpo_kit.loop.padded_update import PaddedUpdate
-from grpo_kit.loop.policy_loss import PolicyLoss, start_weights, weights_of
+from grpo_kit.loop.policy_loss import PolicyLoss, weights_of
 from grpo_kit.loop.processes import Processes
 from grpo_kit.loop.protocols import Hook, Sampler, Task, Update, optional
 from grpo_kit.loop.run_checks import (
     check_given,
-    check_loaded,
-    check_precision,
-    check_task,
+    check_run,
     check_values,
-    check_weights,
     lacks_room,
     mark_trained,
     trained_before,
@@ -109,16 +106,8 @@ class Loop:
         check_given(model, task, config, tokenizer, sample, update, hooks)
         self.model, self.task, self.tokenizer = model, task, tokenizer
         self.config = config = (config or Config()).with_task(task)
-        if len(task.train) < config.prompts_per_step:
-            raise ValueError(
-                f"task {task.name!r} has {len(task.train)} train rows, and prompts_per_step={config.prompts_per_step} "
-                "needs as many different ones; add rows or lower it"
-            )
         self.folder, self.hooks = run_path(folder), list(hooks)
-        check_weights(task, config.reward_weights)
-        check_loaded(config, model)
-        check_precision(config, model)
-        check_task(model, tokenizer, task, config)
+        check_run(model, tokenizer, task, config)
         self.sample, self.update = sample or generate, update or PaddedUpdate(config)
         if config.rollout_bits != getattr(self.sample, "bits", Sampler.bits):
             raise ValueError("rollout_bits=16 is for the engine on a CPU; this run's sample is another")
@@ -134,7 +123,9 @@ class Loop:
             self.optimizer_name, model, learning_rate=max(rates), weight_decay=config.weight_decay
         )
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.autocast == "float16")
-        self.reference = start_weights(self.trained, config.beta)
+        self.reference = None
+        if config.beta != 0:  # of the KL: the weights that the run begins with
+            self.reference = {name: p.detach().clone() for name, p in self.trained.items()}
         self.began_with = began_with(model, self.reference)
         self.step = 0  # steps that are done
         self.tokens = 0  # that went through the model in them
@@ -149,9 +140,7 @@ class Loop:
         self._changes, self._is_open, self._has_trained = Changes(config), False, False
         self._run_id: str | None = None  # drawn when the run is opened
         self._sample_state = optional(self.sample, "state", None)  # after the last step that is done
-        self._step_tensors: list[
-            tuple[torch.nn.Parameter, torch.Tensor]
-        ] = []  # of what is trained, as a step began
+        self._step_tensors: list[Any] = []  # (parameter, tensor) of what is trained, as the step began
         self._save_failed = False  # the last checkpoint that was due
         self._hooks_to_end: list[Hook] = []
         self._half_done = False  # between the first update of a step and its last line: weights of no step
@@ -237,7 +226,7 @@ class Loop:
             self.save()
         elif is_due or self._save_failed:
             self._save_or_warn()
-        if self.guard.patient and self.processes.any(self.guard.pending):
+        if self.guard.patient and any(self.processes.gather(self.guard.pending)):
             raise KeyboardInterrupt
         self.guard.end_finish_first()
 
@@ -326,7 +315,7 @@ class Loop:
             batch = Batch.join(self.processes.gather(replace(batch, old_logprobs=None, ref_logprobs=None)))
         self.seconds += seconds
         self.tokens += metrics.pop("num_tokens", tokens_of(batch))
-        row = measures(batch, numbers) | optional(self.sample, "measures", {}, batch, self.task)
+        row = measures(batch, numbers, self.sample, self.task)
         row |= metrics | {"num_tokens": self.tokens, "step_seconds": seconds, "seconds": self.seconds}
         self.completions = completions_table(batch, self.tokenizer, self.task, numbers)
         if self.log is not None:
@@ -387,10 +376,16 @@ class Loop:
         }
         return self.processes.from_main(
             lambda: checkpoint.save(
-                self.folder, state, model=self.model, tokenizer=self.tokenizer, optimizer=self.optimizer,
-                sample_state=self._sample_state, limit=self.config.save_total_limit, stay=self.kept_checkpoints,
+                self.folder,
+                state,
+                model=self.model,
+                tokenizer=self.tokenizer,
+                optimizer=self.optimizer,
+                sample_state=self._sample_state,
+                limit=self.config.save_total_limit,
+                stay=self.kept_checkpoints,
             )
-        )  # fmt: skip
+        )
 
     def load(self, folder: Path) -> None:
         """Go on from a checkpoint of this run: weights, moments, step, and the config of then.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -98,9 +98,13 @@ class PolicyLoss:
         """The keyword arguments of the loss on these rows."""
         config = self.config
         numbers = {
-            "epsilon": config.epsilon, "epsilon_high": config.epsilon_high, "max_ratio": config.epsilon_high,
-            "max_completion_tokens": config.max_completion_tokens, "num_rows": self.rows, "num_tokens": self.tokens,
-        }  # fmt: skip
+            "epsilon": config.epsilon,
+            "epsilon_high": config.epsilon_high,
+            "max_ratio": config.epsilon_high,
+            "max_completion_tokens": config.max_completion_tokens,
+            "num_rows": self.rows,
+            "num_tokens": self.tokens,
+        }
         options = {name: numbers[name] for name in _ARGUMENTS[config.loss]}
         options |= {"level": config.level, "beta": self.beta, "correct_kl": True}
         if self.batch.ref_logprobs is not None:
@@ -168,23 +172,11 @@ class PolicyLoss:
         return metrics
 
 
-# ---- the reference of the KL: the weights that a run began with, in the model's own place while they are asked -------
-
-
-def start_weights(
-    trained: Mapping[str, torch.nn.Parameter], beta: float | Callable[[float], float]
-) -> dict[str, torch.Tensor] | None:
-    """A copy of what is trained, by name. None where beta is 0 throughout: no reference is needed."""
-    if beta == 0:
-        return None
-    return {name: p.detach().clone() for name, p in trained.items()}
-
-
 @contextmanager
 def weights_of(
     trained: Mapping[str, torch.nn.Parameter], weights: Mapping[str, torch.Tensor]
 ) -> Iterator[None]:
-    """Inside, the model has these weights: nothing is copied, tensors change places."""
+    """Inside, the model has these weights, such as the reference's: nothing is copied, tensors change places."""
     trained_weights = {name: p.data for name, p in trained.items()}
     try:
         for name, p in trained.items():

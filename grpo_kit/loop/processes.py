@@ -78,10 +78,6 @@ class Processes:
         gathered = self.gather(dict(numbers))
         return {name: sum(of_process[name] for of_process in gathered) for name in numbers}
 
-    def any(self, value: bool) -> bool:
-        """Is it so in any process?"""
-        return any(self.gather(value))
-
     def from_main(self, make: Callable[..., Any], *arguments: Any) -> Any:
         """make(*arguments) of the main process, for all. What it raises is raised in all."""
         if self.count == 1 or self._runs_on_main:  # a hook saves: the others wait for the hook

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from grpo_kit._support.argument_checks import check_model, check_tokenizer, template_tokens
-from grpo_kit._support.argument_checks import check_task as check_is_task
+from grpo_kit._support.argument_checks import check_model, check_task, check_tokenizer, template_tokens
 from grpo_kit.engine.optim.choose import OPTIMIZERS
 from grpo_kit.loop.config import CANNOT_CHANGE, FIELDS, Config, Preset, check_fields
 from grpo_kit.loop.config_checks import check_steps, check_together
@@ -41,12 +40,18 @@ def check_given(
     """Raises ValueError, with what would do, where an argument of a trainer is something else than it takes."""
     check_model(model)
     check_tokenizer(tokenizer)
-    check_is_task(task)
+    check_task(task)
     if config is not None and not isinstance(config, Config):
         call = f"kit.preset({config!r})" if isinstance(config, str) else "kit.Config(...) or kit.preset(...)"
         raise ValueError(f"config={config!r:.100} must be a Config, as {call} makes one")
     check_together(config or Config())  # fields may have been assigned one by one since
-    _check_embeddings(model, tokenizer)
+    embeddings = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    count = getattr(embeddings, "num_embeddings", len(tokenizer))
+    if len(tokenizer) > count:
+        raise ValueError(
+            f"tokenizer has {len(tokenizer) - count} tokens more than the model's {count} embeddings; call "
+            "model.resize_token_embeddings(len(tokenizer)) first, or load the tokenizer that belongs to the model"
+        )
     if sample is not None and not callable(sample):
         raise ValueError(f"sample={sample!r:.100} must be a function as generate is; vLLM's is VllmSample()")
     if update is not None and not hasattr(update, "gradients"):
@@ -60,17 +65,20 @@ def check_given(
             raise ValueError(f"hooks has {hook!r:.100}, which is no Hook; subclass kit.Hook")
 
 
-def _check_embeddings(model: Any, tokenizer: Any) -> None:
-    embeddings = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
-    count = getattr(embeddings, "num_embeddings", len(tokenizer))
-    if len(tokenizer) > count:
+def check_run(model: Any, tokenizer: Any, task: Task, config: Config) -> None:
+    """Raises ValueError, with what would do, for a model, a task and a config that do not fit together."""
+    if len(task.train) < config.prompts_per_step:
         raise ValueError(
-            f"tokenizer has {len(tokenizer) - count} tokens more than the model's {count} embeddings; call "
-            "model.resize_token_embeddings(len(tokenizer)) first, or load the tokenizer that belongs to the model"
+            f"task {task.name!r} has {len(task.train)} train rows, and prompts_per_step={config.prompts_per_step} "
+            "needs as many different ones; add rows or lower it"
         )
+    _check_weights(task, config.reward_weights)
+    _check_loaded(config, model)
+    _check_precision(config, model)
+    _check_task(model, tokenizer, task, config)
 
 
-def check_loaded(config: Config, model: torch.nn.Module) -> None:
+def _check_loaded(config: Config, model: torch.nn.Module) -> None:
     """Raises ValueError for a model that was loaded otherwise than the config says: another tuning or dtype."""
     if not isinstance(config, Preset):
         return
@@ -81,30 +89,26 @@ def check_loaded(config: Config, model: torch.nn.Module) -> None:
     if config.dtype is not None and config.tuning != "qlora":
         frozen = has_adapters(model)  # adapters are float32 over weights of any dtype
         largest = max((p for p in model.parameters() if p.requires_grad != frozen), key=torch.numel)
-        dtype = _name_of_dtype(largest.dtype)
+        dtype = str(largest.dtype).removeprefix("torch.")
         if dtype != config.dtype:
             raise ValueError(f"dtype={config.dtype!r}: this model's weights are {dtype}; {load}")
 
 
-def check_precision(config: Config, model: torch.nn.Module) -> None:
+def _check_precision(config: Config, model: torch.nn.Module) -> None:
     """Raises ValueError for a scaled loss over trained weights of 16 bits: their gradients cannot be scaled back."""
     narrow = {p.dtype for p in model.parameters() if p.requires_grad} - {torch.float32}
     if config.autocast == "float16" and narrow:
-        dtypes = ", ".join(sorted(map(_name_of_dtype, narrow)))
+        dtypes = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in narrow))
         raise ValueError(
             f"autocast='float16' trains float32 weights only, these are {dtypes}: load with dtype='float32', or with "
             "tuning='lora', whose adapters are float32 over weights of any dtype"
         )
 
 
-def _name_of_dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 # ---- the task ----------------------------------------------------------------------------------------------------
 
 
-def check_task(model: Any, tokenizer: Any, task: Task, config: Config) -> None:
+def _check_task(model: Any, tokenizer: Any, task: Task, config: Config) -> None:
     """Refuse what would fail after a rollout, in train and held-out rows alike.
 
     Raises ValueError for a reward that the call does not fit, for a tag that ends a completion, and for a prompt that
@@ -143,7 +147,7 @@ def _warn_of_long_answers(tokenizer: Any, task: Task, max_completion_tokens: int
             f"{max_completion_tokens} tokens (the longest {max(lengths)}), so that they can only be cut off; "
             "kit.length_probe measures what is needed",
             UserWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
 
 
@@ -202,13 +206,13 @@ def check_values(trainer: Any, values: Mapping[str, Any]) -> None:
             f"beta={values['beta']!r}: the trainer was made with beta=0, so it has no reference; make it with a "
             "small beta above 0"
         )
-    check_weights(trainer.task, values.get("reward_weights"))
+    _check_weights(trainer.task, values.get("reward_weights"))
     check_steps(trainer.config, **values)
     if values.get("steps", trainer.step) < trainer.step:
         raise ValueError(f"steps={values['steps']!r}: {trainer.step} are done already; give more, or stop")
 
 
-def check_weights(task: Task, weights: list[float] | None) -> None:
+def _check_weights(task: Task, weights: list[float] | None) -> None:
     """Raises ValueError unless there is one a reward of the task, or None."""
     if weights is not None and len(weights) != len(task.reward_weights):
         count = len(task.reward_weights)

@@ -129,8 +129,8 @@ def first_groups(batches: Sequence[Batch], count: int) -> Batch:
 # ---- what a step leaves behind ----------------------------------------------------------------------------------
 
 
-def measures(batch: Batch, numbers: StepNumbers) -> dict[str, float | None]:
-    """One row of metrics: means over the step's completions, None where there is nothing to average.
+def measures(batch: Batch, numbers: StepNumbers, sample: Sampler, task: Task) -> dict[str, float | None]:
+    """One row of metrics: means over the step's completions, None where there is nothing to average; the sampler's own.
 
     reward and reward/<part>: of those that could be judged. reward_std: the mean over groups of their standard
     deviation (ddof=1). frac_reward_zero_std: share of groups without a signal. completion_length: tokens, the end token
@@ -156,7 +156,7 @@ def measures(batch: Batch, numbers: StepNumbers) -> dict[str, float | None]:
     entropies = [entropy for row in batch.entropies or [] for entropy in row]
     if entropies:
         metrics["entropy"] = fmean(entropies)
-    return metrics
+    return metrics | optional(sample, "measures", {}, batch, task)
 
 
 def completions_table(batch: Batch, tokenizer: Any, task: Task, numbers: StepNumbers) -> dict[str, list[Any]]:
@@ -195,7 +195,7 @@ def first_rollout(
     rollout/extra_completions: those of the further rollouts, the cost. num_tokens: of all rollouts of the step.
     """
     first = Batch.join(processes.gather(replace(rollouts[0], old_logprobs=None)))
-    metrics = measures(first, numbers) | optional(sample, "measures", {}, first, task)
+    metrics = measures(first, numbers, sample, task)
     counts = {"completions": sum(map(len, rollouts)), "num_tokens": sum(map(tokens_of, rollouts))}
     counts = processes.sums(counts)
     metrics["rollout/extra_completions"] = counts["completions"] - len(first)
