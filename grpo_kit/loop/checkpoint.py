@@ -51,9 +51,9 @@ def save(
     model: Any,
     tokenizer: Any,
     optimizer: torch.optim.Optimizer,
-    sample_state: dict[str, Any] | None = None,
-    limit: int = 1,
-    stay: Collection[str] = (),
+    sample_state: dict[str, Any] | None,
+    limit: int,
+    stay: Collection[str],
 ) -> Path:
     """Write checkpoint-<step> of a run's folder; returns its path. One that is there and whole stays as it is.
 

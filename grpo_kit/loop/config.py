@@ -150,9 +150,8 @@ class Config(_ByName):
         for name, number in numbers.items():
             if name in self.reasons and getattr(self, name) == self.reasons[name][0]:
                 super().__setattr__(name, number)
-        self.reasons = self.reasons | {
-            name: (number, f"{self.loss}'s own") for name, number in numbers.items()
-        }
+        reason = f"{self.loss}'s own"
+        self.reasons = self.reasons | {name: (number, reason) for name, number in numbers.items()}
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_") or name == "reasons":
@@ -223,7 +222,7 @@ class Config(_ByName):
         return reason
 
     def _differs_from_preset(self, name: str) -> bool:
-        return name in self.reasons and getattr(self, name) != self.reasons[name][0]
+        return getattr(self, name) != self.reasons.get(name, (None,))[0]
 
     def why(self, name: str) -> str:
         """The reason of a field in the table: why the preset has its value, or that you have set it."""
@@ -231,11 +230,9 @@ class Config(_ByName):
 
     def __str__(self) -> str:
         table = self.table().astype(str).reset_index()
-        widths = {column: table[column].str.len().max() for column in ("name", "value", "unit")}
-        return "\n".join(
-            "  ".join([*(f"{getattr(row, column):<{width}}" for column, width in widths.items()), row.reason])
-            for row in table.itertuples(index=False)
-        )
+        for column in ("name", "value", "unit"):
+            table[column] = table[column].str.ljust(max(map(len, table[column]), default=0))
+        return "\n".join("  ".join(row) for row in table.itertuples(index=False))
 
     def _repr_html_(self) -> str:
         return self.table().astype(str).to_html().replace("<td>", '<td style="text-align:left">')

@@ -6,7 +6,7 @@ Where a model does not hide padding, rows of equal length go through it together
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from grpo_kit.loop.config import Config
 from grpo_kit.loop.policy_loss import PolicyLoss
+from grpo_kit.loop.seeds import autocast
 from grpo_kit.loop.step_batch import Batch, padded
 from grpo_kit.models._model_facts import CHECKPOINTING, base_model, is_checkpointing
 from grpo_kit.models.token_lists import left_pad, logits_of, rows_together
@@ -112,14 +113,6 @@ class PaddedUpdate:
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.entropy_bonus > 0):
             entropies = -(table.exp() * table).sum(-1)
         return logprobs * completion_mask, entropies * completion_mask
-
-
-def autocast(config: Config, device: torch.device) -> Any:
-    """The context in which the model's products are computed in config.autocast."""
-    if config.autocast == "none":
-        return nullcontext()
-    torch.clear_autocast_cache()  # inside a caller's context it would hold copies of weights before their last step
-    return torch.autocast(device.type, getattr(torch, config.autocast))
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from grpo_kit.engine.optim.choose import OPTIMIZERS
 from grpo_kit.loop.config import CANNOT_CHANGE, FIELDS, Config, Preset, check_fields
 from grpo_kit.loop.config_checks import check_steps, check_together
 from grpo_kit.loop.generate import render
-from grpo_kit.loop.padded_update import autocast
 from grpo_kit.loop.protocols import Task
+from grpo_kit.loop.seeds import autocast
 from grpo_kit.models._model_facts import base_model, evaluating, has_adapters
 from grpo_kit.models.token_lists import end_ids, left_pad, logits_of
 from grpo_kit.record._digests import checkpoints
@@ -84,8 +84,8 @@ def _check_loaded(config: Config, model: torch.nn.Module) -> None:
         return
     load = "load it with load_policy(cfg.model, tuning=cfg.tuning, dtype=cfg.dtype), or change the config"
     if config.tuning is not None and (config.tuning == "full") == has_adapters(model):
-        has = "has adapters" if has_adapters(model) else "has no adapters"
-        raise ValueError(f"tuning={config.tuning!r}: this model {has}; {load}")
+        count = "" if has_adapters(model) else "no "
+        raise ValueError(f"tuning={config.tuning!r}: this model has {count}adapters; {load}")
     if config.dtype is not None and config.tuning != "qlora":
         frozen = has_adapters(model)  # adapters are float32 over weights of any dtype
         largest = max((p for p in model.parameters() if p.requires_grad != frozen), key=torch.numel)
@@ -231,7 +231,7 @@ def lacks_room(folder: Path, model: torch.nn.Module, optimizer: str, config: Con
     due = math.ceil((config.steps - step) / config.save_steps) if config.save_steps else 1  # the newest
     count = len(checkpoints(folder))
     # The next one is written before the oldest goes.
-    additional = max(min(count + due, config.save_total_limit + 1) - count, 0)
+    additional = max(min(due, config.save_total_limit + 1 - count), 0)
     disk = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(disk).free
     if additional * size <= free:

@@ -165,8 +165,8 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     >>> differences({"rows": "8 rows"}, {"rows": "9 rows", "ends": [2]})
     {'rows': ['8 rows', '9 rows']}
     """
-    names = [name for name in after if name in before and before[name] != after[name]]
-    return {name: [before[name], after[name]] for name in names}
+    shared = [name for name in after if name in before]
+    return {name: [before[name], after[name]] for name in shared if before[name] != after[name]}
 
 
 def take_up(

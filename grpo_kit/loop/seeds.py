@@ -1,11 +1,11 @@
-"""What a run draws: the order of its prompts and every random number, as functions of (seed, step)."""
+"""What a run draws, prompts and random numbers, as functions of (seed, step); and the modes that it computes in."""
 
 from __future__ import annotations
 
 import hashlib
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -80,3 +80,11 @@ def modes_of_training(device: str) -> Iterator[None]:
     finally:
         torch.set_autocast_enabled(device, enabled)
         torch.set_autocast_cache_enabled(keeps_copies)
+
+
+def autocast(config: Config, device: torch.device) -> Any:
+    """The context in which the model's products are computed in config.autocast."""
+    if config.autocast == "none":
+        return nullcontext()
+    torch.clear_autocast_cache()  # inside a caller's context it would hold copies of weights before their last step
+    return torch.autocast(device.type, getattr(torch, config.autocast))
