@@ -166,8 +166,8 @@ class Config(_ByName):
             super().__setattr__(name, value)
             return
         if name == "loss" and value != self.loss:
-            other = "; set loss_options={} first, these are another loss's"
-            checks.check_loss_options(value, self.loss_options, other)
+            cure = "; set loss_options={} first, these are another loss's"
+            checks.check_loss_options(value, self.loss_options, cure)
         current = getattr(self, name)
         if self._running and not FIELDS[name].metadata["changes"] and value != current:
             raise ValueError(
@@ -212,8 +212,8 @@ class Config(_ByName):
         preset_value, reason = self.reasons.get(name, (default, "set by you"))
         if value != preset_value:
             goes_with_task = name == "task_options" and self._differs_from_preset("task")
-            who = "for this task" if goes_with_task else "set by you"
-            return f"{who} (was {_shown(name, preset_value)})"
+            author = "for this task" if goes_with_task else "set by you"
+            return f"{author} (was {_shown(name, preset_value)})"
         if value == default and reason in ("set by you", f"{self.loss}'s own"):
             return None
         if name == "max_completion_tokens" and value is None:

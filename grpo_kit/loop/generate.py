@@ -98,10 +98,10 @@ def render(
     prompts = tokenizer(task.render(tokenizer, rows))["input_ids"]
     limit, mend = context_length(model), "drop the row or lower max_completion_tokens"
     for row, ids in zip(rows, prompts, strict=True):
-        where = f"the prompt of {row['question']!r:.200}"
+        prompt_name = f"the prompt of {row['question']!r:.200}"
         if not ids:
-            raise ValueError(f"{where} has no tokens; give it at least one")
-        check_context(limit, len(ids), max_completion_tokens, where=where, mend=mend)
+            raise ValueError(f"{prompt_name} has no tokens; give it at least one")
+        check_context(limit, len(ids), max_completion_tokens, where=prompt_name, mend=mend)
     return [list(ids) for ids in prompts]
 
 

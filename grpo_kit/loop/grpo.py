@@ -207,7 +207,7 @@ class Loop:
         start = time.monotonic()
         self.processes.from_main(self._call_hooks, "before_step")
         repeated = self.processes.from_main(lambda: self.log.changes_at(self.step + 1))
-        changes, known = self._changes.of_step(self, repeated)
+        changes, values = self._changes.of_step(self, repeated)
         numbers = replace(self.config.at(self.step), first=self.processes.first(self.config.prompts_per_step))
         self._step_tensors = [(p, p.data) for p in self.trained.values()]
         seed_everything(self.config.seed, self.step, "sample")
@@ -218,7 +218,7 @@ class Loop:
         self._step_tensors = []
         self._sample_state = optional(self.sample, "state", None)
         row, batch = self._write(batch, numbers, metrics | reported | changes, time.monotonic() - start)
-        self._half_done, self._changes.known = False, known
+        self._half_done, self._changes.known = False, values
         self.processes.from_main(self._call_hooks, "after_step", row, batch)
         is_kept = self.processes.from_main(lambda: f"checkpoint-{self.step}" in self.kept_checkpoints)
         is_due = self.config.save_steps and self.step % self.config.save_steps == 0
@@ -492,5 +492,5 @@ class Loop:
             saved = f"saved to {self.save()}"
         except checkpoint.CheckpointNotSaved as error:
             saved = f"not saved: {error}. It is in memory"
-        where = f"after step {self.step} of {self.config.steps} ({reason})"
-        return f"Stopped {where}, {saved}; train() continues from here."
+        stopped = f"Stopped after step {self.step} of {self.config.steps} ({reason})"
+        return f"{stopped}, {saved}; train() continues from here."

@@ -33,12 +33,12 @@ class PaddedUpdate:
 
     def logprobs(self, model: Any, batch: Batch, temperature: float) -> Tensor:
         """(N, T), without gradients: the log-probabilities of the completions' tokens, 0 behind their ends."""
-
-        def logprobs_of(places: Sequence[int]) -> Tensor:
-            return self._forward(model, batch, places, temperature)[0]
-
         with torch.no_grad():
-            return self._in_parts(logprobs_of, range(len(batch)), torch.cat)
+            return self._in_parts(
+                lambda places: self._forward(model, batch, places, temperature)[0],
+                range(len(batch)),
+                torch.cat,
+            )
 
     def gradients(
         self,

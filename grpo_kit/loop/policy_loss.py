@@ -62,7 +62,7 @@ class PolicyLoss:
 
     def start_over(self) -> None:
         """Forget what was measured: the update begins again, for lack of memory."""
-        self.sums: dict[str, float] = defaultdict(float)  # of metrics, over tokens
+        self.sums = defaultdict(float)  # of metrics, over tokens
 
     def needed(self) -> list[int]:
         """The places of completions that may have a gradient; the others need no forward pass.
@@ -148,9 +148,9 @@ class PolicyLoss:
             self.sums["tokens"] if self.batch.entropies is None else 0.0
         )  # the sampler gave none
         if fresh and self.sampler_logprobs is not None:
-            inside = (self.mask != 0) & self.scored[:, None]
-            sums["gap"] = (self.logprobs - self.sampler_logprobs).abs()[inside].sum().item()
-            sums["compared"] = float(inside.sum())
+            is_compared = (self.mask != 0) & self.scored[:, None]
+            sums["gap"] = (self.logprobs - self.sampler_logprobs).abs()[is_compared].sum().item()
+            sums["compared"] = float(is_compared.sum())
         return sums
 
     def means(self, sums: Mapping[str, float]) -> dict[str, float]:

@@ -44,10 +44,10 @@ class Processes:
             "dynamic_sampling": config.dynamic_sampling > 0,
             "dropout": dropout,
         }
-        refused = [name for name, is_used in uses.items() if is_used]
-        if refused:
+        names = [name for name, is_used in uses.items() if is_used]
+        if names:
             raise ValueError(
-                f"{', '.join(refused)} with {self.count} processes is another run than with one: each would cut up its "
+                f"{', '.join(names)} with {self.count} processes is another run than with one: each would cut up its "
                 "own prompts, fill up its own groups and draw its own dropout; give minibatches=1, dynamic_sampling=0 "
                 "and dropouts of 0 (of adapters: lora={'lora_dropout': 0.0}), or start one process"
             )

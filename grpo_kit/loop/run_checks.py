@@ -116,10 +116,10 @@ def _check_task(model: Any, tokenizer: Any, task: Task, config: Config) -> None:
     completion may be.
     A task that is played makes its prompts meanwhile: they are checked there.
     """
-    missing = [name for name in Task.__annotations__ if not hasattr(task, name)]
-    if missing:
+    missing_names = [name for name in Task.__annotations__ if not hasattr(task, name)]
+    if missing_names:
         raise ValueError(
-            f"task={task!r:.100} has no {', '.join(missing)}; a class of your own has what it leaves out from "
+            f"task={task!r:.100} has no {', '.join(missing_names)}; a class of your own has what it leaves out from "
             "grpo_kit.loop.protocols.Task, if it subclasses it"
         )
     if hasattr(task, "play"):
@@ -228,10 +228,10 @@ def lacks_room(folder: Path, model: torch.nn.Module, optimizer: str, config: Con
     optimizer: its name. step: steps that are done.
     """
     size = checkpoint_bytes(model, optimizer)
-    due = math.ceil((config.steps - step) / config.save_steps) if config.save_steps else 1  # the newest
+    saves = math.ceil((config.steps - step) / config.save_steps) if config.save_steps else 1  # the newest
     count = len(checkpoints(folder))
     # The next one is written before the oldest goes.
-    additional = max(min(due, config.save_total_limit + 1 - count), 0)
+    additional = max(min(saves, config.save_total_limit + 1 - count), 0)
     disk = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(disk).free
     if additional * size <= free:

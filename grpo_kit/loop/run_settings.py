@@ -170,17 +170,17 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
 
 
 def take_up(
-    config: Config, saved: Mapping[str, Any], begun: Mapping[str, Any]
+    config: Config, saved: Mapping[str, Any], first: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Give a config the values that a checkpoint was saved with, but for those that are new to the run.
 
-    saved: the values as the checkpoint was written; begun: as the run began. Returns the values by which a later
+    saved: the values as the checkpoint was written; first: as the run began. Returns the values by which a later
     difference is a change, and the fields that cannot change and have another value: {name: [before, after]}.
     Where there are any of those nothing is set.
     """
     known, refused, unchanged = config.values(), {}, []
     for name, value in config.values().items():
-        before = begun.get(name, saved.get(name, value))
+        before = first.get(name, saved.get(name, value))
         if name in SETUP and (name not in _LOADED or None in (value, before)):
             continue
         known[name] = saved.get(name, value)
@@ -207,10 +207,10 @@ class Changes:
     def take_up(self, trainer: Any, state: Mapping[str, Any], checkpoint: str) -> None:
         """Go on from a checkpoint's state. Raises RunFolderError, and sets nothing, where it is another run's."""
         current = made_with(trainer)
-        saved, begun = state.get("made_with", current), state.get("begun", state["config"])
-        known, refused = take_up(trainer.config, state["config"], begun)
+        saved, first = state.get("made_with", current), state.get("begun", state["config"])
+        known, refused = take_up(trainer.config, state["config"], first)
         _check_same_run(refused | differences(saved, current), saved, checkpoint)
-        self.begun, self.known = begun, known | current | saved | {"weights": None}
+        self.begun, self.known = first, known | current | saved | {"weights": None}
 
     def begin(self, trainer: Any, *, first: bool) -> None:
         """train() begins, for the first time or not. Says what is otherwise than before; raises as take_up does.
@@ -256,12 +256,13 @@ class Changes:
 
 def _check_same_run(changes: Mapping[str, list[Any]], before: Mapping[str, Any], checkpoint: str) -> None:
     """Raises RunFolderError, with a table, for changes that would make it another run."""
-    obeyed = _OBEYED
-    if before.get("sample"):  # batches that wait were made of the rows of then
-        obeyed = ()
-    refused = [name for name in changes if name not in obeyed and not name.startswith("reward.")]
-    if refused:
-        lines = [f"  {name}: {changes[name][0]!r}, now {changes[name][1]!r}" for name in refused]
+    obeyed = () if before.get("sample") else _OBEYED  # batches that wait were made of the rows of then
+    lines = [
+        f"  {name}: {pair[0]!r}, now {pair[1]!r}"
+        for name, pair in changes.items()
+        if name not in obeyed and not name.startswith("reward.")
+    ]
+    if lines:
         raise RunFolderError(
             "\n".join([f"{checkpoint} was made otherwise. These {CANNOT_CHANGE}:", *lines])
             + f"\nGive what it was made with, or begin a new run from its weights: load_policy({checkpoint!r}) and "

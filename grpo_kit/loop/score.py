@@ -140,7 +140,7 @@ def measures(batch: Batch, numbers: StepNumbers, sample: Sampler, task: Task) ->
     places_of_group = _judged_places(batch.rewards, batch.groups)
     groups = [[batch.rewards[i] for i in places] for places in places_of_group.values()]
     lengths = [len(ids) for ids in batch.completion_ids]
-    ended = [length for length, cut_off in zip(lengths, batch.cut_off, strict=True) if not cut_off]
+    ended_lengths = [length for length, cut_off in zip(lengths, batch.cut_off, strict=True) if not cut_off]
     metrics = {
         "progress": numbers.progress,
         "temperature": numbers.temperature,
@@ -150,7 +150,7 @@ def measures(batch: Batch, numbers: StepNumbers, sample: Sampler, task: Task) ->
         **{f"reward/{name}": _mean(scores) for name, scores in batch.parts.items()},
         "frac_reward_zero_std": _mean([float(len(set(rewards)) < 2) for rewards in groups]),
         "completion_length": _mean(lengths),
-        "completions/max_terminated_length": max(ended, default=0),
+        "completions/max_terminated_length": max(ended_lengths, default=0),
         "completion_cut_off": _mean([float(cut_off) for cut_off in batch.cut_off]),
     }
     entropies = [entropy for row in batch.entropies or [] for entropy in row]

@@ -65,8 +65,11 @@ class Watchdog(Hook):
 
     def before_step(self, trainer: Any) -> None:
         """From here on the step's time counts."""
-        usual = median(self._seconds) if self._seconds else None
-        limit = max(self.at_least, _FIRST if usual is None else self.factor * usual)
+        usual, limit = None, _FIRST
+        if self._seconds:
+            usual = median(self._seconds)
+            limit = self.factor * usual
+        limit = max(self.at_least, limit)
         self._said, self._phases = False, _PHASES | getattr(trainer.sample, "phases", Sampler.phases)
         self._wait(limit, limit, usual, trainer.step + 1, threading.get_ident())
         if self._file is not None:
