@@ -65,10 +65,7 @@ def build_prompt(
     >>> build_prompt(tokenizer, "2 + 2?", system="Be brief.", prefill="<answer>")[-41:]  # doctest: +SKIP
     '<|im_end|>\\n<|im_start|>assistant\\n<answer>'
     """
-    try:
-        check_tokenizer(tokenizer)
-    except ValueError as error:
-        raise PromptError(str(error)) from None
+    check_tokenizer(tokenizer)
     if not tokenizer.chat_template:
         raise PromptError(NO_TEMPLATE)
     if not isinstance(question, str) or not question.strip():
@@ -76,18 +73,13 @@ def build_prompt(
             f"question={question!r:.200} is no text{cure_of(question)}; give a string that is not blank"
         )
     check_parts(system, prefill, examples)
-    pairs = tuple(map(tuple, examples))
-    return _rendered(tokenizer, str(tokenizer.chat_template), question, system, prefill, pairs)
+    template, examples = str(tokenizer.chat_template), tuple(map(tuple, examples))
+    return _rendered(tokenizer, template, question, system, prefill, examples)
 
 
 @functools.lru_cache(maxsize=4096)  # a step asks for its prompts twice: to sample, and for the rewards
 def _rendered(
-    tokenizer: Any,
-    chat_template: str,
-    question: str,
-    system: str | None,
-    prefill: str,
-    examples: tuple[tuple[str, str], ...],
+    tokenizer: Any, chat_template: str, question: str, system: str | None, prefill: str, examples: tuple
 ) -> str:
     """The prompt. chat_template: the tokenizer's, so that a prompt of another template is rendered anew."""
     texts = [("question", question), ("prefill", prefill), ("system", system or "")]
@@ -107,7 +99,9 @@ def opening_messages(system: str | None, examples: Sequence[tuple[str, str]]) ->
     >>> [message["role"] for message in opening_messages("Be brief.", [("1 + 1?", "2")])]
     ['system', 'user', 'assistant']
     """
-    messages = [{"role": "system", "content": system}] if system is not None else []
+    messages = []
+    if system is not None:
+        messages.append({"role": "system", "content": system})
     for question, response in examples:
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": response}]
     return messages
@@ -241,7 +235,7 @@ def roundtrip_drift(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> D
     for position, token in enumerate(ids):
         if not is_whole(token, 0) or token >= len(tokenizer):
             raise PromptError(f"ids[{position}]={token} is no token; use 0 to {len(tokenizer) - 1}")
-    new_ids = _ids(tokenizer, tokenizer.decode(ids, clean_up_tokenization_spaces=False)) if ids else []
+    new_ids = _ids(tokenizer, tokenizer.decode(ids, clean_up_tokenization_spaces=False))
     if new_ids == ids:
         return Drift(same=True, first=None, before=[], after=[])
     head = len(commonprefix([ids, new_ids]))
@@ -315,10 +309,8 @@ def cure_of(question: Any) -> str:
 
 def _check_no_end(tokenizer: PreTrainedTokenizerBase, name: str, text: Any) -> None:
     """Raises PromptError for a token of the template's in a text, and for any special token in a question."""
-    if not isinstance(text, str):
-        return
-    all_special = template_tokens(tokenizer, ends=tokenizer.added_tokens_decoder)
-    tokens = [token for token in all_special.values() if token in text]
+    all_special = template_tokens(tokenizer, ends=tokenizer.added_tokens_decoder).values()
+    tokens = [token for token in all_special if isinstance(text, str) and token in text]
     if tokens and name != "question":  # an author's text may use special tokens as tags
         tokens = [token for token in template_tokens(tokenizer).values() if token in text]
     if tokens:
@@ -339,7 +331,7 @@ def _check_encodes(name: str, text: str) -> None:
 
 
 def _check_no_space(prefill: str) -> None:
-    if prefill and prefill[-1].isspace() and prefill[-1] != "\n":
+    if prefill[-1:].isspace() and prefill[-1] != "\n":
         raise PromptError(
             f"prefill={prefill!r} ends in a space, which tokenizers keep as part of the next word; "
             f"use {prefill.rstrip()!r} or end it in a newline"
@@ -370,11 +362,10 @@ class _OpenTurn:
             self._check_prefill(prefill, prompt)
         return prompt
 
-    def _render(self, *, add_generation_prompt: bool) -> str:
+    def _render(self, **options: Any) -> str:
+        options |= self.template
         try:
-            return self.tokenizer.apply_chat_template(
-                self.messages, tokenize=False, add_generation_prompt=add_generation_prompt, **self.template
-            )
+            return self.tokenizer.apply_chat_template(self.messages, tokenize=False, **options)
         except Exception as error:  # templates raise whatever they like, mostly jinja2.TemplateError
             roles = [message["role"] for message in self.messages]
             raise PromptError(f"the chat template refuses the roles {roles}: {error}") from error
@@ -425,7 +416,9 @@ class _OpenTurn:
         header = self._header()
         if prompt != header + prefill:
             rendered = prompt[len(commonprefix([prompt, header])) :]
-            cure = f"use prefill={rendered!r}" if rendered == prefill.strip() else "use another prefill"
+            cure = "use another prefill"
+            if rendered == prefill.strip():
+                cure = f"use prefill={rendered!r}"
             raise PromptError(
                 f"prefill={prefill!r}: the prompt does not end in the prefill, the chat template makes it "
                 f"{rendered!r}; {cure} or set tokenizer.chat_template"
@@ -457,8 +450,7 @@ def _check_nothing_dropped(prompt: str, messages: list[dict[str, str]]) -> None:
 def _check_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str, prefill: str) -> str:
     bos, bos_id = tokenizer.bos_token, tokenizer.bos_token_id
     ids = tokenizer(prompt).input_ids
-    adds_bos = bool(bos) and tokenizer("a").input_ids[:1] == [bos_id]
-    if adds_bos and prompt.startswith(bos):
+    if bos and prompt.startswith(bos) and tokenizer("a").input_ids[:1] == [bos_id]:
         prompt = prompt.removeprefix(bos)
         ids = tokenizer(prompt).input_ids
     if bos and ids[:2] == [bos_id, bos_id]:
@@ -505,8 +497,8 @@ def _neighbours(tokenizer: PreTrainedTokenizerBase, tag: str) -> tuple[list[str]
     example: list[str] = []
     for (side, neighbour), text in texts.items():
         cut = _ids(tokenizer, text)
-        tag_ids = cut[-len(ids) :] if side == "before" else cut[: len(ids)]
-        if tag_ids != ids:
+        tag_ids = {"before": cut[-len(ids) :], "after": cut[: len(ids)]}
+        if tag_ids[side] != ids:
             neighbours[side].append(neighbour)
             example = example or _pieces(tokenizer, cut)
     return neighbours["before"], neighbours["after"], example
