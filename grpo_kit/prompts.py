@@ -9,6 +9,7 @@ Longer than 300 lines because a chat template can spoil a prompt in ten ways, an
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,7 +65,28 @@ def build_prompt(
     >>> build_prompt(tokenizer, "2 + 2?", system="Be brief.", prefill="<answer>")[-41:]  # doctest: +SKIP
     '<|im_end|>\\n<|im_start|>assistant\\n<answer>'
     """
-    _check_arguments(tokenizer, question, system, prefill, examples)
+    check_tokenizer(tokenizer)
+    if not tokenizer.chat_template:
+        raise PromptError(NO_TEMPLATE)
+    if not isinstance(question, str) or not question.strip():
+        raise PromptError(
+            f"question={question!r:.200} is no text{cure_of(question)}; give a string that is not blank"
+        )
+    check_parts(system, prefill, examples)
+    template, examples = str(tokenizer.chat_template), tuple(map(tuple, examples))
+    return _rendered(tokenizer, template, question, system, prefill, examples)
+
+
+@functools.lru_cache(maxsize=4096)  # a step asks for its prompts twice: to sample, and for the rewards
+def _rendered(
+    tokenizer: Any, chat_template: str, question: str, system: str | None, prefill: str, examples: tuple
+) -> str:
+    """The prompt. chat_template: the tokenizer's, so that a prompt of another template is rendered anew."""
+    texts = [("question", question), ("prefill", prefill), ("system", system or "")]
+    texts += [("examples", text) for text in sum(examples, ())]
+    for name, text in texts:
+        _check_encodes(name, text)
+        _check_no_end(tokenizer, name, text)
     messages = [*opening_messages(system, examples), {"role": "user", "content": question}]
     prompt = _OpenTurn(tokenizer, messages, {}).prompt(prefill)
     _check_nothing_dropped(prompt, messages)
@@ -77,9 +99,11 @@ def opening_messages(system: str | None, examples: Sequence[tuple[str, str]]) ->
     >>> [message["role"] for message in opening_messages("Be brief.", [("1 + 1?", "2")])]
     ['system', 'user', 'assistant']
     """
-    messages = [{"role": "system", "content": system}] if system is not None else []
-    for asked, answered in examples:
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+    messages = []
+    if system is not None:
+        messages.append({"role": "system", "content": system})
+    for question, response in examples:
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": response}]
     return messages
 
 
@@ -104,8 +128,8 @@ def continue_messages(
     if not all(isinstance(message, Mapping) and {"role", "content"} <= set(message) for message in messages):
         cure = cure_of(messages) or "; each is a dict with 'role' and 'content'"
         raise PromptError(f"messages={messages!r:.200} are no messages of 'role' and 'content'{cure}")
-    *before, last = messages
-    if last["role"] != "assistant" or not before:
+    *earlier, last = messages
+    if last["role"] != "assistant" or not earlier:
         raise PromptError(
             f"the last message is the {last['role']}'s, the first of {len(messages)}; the assistant's is continued"
         )
@@ -118,7 +142,7 @@ def continue_messages(
     _check_no_space(opening)
     for message in messages:
         _check_no_end(tokenizer, f"the {message['role']}'s content", message["content"])
-    return _OpenTurn(tokenizer, before, template).prompt(opening)
+    return _OpenTurn(tokenizer, earlier, template).prompt(opening)
 
 
 def build_dataset(
@@ -149,9 +173,9 @@ def build_dataset(
     data = rows if isinstance(rows, Dataset) else from_list(rows)
     if question not in data.column_names:
         raise PromptError(f"question={question!r} is no column of rows; they have {data.column_names}")
-    taken = [name for name in ("prompt", "prefill") if name in data.column_names]
-    if taken:
-        raise PromptError(f"rows already have a column {taken[0]!r}, which build_dataset writes; rename it")
+    for name in ("prompt", "prefill"):
+        if name in data.column_names:
+            raise PromptError(f"rows already have a column {name!r}, which build_dataset writes; rename it")
     prompts = []
     for index, text in enumerate(data[question]):
         try:
@@ -207,15 +231,16 @@ def roundtrip_drift(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> D
     check_tokenizer(tokenizer)
     if isinstance(ids, str):
         raise PromptError(f"ids={ids!r:.100} is a text; give tokenizer(text).input_ids")
-    for position, token in enumerate(ids := ids.tolist() if hasattr(ids, "tolist") else list(ids)):
+    ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    for position, token in enumerate(ids):
         if not is_whole(token, 0) or token >= len(tokenizer):
             raise PromptError(f"ids[{position}]={token} is no token; use 0 to {len(tokenizer) - 1}")
-    again = _ids(tokenizer, tokenizer.decode(ids, clean_up_tokenization_spaces=False)) if ids else []
-    if again == ids:
+    new_ids = _ids(tokenizer, tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+    if new_ids == ids:
         return Drift(same=True, first=None, before=[], after=[])
-    head = len(commonprefix([ids, again]))
-    tail = len(commonprefix([ids[head:][::-1], again[head:][::-1]]))
-    before, after = ids[head : len(ids) - tail], again[head : len(again) - tail]
+    head = len(commonprefix([ids, new_ids]))
+    tail = len(commonprefix([ids[head:][::-1], new_ids[head:][::-1]]))
+    before, after = ids[head : len(ids) - tail], new_ids[head : len(new_ids) - tail]
     return Drift(same=False, first=head, before=_pieces(tokenizer, before), after=_pieces(tokenizer, after))
 
 
@@ -242,24 +267,6 @@ def from_list(rows: Sequence[Mapping[str, Any]], name: str = "rows") -> Dataset:
         raise PromptError(f"{name} do not fit one table, a column mixes types: {error}") from error
 
 
-def _check_arguments(tokenizer: Any, question: Any, system: Any, prefill: Any, examples: Any) -> None:
-    try:
-        check_tokenizer(tokenizer)
-    except ValueError as error:
-        raise PromptError(str(error)) from None
-    if not tokenizer.chat_template:
-        raise PromptError(NO_TEMPLATE)
-    if not isinstance(question, str) or not question.strip():
-        raise PromptError(
-            f"question={question!r:.200} is no text{cure_of(question)}; give a string that is not blank"
-        )
-    check_parts(system, prefill, examples)
-    texts = {"question": question, "prefill": prefill, "system": system or ""}
-    for name, text in [*texts.items(), *(("examples", part) for pair in examples for part in pair)]:
-        _check_encodes(name, text)
-        _check_no_end(tokenizer, name, text)
-
-
 def check_parts(system: Any, prefill: Any, examples: Any) -> None:
     """Raises PromptError for what cannot stand around a question: a prefill that ends in a space, other examples."""
     if system is not None and not isinstance(system, str):
@@ -272,18 +279,16 @@ def check_parts(system: Any, prefill: Any, examples: Any) -> None:
             f"examples={examples!r:.200}; use a list of (question, response) pairs of strings, or ()"
         )
     for pair in examples:
-        if not (
-            isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(p, str) and p for p in pair)
-        ):
-            cure = ""
-            if isinstance(pair, Mapping):
-                keys = " and ".join(map(repr, pair))
-                cure = f"; of messages and rows take the texts out, they have {keys}"
-            elif isinstance(pair, str) and len(examples) == 2:
-                cure = f": [({examples[0]!r:.80}, {examples[1]!r:.80})]"
-            raise PromptError(
-                f"examples holds {pair!r:.200}; use (question, response) pairs of strings{cure}"
-            )
+        is_pair = isinstance(pair, tuple | list) and len(pair) == 2
+        if is_pair and all(isinstance(text, str) and text for text in pair):
+            continue
+        cure = ""
+        if isinstance(pair, Mapping):
+            keys = " and ".join(map(repr, pair))
+            cure = f"; of messages and rows take the texts out, they have {keys}"
+        elif isinstance(pair, str) and len(examples) == 2:
+            cure = f": [({examples[0]!r:.80}, {examples[1]!r:.80})]"
+        raise PromptError(f"examples holds {pair!r:.200}; use (question, response) pairs of strings{cure}")
 
 
 def cure_of(question: Any) -> str:
@@ -304,13 +309,13 @@ def cure_of(question: Any) -> str:
 
 def _check_no_end(tokenizer: PreTrainedTokenizerBase, name: str, text: Any) -> None:
     """Raises PromptError for a token of the template's in a text, and for any special token in a question."""
-    special = template_tokens(tokenizer, ends=tokenizer.added_tokens_decoder)  # all of them
-    held = [token for token in special.values() if isinstance(text, str) and token in text]
-    if held and name != "question":  # an author's text may use special tokens as tags
-        held = [token for token in template_tokens(tokenizer).values() if token in text]
-    if held:
+    all_special = template_tokens(tokenizer, ends=tokenizer.added_tokens_decoder).values()
+    tokens = [token for token in all_special if isinstance(text, str) and token in text]
+    if tokens and name != "question":  # an author's text may use special tokens as tags
+        tokens = [token for token in template_tokens(tokenizer).values() if token in text]
+    if tokens:
         raise PromptError(
-            f"{name}={text!r:.200} holds the special token {held[0]!r}, which the model would read as the template's "
+            f"{name}={text!r:.200} holds the special token {tokens[0]!r}, which the model would read as the template's "
             "own and not as text; write it in another way"
         )
 
@@ -326,7 +331,7 @@ def _check_encodes(name: str, text: str) -> None:
 
 
 def _check_no_space(prefill: str) -> None:
-    if prefill and prefill[-1].isspace() and prefill[-1] != "\n":
+    if prefill[-1:].isspace() and prefill[-1] != "\n":
         raise PromptError(
             f"prefill={prefill!r} ends in a space, which tokenizers keep as part of the next word; "
             f"use {prefill.rstrip()!r} or end it in a newline"
@@ -357,9 +362,10 @@ class _OpenTurn:
             self._check_prefill(prefill, prompt)
         return prompt
 
-    def _render(self, **how: Any) -> str:
+    def _render(self, **options: Any) -> str:
+        options |= self.template
         try:
-            return self.tokenizer.apply_chat_template(self.messages, tokenize=False, **how, **self.template)
+            return self.tokenizer.apply_chat_template(self.messages, tokenize=False, **options)
         except Exception as error:  # templates raise whatever they like, mostly jinja2.TemplateError
             roles = [message["role"] for message in self.messages]
             raise PromptError(f"the chat template refuses the roles {roles}: {error}") from error
@@ -367,9 +373,10 @@ class _OpenTurn:
     def _continue(self, opening: str) -> str:
         """Render with the assistant's turn left open behind `opening`."""
         turns = [*self.messages, {"role": "assistant", "content": opening}]
-        how = {"tokenize": False, "continue_final_message": True}
         try:
-            return self.tokenizer.apply_chat_template(turns, **how, **self.template)
+            return self.tokenizer.apply_chat_template(
+                turns, tokenize=False, continue_final_message=True, **self.template
+            )
         except Exception as error:
             raise PromptError(
                 f"prefill={opening!r} does not come through the chat template, which deletes a part of it or "
@@ -377,18 +384,18 @@ class _OpenTurn:
             ) from error
 
     def _header(self) -> str:
-        """What the template writes in front of the assistant's words: seen with a harmless one."""
-        return self._continue(PROBE).removesuffix(PROBE)
+        """What the template writes in front of the assistant's words: seen with a harmless one. "": it refuses that."""
+        try:
+            return self._continue(PROBE).removesuffix(PROBE)
+        except PromptError:
+            return ""
 
     def _tag_of_the_template(self) -> str:
         """The opening tag that the template itself writes behind the header ("<think>\\n"); "" for none."""
         tag = _OPENING_TAG.search(self.opened)
-        if tag is None:
+        if tag is None or self._header().endswith(tag[0]):
             return ""
-        try:
-            return "" if self._header().endswith(tag[0]) else tag[0]
-        except PromptError:
-            return tag[0]
+        return tag[0]
 
     def _opens_a_thought(self, prefill: str) -> bool:
         """Does the prefill begin a thought where the template writes an empty thought into every finished answer?
@@ -398,10 +405,7 @@ class _OpenTurn:
         tag = re.match(r"<([A-Za-z][\w-]*)>", prefill)
         if not tag or f"</{tag[1]}>" in prefill:
             return False
-        try:
-            thought = _EMPTY_THOUGHT.fullmatch(self._behind_the_opening(self._header()))
-        except PromptError:
-            return False
+        thought = _EMPTY_THOUGHT.fullmatch(self._behind_the_opening(self._header()))
         return thought is not None and thought[1] == tag[1]
 
     def _behind_the_opening(self, header: str) -> str:
@@ -411,11 +415,13 @@ class _OpenTurn:
         # Compared with a harmless opening, so that a newline of the header is not taken for one of the prefill.
         header = self._header()
         if prompt != header + prefill:
-            shown = prompt[len(commonprefix([prompt, header])) :]
-            cure = f"use prefill={shown!r}" if shown == prefill.strip() else "use another prefill"
+            rendered = prompt[len(commonprefix([prompt, header])) :]
+            cure = "use another prefill"
+            if rendered == prefill.strip():
+                cure = f"use prefill={rendered!r}"
             raise PromptError(
                 f"prefill={prefill!r}: the prompt does not end in the prefill, the chat template makes it "
-                f"{shown!r}; {cure} or set tokenizer.chat_template"
+                f"{rendered!r}; {cure} or set tokenizer.chat_template"
             )
         inserted = self._behind_the_opening(header)
         if inserted.strip() and self.opened != self._render(add_generation_prompt=False):
@@ -428,32 +434,31 @@ class _OpenTurn:
 def _check_nothing_dropped(prompt: str, messages: list[dict[str, str]]) -> None:
     start = 0
     for message in messages:
-        text = message["content"].strip()
+        role, text = message["role"], message["content"].strip()
         # Some templates move the system text into a later turn; the turns themselves keep their order.
-        found = prompt.find(text, 0 if message["role"] == "system" else start)
-        if found < 0:
-            name = {"system": "system", "assistant": "examples"}.get(message["role"], "question")
+        place = prompt.find(text, 0 if role == "system" else start)
+        if place < 0:
+            name = {"system": "system", "assistant": "examples"}.get(role, "question")
             raise PromptError(
                 f"{name}: the chat template drops a part of {message['content']!r}; "
                 "leave out what it strips (often earlier turns' thinking) or set tokenizer.chat_template"
             )
-        if message["role"] != "system":
-            start = found + len(text)
+        if role != "system":
+            start = place + len(text)
 
 
 def _check_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str, prefill: str) -> str:
     bos, bos_id = tokenizer.bos_token, tokenizer.bos_token_id
     ids = tokenizer(prompt).input_ids
-    adds_bos = bool(bos) and tokenizer("a").input_ids[:1] == [bos_id]
-    if adds_bos and prompt.startswith(bos):
+    if bos and prompt.startswith(bos) and tokenizer("a").input_ids[:1] == [bos_id]:
         prompt = prompt.removeprefix(bos)
         ids = tokenizer(prompt).input_ids
     if bos and ids[:2] == [bos_id, bos_id]:
         raise PromptError(
             f"the prompt starts with two {bos!r} tokens; take one out of tokenizer.chat_template or the text"
         )
-    closed = ids[-1:] == [tokenizer.eos_token_id] and not prompt.endswith(tokenizer.eos_token)
-    if closed or not tokenizer.decode(ids, clean_up_tokenization_spaces=False).endswith(prefill):
+    ends_in_eos = ids[-1:] == [tokenizer.eos_token_id] and not prompt.endswith(tokenizer.eos_token)
+    if ends_in_eos or not tokenizer.decode(ids, clean_up_tokenization_spaces=False).endswith(prefill):
         raise PromptError(
             f"prefill={prefill!r}: the tokenized prompt does not end in the prefill but in "
             f"{_pieces(tokenizer, ids[-3:])}; use a tokenizer that neither changes text nor appends a token "
@@ -488,15 +493,15 @@ def _neighbours(tokenizer: PreTrainedTokenizerBase, tag: str) -> tuple[list[str]
     """The neighbours before and after that change the tag's cut, and the pieces of the first such text."""
     ids = _ids(tokenizer, tag)
     texts = {("before", n): n + tag for n in BEFORE} | {("after", n): tag + n for n in AFTER}
-    changed: dict[str, list[str]] = {"before": [], "after": []}
+    neighbours: dict[str, list[str]] = {"before": [], "after": []}
     example: list[str] = []
     for (side, neighbour), text in texts.items():
         cut = _ids(tokenizer, text)
-        kept = cut[-len(ids) :] == ids if side == "before" else cut[: len(ids)] == ids
-        if not kept:
-            changed[side].append(neighbour)
+        tag_ids = {"before": cut[-len(ids) :], "after": cut[: len(ids)]}
+        if tag_ids[side] != ids:
+            neighbours[side].append(neighbour)
             example = example or _pieces(tokenizer, cut)
-    return changed["before"], changed["after"], example
+    return neighbours["before"], neighbours["after"], example
 
 
 def _plainer(tag: str) -> list[str]:

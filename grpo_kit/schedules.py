@@ -10,6 +10,7 @@ import ast
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from grpo_kit._support.argument_checks import check_above_zero, is_number
 
@@ -70,7 +71,7 @@ class cosine(_FromTo):  # noqa: N801
 
 
 @dataclass(frozen=True)
-class exponential:  # noqa: N801
+class exponential(_FromTo):  # noqa: N801
     """The same factor in every equal stretch of progress: fast at first, slow at the end when it falls.
 
     Raises ValueError unless start and end are above 0.
@@ -79,12 +80,8 @@ class exponential:  # noqa: N801
     0.5
     """
 
-    start: float
-    end: float
-
     def __post_init__(self) -> None:
-        for name in ("start", "end"):
-            value = getattr(self, name)
+        for name, value in vars(self).items():
             check_above_zero(name, value, hint="; a factor never reaches 0, use linear instead")
 
     def __call__(self, progress: float) -> float:
@@ -96,7 +93,7 @@ class exponential:  # noqa: N801
         return _within(value, self.start, self.end)
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class stepwise:  # noqa: N801
     """Piecewise constant: values[0] until progress at[0], values[1] from there until at[1], and so on.
 
@@ -114,8 +111,7 @@ class stepwise:  # noqa: N801
         for name in ("values", "at"):
             if not isinstance(getattr(self, name), list | tuple):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be a list of numbers, such as [0.5]")
-        object.__setattr__(self, "values", tuple(self.values))
-        object.__setattr__(self, "at", tuple(self.at))
+        self.values, self.at = tuple(self.values), tuple(self.at)
         for i, value in enumerate(self.values):
             _check_finite(f"values[{i}]", value)
         if len(self.values) != len(self.at) + 1:
@@ -123,9 +119,7 @@ class stepwise:  # noqa: N801
                 f"values has {len(self.values)} entries and at has {len(self.at)}; give one value more"
             )
         edges = (0, *self.at, 1)
-        if not all(map(is_number, edges)) or not all(
-            low < high for low, high in zip(edges, edges[1:], strict=False)
-        ):
+        if not all(map(is_number, edges)) or not all(low < high for low, high in pairwise(edges)):
             raise ValueError(f"at={list(self.at)!r} must rise and lie between 0 and 1, such as [0.5, 0.75]")
 
     def __call__(self, progress: float) -> float:
@@ -142,16 +136,14 @@ def schedule_from(text: str) -> Callable[[float], float]:
     >>> schedule_from("linear(start=1.2, end=0.6)")
     linear(start=1.2, end=0.6)
     """
-    known = {kind.__name__: kind for kind in (constant, linear, cosine, exponential, stepwise)}
+    kinds = {kind.__name__: kind for kind in (constant, linear, cosine, exponential, stepwise)}
     try:
         call = ast.parse(text.strip(), mode="eval").body
-        keywords = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
-        if len(keywords) < len(call.keywords):
-            raise ValueError("a keyword is given twice")
-        return known[call.func.id](*map(ast.literal_eval, call.args), **keywords)
+        keywords = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+        return kinds[call.func.id](*map(ast.literal_eval, call.args), **keywords)
     except (
         AttributeError,
-        KeyError,
+        LookupError,
         TypeError,
         ValueError,
         SyntaxError,
@@ -159,7 +151,7 @@ def schedule_from(text: str) -> Callable[[float], float]:
         MemoryError,
     ) as error:
         raise ValueError(
-            f"schedule {text!r:.200} cannot be read ({error}); write 'linear(1.2, 0.6)', one of {', '.join(known)}"
+            f"schedule {text!r:.200} cannot be read ({error}); write 'linear(1.2, 0.6)', one of {', '.join(kinds)}"
         ) from error
 
 

@@ -466,7 +466,7 @@ def test_the_gap_to_the_sampler_is_measured_before_the_cap():
         batch = batch_of([2, 2], [1.0, -1.0])
         batch.sampler_logprobs = [[-3.0, -3.0], [-1.0, -1.0]]
         made = loss_of(batch, importance_sampling_cap=cap)[2]
-        return made.measured(batch, True)["gap"]
+        return made.measured(True)["gap"]
 
     assert gap(1.0) == gap(100.0) == pytest.approx(4.0)
 

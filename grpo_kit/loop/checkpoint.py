@@ -30,8 +30,14 @@ from grpo_kit.record.files import RunFolderError, rename_fields, sync
 
 SAVING, STATE, OPTIMIZER, SAMPLE_STATE = ".saving", "run_state.json", "optimizer.pt", "sample_state.pt"
 _KINDS = {
-    "step": int, "tokens": int, "seconds": float, "config": dict, "begun": dict, "made_with": dict, "scaler": dict,
-}  # fmt: skip
+    "step": int,
+    "tokens": int,
+    "seconds": float,
+    "config": dict,
+    "begun": dict,
+    "made_with": dict,
+    "scaler": dict,
+}
 
 
 class CheckpointNotSaved(OSError):
@@ -45,9 +51,9 @@ def save(
     model: Any,
     tokenizer: Any,
     optimizer: torch.optim.Optimizer,
-    sample_state: dict[str, Any] | None = None,
-    limit: int = 1,
-    stay: Collection[str] = (),
+    sample_state: dict[str, Any] | None,
+    limit: int,
+    stay: Collection[str],
 ) -> Path:
     """Write checkpoint-<step> of a run's folder; returns its path. One that is there and whole stays as it is.
 
@@ -75,11 +81,11 @@ def save(
     except BaseException as error:
         shutil.rmtree(part, ignore_errors=True)
         if isinstance(error, Exception):
-            what = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise CheckpointNotSaved(f"{target} cannot be written ({what})") from error
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise CheckpointNotSaved(f"{target} cannot be written ({reason})") from error
         raise
-    others = [path for path in checkpoints(folder) if path != target and path.name not in stay]
-    for path in others[: max(len(others) - limit + 1, 0)]:
+    older = [path for path in checkpoints(folder) if path != target and path.name not in stay]
+    for path in older[: max(len(older) - limit + 1, 0)]:
         shutil.rmtree(path, ignore_errors=True)
     return target
 
@@ -87,12 +93,15 @@ def save(
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """run_state.json of a checkpoint. Raises RunFolderError for one that is not whole, naming one that is."""
     is_run = (checkpoint / RUN).exists()
-    if wrong := "it is the folder of a run" if is_run else what_is_wrong(checkpoint):
-        whole = newest_whole(checkpoint if is_run else checkpoint.parent)
-        takes = (
-            f"{whole} is whole, train(resume=True) takes it" if whole else "there is no other that is whole"
+    damage = "it is the folder of a run" if is_run else what_is_wrong(checkpoint)
+    if damage is not None:
+        newest, advice = (
+            newest_whole(checkpoint if is_run else checkpoint.parent),
+            "there is no other that is whole",
         )
-        raise RunFolderError(f"{checkpoint} is no whole checkpoint: {wrong}; {takes}")
+        if newest:
+            advice = f"{newest} is whole, train(resume=True) takes it"
+        raise RunFolderError(f"{checkpoint} is no whole checkpoint: {damage}; {advice}")
     state = read_json(checkpoint / STATE, names=_KINDS)
     for name in ("config", "begun"):
         rename_fields(state.get(name, {}))
@@ -104,7 +113,7 @@ def load(checkpoint: Path, *, model: Any, optimizer: torch.optim.Optimizer) -> d
 
     Returns what the sampler kept, on the model's device; None where it kept nothing.
     """
-    own = [{name: group[name] for name in SETTINGS if name in group} for group in optimizer.param_groups]
+    settings = [{name: group[name] for name in SETTINGS if name in group} for group in optimizer.param_groups]
     # Read to the CPU: the optimizer moves what belongs on a card. AdamW's step counts on it would cost a wait each.
     state = torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True)
     trained = [p for group in optimizer.param_groups for p in group["params"]]
@@ -112,12 +121,14 @@ def load(checkpoint: Path, *, model: Any, optimizer: torch.optim.Optimizer) -> d
         shapes = {value.shape for value in moments.values() if torch.is_tensor(value) and value.dim()}
         if shapes - {trained[place].shape}:
             raise ValueError(f"{OPTIMIZER} holds moments of other weights")
-    kept, device = checkpoint / SAMPLE_STATE, next(model.parameters()).device
-    sample_state = torch.load(kept, map_location=device, weights_only=True) if kept.exists() else None
+    sample_state = None
+    if (checkpoint / SAMPLE_STATE).exists():
+        device = next(model.parameters()).device
+        sample_state = torch.load(checkpoint / SAMPLE_STATE, map_location=device, weights_only=True)
     load_weights(model, checkpoint)
     optimizer.load_state_dict(state)
-    for group, settings in zip(optimizer.param_groups, own, strict=True):
-        group.update(settings)
+    for group, settings_of_group in zip(optimizer.param_groups, settings, strict=True):
+        group.update(settings_of_group)
     return sample_state
 
 
@@ -129,9 +140,8 @@ def load_weights(model: Any, folder: Path) -> None:
 
         set_peft_model_state_dict(model, load_file(adapter))
         return
-    weights = load_file(folder / "model.safetensors")
     base = base_model(model)
-    missing = base.load_state_dict(weights, strict=False)
+    keys = base.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
     tied = set(getattr(base, "all_tied_weights_keys", None) or {})
-    if missing.unexpected_keys or set(missing.missing_keys) - tied:
+    if keys.unexpected_keys or set(keys.missing_keys) - tied:
         raise RunFolderError(f"{folder} holds the weights of another model than the trainer has")

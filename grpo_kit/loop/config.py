@@ -7,7 +7,6 @@ Longer than 300 lines because the fields of a run are read together.
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +29,10 @@ Schedule = Callable[[float], float]
 
 def _number(default: Any, unit: str, *, changes: bool = False) -> Any:
     """A field. unit: what it counts. changes: whether it may change while the run trains."""
-    how = {"default_factory": default} if default is dict else {"default": default}
-    return field(**how, metadata={"unit": unit, "changes": changes})
+    metadata = {"unit": unit, "changes": changes}
+    if default is dict:
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 class _ByName:
@@ -42,8 +43,9 @@ class _ByName:
             cure = "of a dict, Config(**values)"
             if isinstance(unnamed[0], str):
                 cure = f"kit.preset({unnamed[0]!r}) fills one"
-            what = f"Config({unnamed[0]!r:.100}): name each field, such as Config(steps=100)"
-            raise ValueError(f"{what}; {cure}")
+            raise ValueError(
+                f"Config({unnamed[0]!r:.100}): name each field, such as Config(steps=100); {cure}"
+            )
         values.pop("reasons", None)
         cls._check_names(values)
         return super().__new__(cls)
@@ -138,19 +140,18 @@ class Config(_ByName):
     reasons: dict[str, tuple[Any, str]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._running = self._taken = False
+        self._running = self._claimed = False
         self._follow_loss()
         checks.check_together(self)
 
     def _follow_loss(self) -> None:
-        """What was the own number of the loss before becomes this loss's own; reasons says which those are."""
+        """Numbers that were the former loss's own become this loss's; reasons says which those are."""
         numbers = checks.LOSSES[self.loss]
         for name, number in numbers.items():
             if name in self.reasons and getattr(self, name) == self.reasons[name][0]:
                 super().__setattr__(name, number)
-        self.reasons = self.reasons | {
-            name: (number, f"{self.loss}'s own") for name, number in numbers.items()
-        }
+        reason = f"{self.loss}'s own"
+        self.reasons = self.reasons | {name: (number, reason) for name, number in numbers.items()}
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_") or name == "reasons":
@@ -161,28 +162,26 @@ class Config(_ByName):
             value = checks.LOSSES[self.loss][name]
         if name == "loss_options":
             checks.check_loss_options(self.loss, value)
-        elif name == "loss" and (options := getattr(self, "loss_options", None)) and value != self.loss:
-            checks.check_loss_options(value, options, "; set loss_options={} first, these are another loss's")
-        if (
-            getattr(self, "_running", False)
-            and not FIELDS[name].metadata["changes"]
-            and value != getattr(self, name)
-        ):
+        if not hasattr(self, "_running"):  # __init__ assigns, check_together follows
+            super().__setattr__(name, value)
+            return
+        if name == "loss" and value != self.loss:
+            cure = "; set loss_options={} first, these are another loss's"
+            checks.check_loss_options(value, self.loss_options, cure)
+        current = getattr(self, name)
+        if self._running and not FIELDS[name].metadata["changes"] and value != current:
             raise ValueError(
-                f"{name}={value!r} {CANNOT_CHANGE}, and is {getattr(self, name)!r}; make a new trainer, with a new "
-                "folder"
+                f"{name}={value!r} {CANNOT_CHANGE}, and is {current!r}; make a new trainer, with a new folder"
             )
-        if hasattr(self, "_running") and name in ("steps", *checks.SCHEDULED):
-            changed = copy.copy(self)
-            vars(changed)[name] = value
-            checks.check_steps(changed)
+        if name in ("steps", *checks.SCHEDULED):
+            checks.check_steps(self, **{name: value})
         super().__setattr__(name, value)
-        if name == "loss" and hasattr(self, "reasons"):
+        if name == "loss":
             self._follow_loss()
 
-    def take(self) -> None:
-        """A trainer goes by it: another task has a config of its own."""
-        self._taken = True
+    def claim(self) -> None:
+        """A trainer goes by it: with another task, another trainer takes a copy."""
+        self._claimed = True
 
     def freeze(self) -> None:
         """The run has begun: from here on, fields that cannot change refuse to."""
@@ -199,25 +198,31 @@ class Config(_ByName):
         """
         import pandas as pd
 
-        rows, defaults, presets = [], type(self)(), self.reasons
-        its_task = all(
-            name not in presets or getattr(self, name) == presets[name][0]
-            for name in ("task", "task_options")
-        )
+        rows, defaults = [], type(self)()
         for name in self.values():
-            value, default = getattr(self, name), getattr(defaults, name)
-            was, reason = presets.get(name, (default, "set by you"))
-            if value == was == default and reason in ("set by you", f"{self.loss}'s own"):
-                continue
-            if value != was:
-                goes_with_it = name == "task_options" and self.task != presets.get("task", (None,))[0]
-                who = "for this task" if goes_with_it else "set by you"
-                reason = f"{who} (was {_shown(name, was)})"
-            elif name == "max_completion_tokens" and value is None and not its_task:
-                reason = "see the task"  # the preset's reason is about the preset's task
-            unit = FIELDS[name].metadata["unit"].partition(";")[0]
-            rows.append((name, _shown(name, value), unit, reason))
+            reason = self._reason(name, getattr(defaults, name))
+            if reason is not None:
+                unit = FIELDS[name].metadata["unit"].partition(";")[0]
+                rows.append((name, _shown(name, getattr(self, name)), unit, reason))
         return pd.DataFrame(rows, columns=["name", "value", "unit", "reason"]).set_index("name")
+
+    def _reason(self, name: str, default: Any) -> str | None:
+        """Why a field has its value; None where it is at its default."""
+        value = getattr(self, name)
+        preset_value, reason = self.reasons.get(name, (default, "set by you"))
+        if value != preset_value:
+            goes_with_task = name == "task_options" and self._differs_from_preset("task")
+            author = "for this task" if goes_with_task else "set by you"
+            return f"{author} (was {_shown(name, preset_value)})"
+        if value == default and reason in ("set by you", f"{self.loss}'s own"):
+            return None
+        if name == "max_completion_tokens" and value is None:
+            if self._differs_from_preset("task") or self._differs_from_preset("task_options"):
+                return "see the task"  # the preset's reason is about the preset's task
+        return reason
+
+    def _differs_from_preset(self, name: str) -> bool:
+        return getattr(self, name) != self.reasons.get(name, (None,))[0]
 
     def why(self, name: str) -> str:
         """The reason of a field in the table: why the preset has its value, or that you have set it."""
@@ -225,11 +230,9 @@ class Config(_ByName):
 
     def __str__(self) -> str:
         table = self.table().astype(str).reset_index()
-        widths = {column: table[column].str.len().max() for column in ("name", "value", "unit")}
-        return "\n".join(
-            "  ".join([*(f"{getattr(row, column):<{width}}" for column, width in widths.items()), row.reason])
-            for row in table.itertuples(index=False)
-        )
+        for column in ("name", "value", "unit"):
+            table[column] = table[column].str.ljust(max(map(len, table[column]), default=0))
+        return "\n".join("  ".join(row) for row in table.itertuples(index=False))
 
     def _repr_html_(self) -> str:
         return self.table().astype(str).to_html().replace("<td>", '<td style="text-align:left">')
@@ -239,17 +242,18 @@ class Config(_ByName):
 
         A copy where another trainer goes by it with another task.
         """
-        told = self._told_by(task)
-        values, reasons = {name: value for name, (value, _) in told.items()}, self.reasons | told
-        if self._taken and any(getattr(self, name) != value for name, value in values.items()):
+        fields_of_task = self._fields_of(task)
+        values = {name: value for name, (value, _) in fields_of_task.items()}
+        reasons = self.reasons | fields_of_task
+        if self._claimed and any(getattr(self, name) != value for name, value in values.items()):
             return replace(self, **values, reasons=reasons)
         for name, value in values.items():
             setattr(self, name, value)
         self.reasons = reasons
         return self
 
-    def _told_by(self, task: Any) -> dict[str, tuple[Any, str]]:
-        """The fields that a task fills in: {name: (value, why)}."""
+    def _fields_of(self, task: Any) -> dict[str, tuple[Any, str]]:
+        """The fields that a task fills in: {name: (value, reason)}."""
         length = (self.max_completion_tokens, "the task's")
         if self.max_completion_tokens is None or self.reasons.get("max_completion_tokens") == length:
             return {"max_completion_tokens": (task.max_completion_tokens, "the task's")}
@@ -270,17 +274,22 @@ class Config(_ByName):
     def at(self, step: int) -> StepNumbers:
         """The numbers of a step, counted from 0: a function of the step alone."""
         progress = min(step / max(self.steps - 1, 1), 1.0)
-        rate = self.learning_rate  # an end at 0 lies outside the steps; stepwise is asked for as it is
-        moves = callable(rate) and not isinstance(rate, stepwise)
-        starts_at_zero = moves and self._at("learning_rate", 0.0) == 0
-        ends_at_zero = moves and self._at("learning_rate", 1.0) == 0
-        of_rate = min((step + starts_at_zero) / max(self.steps - 1 + starts_at_zero + ends_at_zero, 1), 1.0)
-        warm = min(1.0, (step + 1) / (self.warmup_steps + 1))
-        rate, temperature = self._at("learning_rate", of_rate) * warm, self._at("temperature", progress)
-        return StepNumbers(step, progress, temperature, rate, self._at("beta", progress))
+        before = after = 0  # steps outside the run, at which a rate is 0; stepwise is obeyed as it is
+        if callable(self.learning_rate) and not isinstance(self.learning_rate, stepwise):
+            before = int(self._at("learning_rate", 0.0) == 0)
+            after = int(self._at("learning_rate", 1.0) == 0)
+        progress_of_rate = min((step + before) / max(self.steps - 1 + before + after, 1), 1.0)
+        warmed_up = min(1.0, (step + 1) / (self.warmup_steps + 1))
+        return StepNumbers(
+            step=step,
+            progress=progress,
+            temperature=self._at("temperature", progress),
+            learning_rate=self._at("learning_rate", progress_of_rate) * warmed_up,
+            beta=self._at("beta", progress),
+        )
 
     def _at(self, name: str, progress: float) -> float:
-        """What a field with a schedule is at a progress. Raises ValueError for what cannot be there."""
+        """The number of a field with a schedule at a progress. Raises ValueError for one that cannot be."""
         value = getattr(self, name)
         if not callable(value):
             return float(value)
@@ -291,13 +300,14 @@ class Config(_ByName):
                 f"{name}={value!r:.100} must give a number for a progress in [0, 1], as kit.linear(1.0, 0.6) does; at "
                 f"{progress:.3g} it raised {type(error).__name__}: {error}"
             ) from error
-        return float(checks.checked(name, number, f"{name}({round(progress, 3)})"))
+        return checks.check_scheduled(name, number, f"{name}({round(progress, 3)})")
 
 
 def _shown(name: str, value: object) -> object:
-    if value is None:
-        return "the task's" if name == "max_completion_tokens" else "None"
-    return value
+    """A value as the table has it."""
+    if value is not None:
+        return value
+    return "the task's" if name == "max_completion_tokens" else "None"
 
 
 @dataclass(kw_only=True)
@@ -343,19 +353,19 @@ class Preset(Config):
         length = self.max_completion_tokens or task.max_completion_tokens
         return replace(task, held_out=task.held_out[: self.held_out], max_completion_tokens=length)
 
-    def _told_by(self, task: Any) -> dict[str, tuple[Any, str]]:
-        given = "the one that the trainer was given"
-        told = {} if task.name == self.task else {"task_options": ({}, given), "task": (None, given)}
-        return told | super()._told_by(task)
+    def _fields_of(self, task: Any) -> dict[str, tuple[Any, str]]:
+        length = super()._fields_of(task)
+        if task.name == self.task:
+            return length
+        reason = "the one that the trainer was given"
+        return {"task_options": ({}, reason), "task": (None, reason)} | length
 
 
-SETUP = {
-    each.name: each
-    for each in fields(Preset)
-    if each.metadata and each.name not in Config.__dataclass_fields__
-}
+_CONFIG_FIELDS = {field.name: field for field in fields(Config) if field.metadata}
+_PRESET_FIELDS = {field.name: field for field in fields(Preset) if field.metadata}
+SETUP = {name: field for name, field in _PRESET_FIELDS.items() if name not in _CONFIG_FIELDS}
 """Fields of a Preset that the loop does not read."""
-FIELDS = SETUP | {each.name: each for each in fields(Config) if each.metadata}
+FIELDS = SETUP | _CONFIG_FIELDS
 CANNOT_CHANGE = "cannot be changed while a run goes on"
 
 
@@ -401,12 +411,12 @@ def as_json(value: Any) -> Any:
     return repr(value)
 
 
-def from_json(name: str, value: Any, given: Any) -> Any:
-    """What as_json wrote of a field. given: what a function that is there by its name alone is taken from."""
+def from_json(name: str, value: Any, current: Any) -> Any:
+    """The value that as_json wrote of a field. current: the field's value, in place of a function's name."""
     if name not in checks.SCHEDULED or not isinstance(value, str):
         return value
     if not value.startswith("function "):
         return schedule_from(value)
-    if not callable(given):
-        raise ValueError(f"{name}={given!r}: the run was begun with {value}; give it that")
-    return given
+    if not callable(current):
+        raise ValueError(f"{name}={current!r}: the run was begun with {value}; give it that")
+    return current

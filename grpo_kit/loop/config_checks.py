@@ -1,14 +1,15 @@
-"""What a field of a Config may be, and which fields mean something together."""
+"""What a field of a Config may be, which fields mean something together, and what each loss takes."""
 
 from __future__ import annotations
 
-import inspect
+import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from os import PathLike
 from typing import Any
 
-from grpo_kit import objectives, schedules
+from grpo_kit import schedules
 from grpo_kit._support.argument_checks import (
     COLDEST,
     FASTEST,
@@ -20,11 +21,12 @@ from grpo_kit._support.argument_checks import (
     check_number,
     check_temperature,
     check_whole,
-    is_number,
     nearest,
 )
 from grpo_kit.engine.optim.choose import OPTIMIZERS
 from grpo_kit.tasks import _by_name as by_name
+
+# ---- the losses ------------------------------------------------------------------------------------------------
 
 _PPO = {"level": "token", "epsilon": 0.2, "epsilon_high": 0.2, "scale": "group"}
 _DAPO = _PPO | {"epsilon_high": 0.28}
@@ -42,16 +44,44 @@ LOSSES: dict[str, dict[str, Any]] = {
     "vespo": _DAPO,
 }
 UNCLIPPED = ("sapo", "vespo")
+# A loss and its own arguments, which loss_options may give; correct_kl is one of every loss.
+_LOSS_OPTIONS = {
+    "sapo": ("temperature_pos", "temperature_neg"),
+    "vespo": ("k_pos", "lambda_pos", "k_neg", "lambda_neg"),
+}
+_FROM_LOOP = (  # arguments of a loss that are the loop's to give
+    "level",
+    "beta",
+    "ref_logprobs",
+    "epsilon",
+    "epsilon_high",
+    "max_ratio",
+    "max_completion_tokens",
+    "num_rows",
+    "num_tokens",
+)
+
+
+def check_loss_options(loss: str, options: Mapping[str, Any], cure: str = "") -> None:
+    """Raises ValueError for an argument that the loss does not take, or that is the loop's to give."""
+    names = [*_LOSS_OPTIONS.get(loss, ()), "correct_kl"]
+    for name, value in options.items():
+        if name in _FROM_LOOP:
+            raise ValueError(
+                f"loss_options has {name!r}, which the loop gives itself; is {name}={value!r} a field?"
+            )
+        if name not in names:
+            mend = f"it takes {', '.join(names)}{nearest(name, names)}"
+            raise ValueError(f"loss_options has {name!r}, which {loss} does not take; {mend}{cure}")
+        if name != "correct_kl":
+            check_above_zero(f"loss_options[{name!r}]", value)
+        elif not isinstance(value, bool):
+            raise ValueError(f"loss_options[{name!r}]={value!r} must be True or False")
+
+
+# ---- one field -------------------------------------------------------------------------------------------------
+
 SCHEDULED = ("temperature", "learning_rate", "beta")
-_MOST_TRIED = 10_000  # steps of a run at which its schedules are tried before it begins
-_WHOLE = {
-    "steps": 1, "prompts_per_step": 1, "group_size": 2, "iterations": 1, "minibatches": 1, "micro_batch": 1,
-    "held_out": 1, "eval_batch": 1,
-    "seed": 0, "top_k": 0, "dynamic_sampling": 0, "save_steps": 0, "save_total_limit": 1,
-}  # fmt: skip
-_AT_LEAST_0 = (
-    "epsilon", "epsilon_high", "entropy_bonus", "positive_weight", "negative_weight", "warmup", "weight_decay",
-)  # fmt: skip
 _CHOICES = {
     "tuning": (None, "full", "lora", "qlora"),
     "dtype": (None, "float32", "bfloat16", "float16"),
@@ -63,80 +93,127 @@ _CHOICES = {
     "autocast": ("none", "bfloat16", "float16"),
     "optimizer": (None, *OPTIMIZERS),
 }
-_FROM_LOOP = (  # arguments of a loss that are the loop's to give
-    "level", "beta", "ref_logprobs", "epsilon", "epsilon_high", "max_ratio", "max_completion_tokens", "num_rows",
-    "num_tokens",
-)  # fmt: skip
+# None: the loss's own, the task's, none, or what the trainer is given.
+_MAY_BE_NONE = {*_PPO, "max_completion_tokens", "importance_sampling_cap", "reward_weights", "model", "task"}
 
 
-def checked(name: str, value: Any, label: str = "") -> Any:
-    """The value of a field as it is kept, or ValueError with the field's name and what would do.
-
-    label: what the message calls a number that a schedule gave.
-    """
-    if value is None and name in _PPO:
-        return None  # the loss's own
-    if name in _WHOLE:
-        value = 0 if name == "top_k" and value == -1 else value  # as elsewhere: all
-        return check_whole(name, value, _WHOLE[name], hint="; 0 takes all tokens" * (name == "top_k"))
-    if name in _AT_LEAST_0:
-        if check_number(name, value, 0) > 1 and name == "epsilon":
-            raise ValueError(f"epsilon={value!r} must be at most 1, as no ratio falls below 0; 0.2 is usual")
-        return float(value)
+def checked(name: str, value: Any) -> Any:
+    """The value of a field as it is kept, or ValueError with the field's name and what would do."""
+    if value is None and name in _MAY_BE_NONE:
+        return None
+    if name == "dtype" and value is not None:
+        value = str(value).removeprefix("torch.")
     if name in _CHOICES:
-        value = str(value).removeprefix("torch.") if name == "dtype" and value is not None else value
         check_choice(name, value, _CHOICES[name])
-    elif name in ("model", "task") and not isinstance(value, str | PathLike | None):
+    return _CHECKS[name](name, value) if name in _CHECKS else value
+
+
+def _above_zero(name: str, value: Any, most: float = math.inf) -> float:
+    check_above_zero(name, value)
+    if value > most:
+        raise ValueError(f"{name}={value!r} must lie in (0, {most}]")
+    return float(value)
+
+
+def _min_p(name: str, value: Any) -> float:
+    if not 0 <= check_number(name, value) < 1:
+        raise ValueError(f"min_p={value!r} must lie in [0, 1)")
+    return float(value)
+
+
+def _epsilon(name: str, value: Any) -> float:
+    if check_number(name, value, 0) > 1:
+        raise ValueError(f"epsilon={value!r} must be at most 1, as no ratio falls below 0; 0.2 is usual")
+    return float(value)
+
+
+def _top_k(name: str, value: Any) -> int:
+    if value == -1:  # as elsewhere: all
+        value = 0
+    return check_whole(name, value, 0, hint="; 0 takes all tokens")
+
+
+def _scheduled(name: str, value: Any) -> Any:
+    return value if callable(value) else check_scheduled(name, value, name)
+
+
+def _name_of(name: str, value: Any) -> Any:
+    if not isinstance(value, str | PathLike):
         raise ValueError(
             f"{name}={value!r:.60} must be a name; the {name} itself goes to GRPOTrainer, None here"
         )
-    elif name == "task":
+    if name == "task":
         check_choice(name, value, (*by_name.NAMES, None))
-    elif name == "max_completion_tokens" and value is not None:
-        return check_whole(name, value, hint=", or None for the task's")
-    elif name == "importance_sampling_cap" and value is not None:
-        check_above_zero(name, value)
-    elif name in SCHEDULED:
-        if label or not callable(value):
-            _check_scheduled(name, value, label or name)
-    elif name in ("top_p", "max_grad_norm", "repetition_penalty", "discount"):
-        check_above_zero(name, value)
-        if name in ("top_p", "discount") and value > 1:
-            raise ValueError(f"{name}={value!r} must lie in (0, 1]")
-    elif name == "min_p" and not 0 <= check_number(name, value) < 1:
-        raise ValueError(f"min_p={value!r} must lie in [0, 1)")
-    elif name == "reward_weights" and value is not None:
-        if not isinstance(value, (list, tuple)) or not value:
-            raise ValueError(f"reward_weights={value!r} must be a list of numbers, one a reward, or None")
-        if not any(check_number("reward_weights", weight) for weight in value):
-            raise ValueError(f"reward_weights={value!r} are all 0, so that no weight of the model would move")
-        if max(map(abs, value)) > LARGEST_REWARD:
-            raise ValueError(
-                f"reward_weights={value!r} must be at most {LARGEST_REWARD:g} in size, as rewards must"
-            )
-        return [float(weight) for weight in value]
-    elif name in ("task_options", "loss_options") and not isinstance(value, dict):
+    return value
+
+
+def _reward_weights(name: str, value: Any) -> list[float]:
+    if not isinstance(value, (list, tuple)) or not value:
+        raise ValueError(f"reward_weights={value!r} must be a list of numbers, one a reward, or None")
+    weights = [check_number(name, weight) for weight in value]
+    if not any(weights):
+        raise ValueError(f"reward_weights={value!r} are all 0, so that no weight of the model would move")
+    if max(map(abs, weights)) > LARGEST_REWARD:
+        raise ValueError(
+            f"reward_weights={value!r} must be at most {LARGEST_REWARD:g} in size, as rewards must"
+        )
+    return weights
+
+
+def _options(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
         raise ValueError(f"{name}={value!r} must be a dict of the {name.partition('_')[0]}'s arguments")
-    elif name in ("mask_truncated_completions", "gradient_checkpointing") and not isinstance(value, bool):
+    return value
+
+
+def _true_or_false(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
         raise ValueError(f"{name}={value!r} must be True or False")
-    return float(value) if is_number(value) and not isinstance(value, int) else value  # NumPy's: no JSON
+    return value
 
 
-def _check_scheduled(name: str, value: Any, label: str) -> None:
-    """Raises ValueError, with what would do, for a number that cannot be, or harms."""
+def check_scheduled(name: str, value: Any, label: str) -> float:
+    """A number of a field that may have a schedule, or ValueError, with what would do, for one that harms.
+
+    label: the number's name in the message, such as "temperature(0.5)".
+    """
     if isinstance(value, list | tuple | str) and (mend := _as_schedule(value)):
         raise ValueError(f"{name}={value!r} must be a number{mend}")
-    if name != "temperature":
-        if check_number(label, value, 0) > FASTEST and name == "learning_rate":
-            raise ValueError(f"{label}={value!r} destroys the weights in one step; 1e-06 to 0.001 is usual")
-    elif not COLDEST <= check_temperature(value, label) <= HOTTEST:
-        raise ValueError(
-            f"{label}={value!r} must lie in [{COLDEST}, {HOTTEST}]: below all samples are alike, above they are noise"
-        )
+    if name == "temperature":
+        if not COLDEST <= check_temperature(value, label) <= HOTTEST:
+            raise ValueError(
+                f"{label}={value!r} must lie in [{COLDEST}, {HOTTEST}]: below all samples are alike, above they are "
+                "noise"
+            )
+    elif check_number(label, value, 0) > FASTEST and name == "learning_rate":
+        raise ValueError(f"{label}={value!r} destroys the weights in one step; 1e-06 to 0.001 is usual")
+    return float(value)
+
+
+# The fields with another check than _CHOICES: f(name, value) gives the value as it is kept, or raises ValueError.
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("steps", "prompts_per_step", "iterations", "minibatches"), check_whole),
+    **dict.fromkeys(("micro_batch", "save_total_limit", "held_out", "eval_batch"), check_whole),
+    **dict.fromkeys(("seed", "dynamic_sampling", "save_steps"), partial(check_whole, least=0)),
+    "group_size": partial(check_whole, least=2),
+    "max_completion_tokens": partial(check_whole, hint=", or None for the task's"),
+    "top_k": _top_k,
+    **dict.fromkeys(SCHEDULED, _scheduled),
+    **dict.fromkeys(("epsilon_high", "entropy_bonus", "warmup"), partial(check_number, least=0)),
+    **dict.fromkeys(("positive_weight", "negative_weight", "weight_decay"), partial(check_number, least=0)),
+    **dict.fromkeys(("repetition_penalty", "max_grad_norm", "importance_sampling_cap"), _above_zero),
+    **dict.fromkeys(("top_p", "discount"), partial(_above_zero, most=1)),
+    "min_p": _min_p,
+    "epsilon": _epsilon,
+    "reward_weights": _reward_weights,
+    **dict.fromkeys(("loss_options", "task_options"), _options),
+    **dict.fromkeys(("mask_truncated_completions", "gradient_checkpointing"), _true_or_false),
+    **dict.fromkeys(("model", "task"), _name_of),
+}
 
 
 def _as_schedule(value: Any) -> str:
-    """How a list or a text would be written as a schedule."""
+    """The end of a message: how a list or a text would be written as a schedule."""
     kinds = ("constant", "linear", "cosine", "exponential", "stepwise")
     if isinstance(value, str):
         if value in kinds:
@@ -150,59 +227,48 @@ def _as_schedule(value: Any) -> str:
     return f"; a schedule is a function of progress, such as kit.linear({ends})"
 
 
+# ---- several fields ----------------------------------------------------------------------------------------------
+
+_MOST_TRIED = 10_000  # steps of a run at which its schedules are tried before it begins
+
+
 def check_together(config: Any) -> None:
     """Raises ValueError for fields each of which may be, and which together mean nothing or move no weight."""
-    c = config
-    check_loss_options(c.loss, c.loss_options)
-    if getattr(c, "task_options", None):  # of a Preset
-        if c.task is None:
-            raise ValueError(f"task_options={c.task_options!r} are for a named task, and task=None; name one")
-        by_name.check_options(c.task, c.task_options)
-    if c.minibatches > c.prompts_per_step:
-        counts = f"minibatches={c.minibatches} with prompts_per_step={c.prompts_per_step}"
-        raise ValueError(f"{counts}: each takes whole groups; use at most {c.prompts_per_step}")
-    if c.warmup > max(c.steps, 1):
-        counts = f"warmup={c.warmup:g} with steps={c.steps}"
+    check_loss_options(config.loss, config.loss_options)
+    if getattr(config, "task_options", None):  # of a Preset
+        if config.task is None:
+            raise ValueError(
+                f"task_options={config.task_options!r} are for a named task, and task=None; name one"
+            )
+        by_name.check_options(config.task, config.task_options)
+    if config.minibatches > config.prompts_per_step:
+        counts = f"minibatches={config.minibatches} with prompts_per_step={config.prompts_per_step}"
+        raise ValueError(f"{counts}: each takes whole groups; use at most {config.prompts_per_step}")
+    if config.warmup > config.steps:
+        counts = f"warmup={config.warmup:g} with steps={config.steps}"
         raise ValueError(f"{counts}: the learning rate is never reached; below 1 it is a share of the steps")
-    if c.discount != 1 and c.credit == "episode":
+    if config.discount != 1 and config.credit == "episode":
         raise ValueError(
-            f"discount={c.discount!r} is not used by credit='episode'; use credit='return' or 'state'"
+            f"discount={config.discount!r} is not used by credit='episode'; use credit='return' or 'state'"
         )
-    check_steps(c)
+    check_steps(config)
 
 
-def check_steps(config: Any) -> None:
+def check_steps(config: Any, **values: Any) -> None:
     """Raises ValueError for a schedule that gives no fitting number at a step, and for numbers that teach nothing.
 
-    Every step is tried, of a run of more than 10,000 steps so many.
+    values: fields that are about to change. Every step is tried, of a run of more than 10,000 steps so many.
     """
-    c = config
-    steps = [*range(0, c.steps, math.ceil(c.steps / _MOST_TRIED)), c.steps - 1]
-    if not any(callable(getattr(c, name)) for name in SCHEDULED):
+    config = copy.copy(config)
+    vars(config).update(values)
+    steps = [*range(0, config.steps, math.ceil(config.steps / _MOST_TRIED)), config.steps - 1]
+    if not any(callable(getattr(config, name)) for name in SCHEDULED):
         steps = steps[-1:]
-    fastest = max(c.at(step).learning_rate for step in steps)
+    fastest = max(config.at(step).learning_rate for step in steps)
     if fastest < SLOWEST:
         raise ValueError(
-            f"learning_rate={c.learning_rate!r} moves no weight: no step has a rate above {fastest:g}, which rounding "
-            "takes away; 1e-06 to 0.001 is usual"
+            f"learning_rate={config.learning_rate!r} moves no weight: no step has a rate above {fastest:g}, which "
+            "rounding takes away; 1e-06 to 0.001 is usual"
         )
-    if c.positive_weight == c.negative_weight == c.entropy_bonus == 0 and is_number(c.beta) and c.beta == 0:
+    if config.positive_weight == config.negative_weight == config.entropy_bonus == 0 and config.beta == 0:
         raise ValueError("positive_weight=0 and negative_weight=0 move no weight of the model; raise one")
-
-
-def check_loss_options(loss: str, options: Mapping[str, Any], cure: str = "") -> None:
-    """Raises ValueError for an argument that the loss does not take, or that is the loop's to give."""
-    named = inspect.signature(getattr(objectives, loss)).parameters.values()
-    takes = [p.name for p in named if p.kind is p.KEYWORD_ONLY and p.name not in _FROM_LOOP] + ["correct_kl"]
-    for name, value in options.items():
-        if name in _FROM_LOOP:
-            raise ValueError(
-                f"loss_options has {name!r}, which the loop gives itself; is {name}={value!r} a field?"
-            )
-        if name not in takes:
-            mend = f"it takes {', '.join(takes)}{nearest(name, takes)}"
-            raise ValueError(f"loss_options has {name!r}, which {loss} does not take; {mend}{cure}")
-        if name != "correct_kl":
-            check_above_zero(f"loss_options[{name!r}]", value)
-        elif not isinstance(value, bool):
-            raise ValueError(f"loss_options[{name!r}]={value!r} must be True or False")

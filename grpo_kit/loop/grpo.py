@@ -26,6 +26,7 @@ import shutil
 import time
 import uuid
 import warnings
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -39,24 +40,22 @@ from grpo_kit._support.argument_checks import check_known
 from grpo_kit.engine.optim.choose import choose_optimizer, make_optimizer
 from grpo_kit.loop import checkpoint
 from grpo_kit.loop.config import Config, StepNumbers
-from grpo_kit.loop.config_changes import Changes, check_values, check_weights
 from grpo_kit.loop.config_checks import checked
 from grpo_kit.loop.generate import generate
 from grpo_kit.loop.interrupts import InterruptGuard, Stopped
 from grpo_kit.loop.padded_update import PaddedUpdate
-from grpo_kit.loop.policy_loss import PolicyLoss, start_weights, weights_of
+from grpo_kit.loop.policy_loss import PolicyLoss, weights_of
 from grpo_kit.loop.processes import Processes
 from grpo_kit.loop.protocols import Hook, Sampler, Task, Update, optional
 from grpo_kit.loop.run_checks import (
     check_given,
-    check_loaded,
-    check_precision,
-    check_task,
+    check_run,
+    check_values,
     lacks_room,
     mark_trained,
     trained_before,
 )
-from grpo_kit.loop.run_settings import began_with, made_with, settings_of
+from grpo_kit.loop.run_settings import Changes, began_with, made_with, settings_of
 from grpo_kit.loop.score import (
     completions_table,
     first_groups,
@@ -106,34 +105,27 @@ class Loop:
     ) -> None:
         check_given(model, task, config, tokenizer, sample, update, hooks)
         self.model, self.task, self.tokenizer = model, task, tokenizer
-        self.config = (Config() if config is None else config).with_task(task)
-        if len(task.train) < (needed := self.config.prompts_per_step):
-            raise ValueError(
-                f"task {task.name!r} has {len(task.train)} train rows, and prompts_per_step={needed} needs as many "
-                "different ones; add rows or lower it"
-            )
+        self.config = config = (config or Config()).with_task(task)
         self.folder, self.hooks = run_path(folder), list(hooks)
-        check_weights(task, self.config.reward_weights)
-        check_loaded(self.config, model)
-        check_precision(self.config, model)
-        check_task(model, tokenizer, task, self.config)
-        self.sample, self.update = sample or generate, update or PaddedUpdate(self.config)
-        if self.config.rollout_bits != getattr(self.sample, "bits", Sampler.bits):
+        check_run(model, tokenizer, task, config)
+        self.sample, self.update = sample or generate, update or PaddedUpdate(config)
+        if config.rollout_bits != getattr(self.sample, "bits", Sampler.bits):
             raise ValueError("rollout_bits=16 is for the engine on a CPU; this run's sample is another")
         self.device = next(model.parameters()).device
-        self.processes = Processes(self.config.prompts_per_step, self.device)
-        self.processes.check(self.config, has_dropout(model))
+        self.processes = Processes(config.prompts_per_step, self.device)
+        self.processes.check(config, has_dropout(model))
         self.processes.from_main(RunLog.check, self.folder)
         self.starts_from = trained_before(model, self.folder)
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.optimizer_name = choose_optimizer(self.config.optimizer, model)
-        rate = max(
-            self.config.at(step).learning_rate for step in (0, self.config.steps // 2, self.config.steps - 1)
+        self.optimizer_name = choose_optimizer(config.optimizer, model)
+        rates = [config.at(step).learning_rate for step in (0, config.steps // 2, config.steps - 1)]
+        self.optimizer = make_optimizer(
+            self.optimizer_name, model, learning_rate=max(rates), weight_decay=config.weight_decay
         )
-        decay = self.config.weight_decay
-        self.optimizer = make_optimizer(self.optimizer_name, model, learning_rate=rate, weight_decay=decay)
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.config.autocast == "float16")
-        self.reference = start_weights(self.trained, self.config.beta)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.autocast == "float16")
+        self.reference = None
+        if config.beta != 0:  # of the KL: the weights that the run begins with
+            self.reference = {name: p.detach().clone() for name, p in self.trained.items()}
         self.began_with = began_with(model, self.reference)
         self.step = 0  # steps that are done
         self.tokens = 0  # that went through the model in them
@@ -145,14 +137,14 @@ class Loop:
         self.notes: dict[str, Any] = {}  # whatever you want run.json to hold besides
         # Names of those that stay, such as the best; a hook says which.
         self.kept_checkpoints: set[str] = set()
-        self._changes, self._opened, self._begun = Changes(self.config), False, False
+        self._changes, self._is_open, self._has_trained = Changes(config), False, False
         self._run_id: str | None = None  # drawn when the run is opened
         self._sample_state = optional(self.sample, "state", None)  # after the last step that is done
-        self._own: list[tuple[torch.nn.Parameter, torch.Tensor]] = []  # what is trained, as the step began
+        self._step_tensors: list[Any] = []  # (parameter, tensor) of what is trained, as the step began
         self._save_failed = False  # the last checkpoint that was due
-        self._have_begun: list[Hook] = []  # hooks whose end is due
+        self._hooks_to_end: list[Hook] = []
         self._half_done = False  # between the first update of a step and its last line: weights of no step
-        self.config.take()
+        config.claim()
 
     # ---- the loop -------------------------------------------------------------------------------------------------
 
@@ -172,9 +164,9 @@ class Loop:
                 f"resume={str(resume)!r:.200}: give True, which goes on from the last whole checkpoint of this "
                 f"trainer's folder, {str(self.folder)!r}; to begin from another run's weights, load_policy(its folder)"
             )
-        with self.guard, random_state_comes_back(), modes_of_training(self.device.type), ExitStack() as held:
-            self._have_begun = []
-            self._open(resume, held)
+        with self.guard, random_state_comes_back(), modes_of_training(self.device.type), ExitStack() as locks:
+            self._hooks_to_end = []
+            self._begin(resume, locks)
             error: BaseException | None = None
             try:
                 self.processes.from_main(self._call_hooks, "begin")  # a hook may ask for more steps
@@ -189,8 +181,10 @@ class Loop:
                         self._save_or_warn()
             except KeyboardInterrupt as stop:
                 error = stop
-                kind, why = (type(stop), str(stop)) if isinstance(stop, Stopped) else (Stopped, "interrupted")
-                raise kind(self._save_where_it_stopped(why), self.step) from None
+                kind, reason = Stopped, "interrupted"
+                if isinstance(stop, Stopped):
+                    kind, reason = type(stop), str(stop)
+                raise kind(self._save_where_it_stopped(reason), self.step) from None
             except (Exception, SystemExit) as failure:
                 error = failure
                 if not self._half_done and self.processes.count == 1:
@@ -201,8 +195,8 @@ class Loop:
                 self.model.eval()
                 if self.step:
                     mark_trained(self.model, self.folder, self.step)
-                stop_of_all = isinstance(error, KeyboardInterrupt | None)
-                if stop_of_all or self.processes.count == 1:
+                all_end_here = isinstance(error, KeyboardInterrupt | None)
+                if all_end_here or self.processes.count == 1:
                     self.processes.from_main(self._call_hooks, "end", error)
                     self.processes.take_mains(self.trained.values())
                 if self.log is not None:
@@ -210,48 +204,49 @@ class Loop:
 
     def one_step(self) -> None:
         """One step: a function of (weights, optimizer state, the sampler's state, seed, step)."""
-        began = time.monotonic()
+        start = time.monotonic()
         self.processes.from_main(self._call_hooks, "before_step")
-        again = self.processes.from_main(lambda: self.log.changes_at(self.step + 1))
-        changes, known = self._changes.of_step(self, again)
+        repeated = self.processes.from_main(lambda: self.log.changes_at(self.step + 1))
+        changes, values = self._changes.of_step(self, repeated)
         numbers = replace(self.config.at(self.step), first=self.processes.first(self.config.prompts_per_step))
-        self._own = [(p, p.data) for p in self.trained.values()]
+        self._step_tensors = [(p, p.data) for p in self.trained.values()]
         seed_everything(self.config.seed, self.step, "sample")
         batch, reported = self.roll_out(numbers)
         seed_everything(self.config.seed, self.step, "update", self.processes.rank)
         metrics = self.learn(batch, numbers)  # from its first update on the stop button waits
-        self.step, self._own = self.step + 1, []
+        self.step += 1
+        self._step_tensors = []
         self._sample_state = optional(self.sample, "state", None)
-        row, whole = self._write(batch, numbers, metrics | reported | changes, time.monotonic() - began)
-        self._half_done, self._changes.known = False, known
-        self.processes.from_main(self._call_hooks, "after_step", row, whole)
-        stays = self.processes.from_main(lambda: f"checkpoint-{self.step}" in self.kept_checkpoints)
-        due = self.config.save_steps and self.step % self.config.save_steps == 0
-        if stays:  # weights that must not be lost: training ends where the disk does not take them
+        row, batch = self._write(batch, numbers, metrics | reported | changes, time.monotonic() - start)
+        self._half_done, self._changes.known = False, values
+        self.processes.from_main(self._call_hooks, "after_step", row, batch)
+        is_kept = self.processes.from_main(lambda: f"checkpoint-{self.step}" in self.kept_checkpoints)
+        is_due = self.config.save_steps and self.step % self.config.save_steps == 0
+        if is_kept:  # weights that must not be lost: training ends where the disk does not take them
             self.save()
-        elif due or self._save_failed:
+        elif is_due or self._save_failed:
             self._save_or_warn()
-        if self.guard.patient and self.processes.any(self.guard.pending):
+        if self.guard.patient and any(self.processes.gather(self.guard.pending)):
             raise KeyboardInterrupt
         self.guard.end_finish_first()
 
     def roll_out(self, numbers: StepNumbers) -> tuple[Batch, dict[str, float]]:
         """Sample, score and compare within groups; with dynamic_sampling again, until every group has a signal."""
-        config, kept, reported, signals = self.config, [], {}, 0
+        config, rollouts, reported, signals = self.config, [], {}, 0
         self.model.eval().zero_grad()  # no dropout while sampling and scoring; no gradient of a pass beside the loop
         for attempt in range(1 + config.dynamic_sampling):
             rows = self.processes.share(rows_of_step(self.task.train, config, numbers.step, attempt))
             batch = self.sample(self.model, self.tokenizer, self.task, rows, config, numbers)
-            before = attempt * config.prompts_per_step + numbers.first
-            batch.groups = [group + before for group in batch.groups]
+            first_group = attempt * config.prompts_per_step + numbers.first
+            batch.groups = [first_group + group for group in batch.groups]
             reported = score(batch, self.task, self.reward_weights, self.tokenizer)
-            kept.append(batch)
+            rollouts.append(batch)
             signals += len({batch.groups[place] for place in with_signal(batch)})
             if signals >= len(rows):
                 break
         if config.dynamic_sampling:
-            reported |= first_rollout(kept, numbers, self.processes, self.sample, self.task)
-            batch = first_groups(kept, len(rows))
+            reported |= first_rollout(rollouts, numbers, self.processes, self.sample, self.task)
+            batch = first_groups(rollouts, len(rows))
         everyone = sum(self.processes.gather(batch.rewards), [])
         give_advantages(batch, config, everyone)
         return batch, reported
@@ -262,34 +257,36 @@ class Loop:
         if numbers.beta:
             with weights_of(self.trained, self.reference):
                 batch.ref_logprobs = self.update.logprobs(self.model, batch, temperature)
-        drops = has_dropout(self.model)
-        if batch.old_logprobs is None and (config.minibatches > 1 or config.iterations > 1 and drops):
+        needs_old = config.minibatches > 1 or (config.iterations > 1 and has_dropout(self.model))
+        if batch.old_logprobs is None and needs_old:
             batch.old_logprobs = self.update.logprobs(self.model, batch, temperature)
         self.model.train()
-        found: list[dict[str, float]] = []
+        metrics: dict[str, list[float]] = defaultdict(list)
         for _ in range(config.iterations):
             first = batch.old_logprobs is None
             for part in batch.split(config.minibatches):
                 loss = PolicyLoss(part, config, numbers, device=self.device)
-                whole = self.processes.sums({"rows": loss.rows, "tokens": loss.tokens})
-                loss.rows, loss.tokens = whole["rows"], whole["tokens"]
+                sizes = self.processes.sums({"rows": loss.rows, "tokens": loss.tokens})
+                loss.rows, loss.tokens = sizes["rows"], sizes["tokens"]
                 value = self.update.gradients(self.model, part, loss, temperature, self._backward)
                 norm = self._optimizer_step(numbers)
-                sums = self.processes.sums({"loss": value} | loss.measured(part, first))
-                found.append({"loss": sums.pop("loss"), "grad_norm": norm} | loss.means(sums))
-                found[-1]["update/left_out"] = float(not math.isfinite(norm))
+                sums = self.processes.sums({"loss": value} | loss.measured(first))
+                numbers_of_update = {"loss": sums["loss"], "grad_norm": norm} | loss.means(sums)
+                numbers_of_update["update/left_out"] = float(not math.isfinite(norm))
+                for name, number in numbers_of_update.items():
+                    metrics[name].append(number)
                 if first and config.iterations > 1:
                     batch.old_logprobs = loss.logprobs
-        names = dict.fromkeys(name for one in found for name in one)
-        return {name: fmean(one[name] for one in found if name in one) for name in names}
+        return {name: fmean(values) for name, values in metrics.items()}
 
     def _backward(self, loss: torch.Tensor) -> None:
         self.scaler.scale(loss).backward()
 
     def _optimizer_step(self, numbers: StepNumbers) -> float:
         """Clip the gradient and move the weights. Returns the gradient's norm before it was clipped."""
-        for p in self.trained.values():  # a gradient of zeros, not a missing one: the moments still decay
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        for p in self.trained.values():
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)  # not a missing one: the moments still decay
         self.processes.add_gradients(self.trained.values())
         self.scaler.scale(torch.zeros((), device=self.device))  # else none, where no loss was scaled
         self.scaler.unscale_(self.optimizer)
@@ -311,36 +308,35 @@ class Loop:
         return norm.item()
 
     def _write(
-        self, batch: Batch, numbers: StepNumbers, more: dict[str, Any], seconds: float
+        self, batch: Batch, numbers: StepNumbers, metrics: dict[str, Any], seconds: float
     ) -> tuple[dict[str, Any], Batch]:
         """The step's row and completions, of all processes; the main one writes them. Returns the row and the batch."""
-        whole = Batch.join(self.processes.gather(replace(batch, old_logprobs=None, ref_logprobs=None)))
+        if self.processes.count > 1:
+            batch = Batch.join(self.processes.gather(replace(batch, old_logprobs=None, ref_logprobs=None)))
         self.seconds += seconds
-        self.tokens += more.pop("num_tokens", tokens_of(whole))
-        row = measures(whole, numbers) | optional(self.sample, "measures", {}, whole, self.task)
-        row |= more | {"num_tokens": self.tokens, "step_seconds": seconds, "seconds": self.seconds}
-        self.completions = completions_table(whole, self.tokenizer, self.task, numbers)
+        self.tokens += metrics.pop("num_tokens", tokens_of(batch))
+        row = measures(batch, numbers, self.sample, self.task)
+        row |= metrics | {"num_tokens": self.tokens, "step_seconds": seconds, "seconds": self.seconds}
+        self.completions = completions_table(batch, self.tokenizer, self.task, numbers)
         if self.log is not None:
             self.log.write(self.step, row, self.completions)
-        return row, batch if self.processes.count == 1 else whole
+        return row, batch
 
-    def _call_hooks(self, name: str, *given: Any) -> None:
-        """Calls the hooks; what one of them raises is raised once the others had their turn, in begin at once."""
-        raised: list[BaseException] = []
-        for hook in [*(self._have_begun if name == "end" else self.hooks)]:
-            method = getattr(hook, name)
+    def _call_hooks(self, name: str, *arguments: Any) -> None:
+        """Calls the hooks. An error is raised once the others had their turn, in begin at once."""
+        hooks = self._hooks_to_end if name == "end" else self.hooks
+        errors: list[BaseException] = []
+        for hook in list(hooks):
             try:
-                if getattr(method, "__func__", None) is not getattr(Hook, name):  # which does nothing
-                    method(self, *given)
+                getattr(hook, name)(self, *arguments)
+                if name == "begin":
+                    self._hooks_to_end.append(hook)
             except (KeyboardInterrupt, Exception) as error:
                 if name == "begin" and isinstance(error, Exception):
                     raise
-                raised.append(error)
-            else:
-                if name == "begin":
-                    self._have_begun.append(hook)
-        if raised:  # the first error; a stop where there is none
-            raise min(raised, key=lambda error: isinstance(error, KeyboardInterrupt))
+                errors.append(error)
+        if errors:  # the first error; a stop where there is none
+            raise min(errors, key=lambda error: isinstance(error, KeyboardInterrupt))
 
     # ---- changes, stops, records --------------------------------------------------------------------------------
 
@@ -368,15 +364,28 @@ class Loop:
 
     def save(self) -> Path:
         """A checkpoint of the steps done so far, in the run's folder. Raises CheckpointNotSaved where it cannot."""
-        state = {"step": self.step, "tokens": self.tokens, "seconds": self.seconds}
-        state |= {"config": self.config.values(), "begun": self._changes.begun, "made_with": made_with(self)}
-        state |= {"scaler": self.scaler.state_dict(), RUN_ID: self._run_id}
+        state = {
+            "step": self.step,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "config": self.config.values(),
+            "begun": self._changes.begun,
+            "made_with": made_with(self),
+            "scaler": self.scaler.state_dict(),
+            RUN_ID: self._run_id,
+        }
         return self.processes.from_main(
             lambda: checkpoint.save(
-                self.folder, state, model=self.model, tokenizer=self.tokenizer, optimizer=self.optimizer,
-                sample_state=self._sample_state, limit=self.config.save_total_limit, stay=self.kept_checkpoints,
+                self.folder,
+                state,
+                model=self.model,
+                tokenizer=self.tokenizer,
+                optimizer=self.optimizer,
+                sample_state=self._sample_state,
+                limit=self.config.save_total_limit,
+                stay=self.kept_checkpoints,
             )
-        )  # fmt: skip
+        )
 
     def load(self, folder: Path) -> None:
         """Go on from a checkpoint of this run: weights, moments, step, and the config of then.
@@ -408,7 +417,7 @@ class Loop:
             free = next_run_folder(path.parent, path.name)
             raise ValueError(f"folder={str(folder)!r} is not empty; {str(free)!r} is free")
         part = path.with_name(f".{path.name}")
-        shutil.rmtree(part, ignore_errors=True)  # what a kill left
+        shutil.rmtree(part, ignore_errors=True)  # of a save that was killed
         if hasattr(self.model, "peft_config"):
             save_adapter(self.model, self.tokenizer, part, path)
         else:
@@ -428,7 +437,7 @@ class Loop:
 
         Raises RunFolderError as train() does.
         """
-        if self._opened:
+        if self._is_open:
             return
         settings = settings_of(
             self.model, self.task, self.config, self.reward_weights, self.optimizer_name, self.sample
@@ -439,45 +448,49 @@ class Loop:
             self._run_id = uuid.uuid4().hex
         settings |= {"starts_from": self.starts_from, "notes": self.notes, RUN_ID: self._run_id}
         log = self.processes.from_main(lambda: RunLog.open(self.folder, settings, resume=resume))
-        self.log, self._opened = log if self.processes.is_main else None, True
+        self.log, self._is_open = log if self.processes.is_main else None, True
 
-    def _open(self, resume: bool, held: ExitStack) -> None:
-        if self.processes.is_main and self.folder.is_dir():
-            held.enter_context(alone(self.folder))
-        loads = self._half_done or resume and not self._begun and checkpoints(self.folder)
+    def _begin(self, resume: bool, locks: ExitStack) -> None:
+        """Lock the folder; load a checkpoint where the run goes on from one; compare, and warn of a small disk."""
+        is_main = self.processes.is_main
+        if is_main and self.folder.is_dir():
+            locks.enter_context(alone(self.folder))
+        resumes = resume and not self._has_trained and bool(checkpoints(self.folder))
+        loads = self._half_done or resumes
         if loads:
             self.load(self.processes.from_main(last_whole, self.folder))
         self.open(resume=resume)
-        self._changes.begin(self, first=not (self._begun or loads))
+        self._changes.begin(self, first=not (self._has_trained or loads))
         if loads:  # what the main process cannot read is an error of all, here and below
-            for line in self.processes.from_main(lambda: self.log.lost(self.step)):
-                if self.processes.is_main:
-                    print(line, flush=True)
-        if not self._begun and self.processes.is_main:
-            held.enter_context(alone(self.folder))
-            found = lacks_room(self.folder, self.model, self.optimizer_name, self.config, self.step)
-            if found is not None:
-                warnings.warn(found, RuntimeWarning, stacklevel=4)
-        self._begun, self._half_done = True, False
+            lines = self.processes.from_main(lambda: self.log.lost(self.step))
+            if is_main and lines:
+                print(*lines, sep="\n", flush=True)
+        if is_main and not self._has_trained:
+            locks.enter_context(alone(self.folder))
+            warning = lacks_room(self.folder, self.model, self.optimizer_name, self.config, self.step)
+            if warning is not None:
+                warnings.warn(warning, RuntimeWarning, stacklevel=4)
+        self._has_trained, self._half_done = True, False
         if self._sample_state is not None:
             with reading(self.folder / f"checkpoint-{self.step}"):
                 self.sample.load_state(self._sample_state)  # of a step that was dropped nothing stays
         self.config.freeze()
         self.processes.from_main(lambda: self.log.go_on_from(self.step))
 
-    def _save_where_it_stopped(self, why: str) -> str:
+    def _save_where_it_stopped(self, reason: str) -> str:
         """Save what is done; the line that says how to go on."""
         self.guard.begin_finish_first()
-        for p, own in self._own:  # the stop may have come where other weights were in their place
-            p.data = own
-        self._own = []
+        for p, tensor in self._step_tensors:  # the stop may have come where other weights were in their place
+            p.data = tensor
+        self._step_tensors = []
         self.optimizer.zero_grad(set_to_none=True)
         if self._half_done:
-            return f"Stopped inside the update of step {self.step + 1} ({why}); train() goes on from a checkpoint."
+            return f"Stopped inside the update of step {self.step + 1} ({reason}); train() goes on from a checkpoint."
         if not self.step:
-            return f"Stopped before the first step was done ({why}); nothing to save."
+            return f"Stopped before the first step was done ({reason}); nothing to save."
         try:
-            where = f"saved to {self.save()}"
+            saved = f"saved to {self.save()}"
         except checkpoint.CheckpointNotSaved as error:
-            where = f"not saved: {error}. It is in memory"
-        return f"Stopped after step {self.step} of {self.config.steps} ({why}), {where}; train() continues from here."
+            saved = f"not saved: {error}. It is in memory"
+        stopped = f"Stopped after step {self.step} of {self.config.steps} ({reason})"
+        return f"{stopped}, {saved}; train() continues from here."

@@ -40,67 +40,48 @@ class InterruptGuard:
     """
 
     def __init__(self) -> None:
-        self.pending = False
-        self._depth = 0
-        self._previous = None
-        self._entered = 0
-        self.patient = False
+        self.pending = self.patient = False
+        self._waits = False  # is an interrupt to wait?
+        self._previous_handler = None
 
     def __enter__(self) -> InterruptGuard:
-        self._entered += 1
-        if self._entered > 1:
-            return self
-        self.pending, self._depth = False, 1
+        self.pending, self._waits = False, True
         if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGINT, self._handle)
+            self._previous_handler = signal.signal(signal.SIGINT, self._handle)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._entered -= 1
-        if self._entered:
-            return
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
-            self._previous = None
-        self.pending, self._depth = False, 0
+        if self._previous_handler is not None:
+            signal.signal(signal.SIGINT, self._previous_handler)
+            self._previous_handler = None
+        self.pending = self._waits = False
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         self.pending = True
-        if self._depth == 0:
+        if not self._waits:
             self.raise_if_pending()
 
     def begin_finish_first(self) -> None:
         """From here on an interrupt waits, until `end_finish_first`."""
-        self._depth = 1
+        self._waits = True
 
     def end_finish_first(self) -> None:
         """Interrupts are raised at once again, and one that waited is raised now."""
-        self._depth = 0
+        self._waits = False
         self.raise_if_pending()
 
     def raise_if_pending(self) -> None:
         """Raise the KeyboardInterrupt that waited, if one did; from then on further ones wait."""
         if self.pending and not self.patient:
-            self._depth = 1
+            self._waits = True
             raise KeyboardInterrupt
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """A short part that others depend on: an interrupt waits for its end."""
-        depth, self._depth = self._depth, 1
-        try:
-            yield
-        finally:
-            self._depth = depth
-        if depth == 0:
-            self.raise_if_pending()
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
         """A long part (training, an evaluation inside a step) that an interrupt may cut short."""
-        depth, self._depth = self._depth, 0
+        waited, self._waits = self._waits, False
         try:
             self.raise_if_pending()
             yield
         finally:
-            self._depth = depth
+            self._waits = waited

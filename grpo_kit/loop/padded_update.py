@@ -6,14 +6,16 @@ Where a model does not hide padding, rows of equal length go through it together
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from grpo_kit.loop.config import Config
 from grpo_kit.loop.policy_loss import PolicyLoss
+from grpo_kit.loop.seeds import autocast
 from grpo_kit.loop.step_batch import Batch, padded
 from grpo_kit.models._model_facts import CHECKPOINTING, base_model, is_checkpointing
 from grpo_kit.models.token_lists import left_pad, logits_of, rows_together
@@ -51,8 +53,8 @@ class PaddedUpdate:
         if not places:
             return 0.0
 
-        def part(some: Sequence[int]) -> float:
-            share = loss(some, *self._forward(model, batch, some, temperature))
+        def loss_of(part: Sequence[int]) -> float:
+            share = loss(part, *self._forward(model, batch, part, temperature))
             backward(share)
             return share.item()
 
@@ -61,7 +63,7 @@ class PaddedUpdate:
             loss.start_over()
 
         with checkpointing(model, self.config):
-            return self._in_parts(part, places, sum, start_over)
+            return self._in_parts(loss_of, places, sum, start_over)
 
     def _in_parts(
         self,
@@ -88,37 +90,29 @@ class PaddedUpdate:
         self, model: Any, batch: Batch, places: Sequence[int], temperature: float
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of these completions' tokens, both (len(places), T)."""
-        together = rows_together(model, [batch.prompt_ids[i] for i in places])
-        found = [self._padded(model, batch, [places[n] for n in some], temperature) for some in together]
-        order = torch.tensor(sum(together, [])).argsort().to(found[0][0].device)
-        return tuple(torch.cat(parts)[order] for parts in zip(*found, strict=True))
+        parts = rows_together(model, [batch.prompt_ids[place] for place in places])
+        computed = [self._padded(model, batch, [places[n] for n in part], temperature) for part in parts]
+        logprobs, entropies = (torch.cat(tensors) for tensors in zip(*computed, strict=True))
+        order = torch.tensor(sum(parts, [])).argsort().to(logprobs.device)
+        return logprobs[order], entropies[order]
 
     def _padded(
         self, model: Any, batch: Batch, places: Sequence[int], temperature: float
     ) -> tuple[Tensor, Tensor]:
-        device = next(model.parameters()).device
-        prompts, completions = (
-            [rows[i] for i in places] for rows in (batch.prompt_ids, batch.completion_ids)
-        )
-        ids, mask = (torch.nn.functional.pad(part, (self._shift, 0)) for part in left_pad(prompts, 0, device))
-        width = batch.width
-        ids = torch.cat([ids, padded(completions, width, device)], 1)
-        inside = padded([[1] * len(tokens) for tokens in completions], width, device)
+        device, width = next(model.parameters()).device, batch.width
+        completions = [batch.completion_ids[place] for place in places]
+        prompt_ids, prompt_mask = left_pad([batch.prompt_ids[place] for place in places], 0, device)
+        completion_ids = padded(completions, width, device)
+        completion_mask = padded([[1] * len(ids) for ids in completions], width, device)
+        ids = pad(torch.cat([prompt_ids, completion_ids], 1), (self._shift, 0))
+        mask = pad(torch.cat([prompt_mask, completion_mask], 1), (self._shift, 0))
         with autocast(self.config, device):
-            logits = logits_of(model, ids, torch.cat([mask, inside], 1), width + 1, self._shift)
+            logits = logits_of(model, ids, mask, width + 1, self._shift)
         table = torch.log_softmax(logits[:, :-1].float() / temperature, dim=-1)  # (n, T, V)
-        logprobs = table.gather(-1, ids[:, -width:, None]).squeeze(-1)
+        logprobs = table.gather(-1, completion_ids[:, :, None]).squeeze(-1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.config.entropy_bonus > 0):
             entropies = -(table.exp() * table).sum(-1)
-        return logprobs * inside, entropies * inside
-
-
-def autocast(config: Config, device: torch.device) -> Any:
-    """The context in which the model's products are computed in config.autocast."""
-    if config.autocast == "none":
-        return nullcontext()
-    torch.clear_autocast_cache()  # inside a caller's context it would hold copies of weights before their last step
-    return torch.autocast(device.type, getattr(torch, config.autocast))
+        return logprobs * completion_mask, entropies * completion_mask
 
 
 @contextmanager

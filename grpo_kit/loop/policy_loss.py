@@ -6,10 +6,9 @@ An update's completions may be computed in parts of any size: every loss here di
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,8 +19,21 @@ from grpo_kit import objectives
 from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.config_checks import UNCLIPPED
 from grpo_kit.loop.step_batch import Batch, padded
-from grpo_kit.objectives.group_losses import Options
 from grpo_kit.objectives.ratios import importance_ratio
+
+# The arguments of each loss, besides level, beta, ref_logprobs and correct_kl, which all take, and its loss_options.
+_CLIP = ("epsilon", "epsilon_high")
+_ARGUMENTS = {
+    "grpo": (*_CLIP, "num_rows"),
+    "dr_grpo": (*_CLIP, "num_rows", "max_completion_tokens"),
+    "bnpo": (*_CLIP, "num_tokens"),
+    "dapo": (*_CLIP, "num_tokens"),
+    "gspo": (*_CLIP, "num_rows"),
+    "cispo": ("max_ratio", "num_tokens"),
+    "sapo": ("num_rows",),
+    "luspo": (*_CLIP, "num_rows"),
+    "vespo": ("num_tokens",),
+}
 
 
 class PolicyLoss:
@@ -40,8 +52,9 @@ class PolicyLoss:
         if config.mask_truncated_completions:
             self.mask = objectives.overlong_filter(self.mask, torch.tensor(batch.cut_off, device=device))
         self.advantages = torch.tensor(batch.advantages, dtype=torch.float32, device=device)
-        weighs = config.importance_sampling_cap is not None and batch.sampler_logprobs is not None
-        self.sampled = padded(batch.sampler_logprobs, self.mask.size(1), device) if weighs else None
+        self.sampler_logprobs = None  # (N, T), where the sampler has them
+        if batch.sampler_logprobs is not None:
+            self.sampler_logprobs = padded(batch.sampler_logprobs, self.mask.size(1), device)
         self.rows, self.tokens = len(batch), max(int(self.mask.sum()), 1)
         self.logprobs = torch.zeros_like(self.mask, dtype=torch.float32)  # as the update computed them
         self.scored = torch.zeros(len(batch), dtype=torch.bool, device=device)
@@ -49,52 +62,67 @@ class PolicyLoss:
 
     def start_over(self) -> None:
         """Forget what was measured: the update begins again, for lack of memory."""
-        self.sums: dict[str, float] = defaultdict(float)  # of metrics, over tokens
+        self.sums = defaultdict(float)  # of metrics, over tokens
 
     def needed(self) -> list[int]:
         """The places of completions that may have a gradient; the others need no forward pass.
 
         A completion with advantage 0 has none, unless there is a KL or an entropy bonus.
         """
-        tokens = self.mask.sum(1).tolist()
         all_count = self.beta != 0 or self.config.entropy_bonus != 0
-        counts = [
-            bool(n) and (all_count or a != 0) for n, a in zip(tokens, self.batch.advantages, strict=True)
-        ]
-        return [place for place, count in enumerate(counts) if count]
+        lengths = self.mask.sum(1).tolist()
+        rows = enumerate(zip(lengths, self.batch.advantages, strict=True))
+        return [place for place, (length, advantage) in rows if length and (all_count or advantage)]
 
     def __call__(self, places: Sequence[int], logprobs: Tensor, entropies: Tensor) -> Tensor:
         """The share of these completions in the update's loss. logprobs, entropies: (len(places), T), with graph."""
         config, rows = self.config, list(places)
         mask, advantages = self.mask[rows], self.advantages[rows]
-        old = logprobs.detach() if self.batch.old_logprobs is None else self.batch.old_logprobs[rows]
-        if self.sampled is not None:  # truncated importance sampling: the sampler rounds otherwise
-            weight = torch.exp(old - self.sampled[rows]).clamp(max=config.importance_sampling_cap)  # (n, T)
-            advantages = advantages[:, None] * weight
-        reference = None if self.batch.ref_logprobs is None else self.batch.ref_logprobs[rows]
+        old_logprobs = logprobs.detach()
+        if self.batch.old_logprobs is not None:
+            old_logprobs = self.batch.old_logprobs[rows]
+        if config.importance_sampling_cap is not None and self.sampler_logprobs is not None:
+            # Truncated importance sampling: the sampler rounds otherwise than the update.
+            weight = torch.exp(old_logprobs - self.sampler_logprobs[rows])  # (n, T)
+            advantages = advantages[:, None] * weight.clamp(max=config.importance_sampling_cap)
         by_token = config.loss == "gspo" and config.level == "token"
         function = objectives.gspo_token if by_token else getattr(objectives, config.loss)
-        options = {
-            "level": config.level, "beta": self.beta, "ref_logprobs": reference, "correct_kl": True,
-            "epsilon": config.epsilon, "epsilon_high": config.epsilon_high, "max_ratio": config.epsilon_high,
-            "max_completion_tokens": config.max_completion_tokens, "num_rows": self.rows, "num_tokens": self.tokens,
-        }  # fmt: skip
-        takes = {*inspect.signature(function).parameters, *Options.__annotations__}
-        options = {name: value for name, value in options.items() if name in takes} | config.loss_options
-        loss = function(logprobs, old, advantages, mask, **options)
+        loss = function(logprobs, old_logprobs, advantages, mask, **self._options(rows))
         if config.entropy_bonus:
             loss = loss - config.entropy_bonus * objectives.masked_sum(entropies, mask) / self.tokens
-        self._measure(rows, logprobs.detach(), entropies.detach(), old, reference, mask, advantages)
+        with torch.no_grad():
+            self._measure(rows, logprobs, entropies, old_logprobs, advantages)
         return loss
 
-    def _measure(self, rows, logprobs, entropies, old, reference, mask, advantages) -> None:  # noqa: ANN001
+    def _options(self, rows: list[int]) -> dict[str, Any]:
+        """The keyword arguments of the loss on these rows."""
+        config = self.config
+        numbers = {
+            "epsilon": config.epsilon,
+            "epsilon_high": config.epsilon_high,
+            "max_ratio": config.epsilon_high,
+            "max_completion_tokens": config.max_completion_tokens,
+            "num_rows": self.rows,
+            "num_tokens": self.tokens,
+        }
+        options = {name: numbers[name] for name in _ARGUMENTS[config.loss]}
+        options |= {"level": config.level, "beta": self.beta, "correct_kl": True}
+        if self.batch.ref_logprobs is not None:
+            options["ref_logprobs"] = self.batch.ref_logprobs[rows]
+        return options | config.loss_options
+
+    def _measure(
+        self, rows: list[int], logprobs: Tensor, entropies: Tensor, old_logprobs: Tensor, advantages: Tensor
+    ) -> None:
+        """Add these rows to the sums that the metrics are made of."""
+        config, mask, sums = self.config, self.mask[rows], self.sums
         self.logprobs[rows] = logprobs
         self.scored[rows] = True
-        self.sums["tokens"] += mask.sum().item()
-        self.sums["entropy"] += objectives.masked_sum(entropies, mask).item()
-        config = self.config
+        tokens = mask.sum().item()
+        sums["tokens"] += tokens
+        sums["entropy"] += objectives.masked_sum(entropies, mask).item()
         level = "sequence" if config.loss == "gspo" else config.level
-        ratio = importance_ratio(logprobs, old, mask, level=level).expand_as(mask)
+        ratio = importance_ratio(logprobs, old_logprobs, mask, level=level).expand_as(mask)
         epsilon, epsilon_high = config.epsilon, config.epsilon_high
         if config.loss in UNCLIPPED:
             epsilon = epsilon_high = math.inf
@@ -103,24 +131,26 @@ class PolicyLoss:
         low, high = objectives.clip_fraction(
             ratio, advantages, mask, epsilon=epsilon, epsilon_high=epsilon_high
         )
-        self.sums["clip_ratio"] += (low + high).item() * mask.sum().item()
-        if reference is not None:
-            self.sums["kl"] += objectives.masked_sum(objectives.k3(logprobs, reference), mask).item()
+        sums["clip_ratio"] += (low + high).item() * tokens
+        if self.batch.ref_logprobs is not None:
+            kl = objectives.k3(logprobs, self.batch.ref_logprobs[rows])
+            sums["kl"] += objectives.masked_sum(kl, mask).item()
 
-    def measured(self, batch: Batch, fresh: bool) -> dict[str, float]:
+    def measured(self, fresh: bool) -> dict[str, float]:
         """Sums over the tokens that were computed, to be added up over processes; see means.
 
         fresh: the weights are those that sampled, so that sampler and update can be compared.
         """
         sums = {name: self.sums[name] for name in ("tokens", "entropy", "clip_ratio", "kl")}
-        sums |= {"gap": 0.0, "compared": 0.0, "rows": float(len(batch))}
+        sums |= {"gap": 0.0, "compared": 0.0, "rows": float(len(self.batch))}
         sums["skipped"] = float((~self.scored).sum())
-        sums["entropies"] = float(batch.entropies is None) * self.sums["tokens"]  # the sampler gave none
-        if fresh and batch.sampler_logprobs is not None:
-            sampled = padded(batch.sampler_logprobs, self.mask.size(1), self.mask.device)
-            inside = (self.mask != 0) & self.scored[:, None]
-            sums["gap"] = (self.logprobs - sampled).abs()[inside].sum().item()
-            sums["compared"] = float(inside.sum())
+        sums["entropies"] = (
+            self.sums["tokens"] if self.batch.entropies is None else 0.0
+        )  # the sampler gave none
+        if fresh and self.sampler_logprobs is not None:
+            is_compared = (self.mask != 0) & self.scored[:, None]
+            sums["gap"] = (self.logprobs - self.sampler_logprobs).abs()[is_compared].sum().item()
+            sums["compared"] = float(is_compared.sum())
         return sums
 
     def means(self, sums: Mapping[str, float]) -> dict[str, float]:
@@ -129,36 +159,29 @@ class PolicyLoss:
         rollout/logprob_gap: how far sampler and update are apart. update/skipped: share of completions left out.
         """
         tokens = max(sums["tokens"], 1)
-        found = {"clip_ratio": sums["clip_ratio"] / tokens, "update/skipped": sums["skipped"] / sums["rows"]}
+        metrics = {
+            "clip_ratio": sums["clip_ratio"] / tokens,
+            "update/skipped": sums["skipped"] / sums["rows"],
+        }
         if self.beta:
-            found["kl"] = sums["kl"] / tokens
+            metrics["kl"] = sums["kl"] / tokens
         if sums["entropies"]:
-            found["entropy"] = sums["entropy"] / sums["entropies"]
+            metrics["entropy"] = sums["entropy"] / sums["entropies"]
         if sums["compared"]:
-            found["rollout/logprob_gap"] = sums["gap"] / sums["compared"]
-        return found
-
-
-# ---- the reference of the KL: the weights that a run began with, in the model's own place while they are asked -------
-
-
-def start_weights(
-    trained: Mapping[str, torch.nn.Parameter], beta: float | Callable[[float], float]
-) -> dict[str, torch.Tensor] | None:
-    """A copy of what is trained, by name. None where beta is 0 throughout: no reference is needed."""
-    return {name: p.detach().clone() for name, p in trained.items()} if callable(beta) or beta else None
+            metrics["rollout/logprob_gap"] = sums["gap"] / sums["compared"]
+        return metrics
 
 
 @contextmanager
 def weights_of(
     trained: Mapping[str, torch.nn.Parameter], weights: Mapping[str, torch.Tensor]
 ) -> Iterator[None]:
-    """Inside, the model has these weights: nothing is copied, tensors change places."""
-    now = {name: p.data for name, p in trained.items()}
+    """Inside, the model has these weights, such as the reference's: nothing is copied, tensors change places."""
+    trained_weights = {name: p.data for name, p in trained.items()}
     try:
         for name, p in trained.items():
             p.data = weights[name]
         yield
     finally:
         for name, p in trained.items():
-            p.data = now[name]
+            p.data = trained_weights[name]

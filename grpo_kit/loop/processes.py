@@ -26,26 +26,28 @@ class Processes:
     """
 
     def __init__(self, prompts: int, device: torch.device) -> None:
-        self.rank, self.count, self._device, self._making = 0, 1, device, False
+        self.rank, self.count, self._runs_on_main = 0, 1, False
         if int(os.environ.get("WORLD_SIZE", 1)) > 1 and dist.is_available() and not dist.is_initialized():
-            kind = "nccl" if device.type == "cuda" else "gloo"
-            dist.init_process_group(kind, timeout=timedelta(days=1))  # the others wait for an evaluation
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, timeout=timedelta(days=1))  # the others wait for an evaluation
         if dist.is_available() and dist.is_initialized():
             self.rank, self.count = dist.get_rank(), dist.get_world_size()
         if prompts % self.count:
             raise ValueError(f"prompts_per_step={prompts} must be a multiple of the {self.count} processes")
 
-    def check(self, config: Config, drops: bool) -> None:
-        """Raises ValueError for what makes several processes train otherwise than one. drops: is there dropout?"""
-        named = {
+    def check(self, config: Config, dropout: bool) -> None:
+        """Raises ValueError for what makes several processes train otherwise than one. dropout: has the model any?"""
+        if self.count == 1:
+            return
+        uses = {
             "minibatches": config.minibatches > 1,
             "dynamic_sampling": config.dynamic_sampling > 0,
-            "dropout": drops,
+            "dropout": dropout,
         }
-        refused = [name for name, there in named.items() if there and self.count > 1]
-        if refused:
+        names = [name for name, is_used in uses.items() if is_used]
+        if names:
             raise ValueError(
-                f"{', '.join(refused)} with {self.count} processes is another run than with one: each would cut up its "
+                f"{', '.join(names)} with {self.count} processes is another run than with one: each would cut up its "
                 "own prompts, fill up its own groups and draw its own dropout; give minibatches=1, dynamic_sampling=0 "
                 "and dropouts of 0 (of adapters: lora={'lora_dropout': 0.0}), or start one process"
             )
@@ -66,37 +68,34 @@ class Processes:
 
     def gather(self, value: Any) -> list[Any]:
         """Every process's value, in the order of ranks."""
-        if self.count == 1:
-            return [value]
-        found: list[Any] = [None] * self.count
-        dist.all_gather_object(found, value)
-        return found
+        values: list[Any] = [value] * self.count
+        if self.count > 1:
+            dist.all_gather_object(values, value)
+        return values
 
     def sums(self, numbers: Mapping[str, float]) -> dict[str, float]:
         """Each number's sum over the processes."""
         gathered = self.gather(dict(numbers))
-        return {name: sum(one[name] for one in gathered) for name in numbers}
+        return {name: sum(of_process[name] for of_process in gathered) for name in numbers}
 
-    def any(self, value: bool) -> bool:
-        """Is it so in any process?"""
-        return any(self.gather(value))
-
-    def from_main(self, make: Callable[..., Any], *given: Any) -> Any:
-        """make(*given) of the main process, for all. What it raises is raised in all."""
-        if self.count == 1 or self._making:  # a hook saves: the others wait for the hook
-            return make(*given)
-        found: list[Any] = [None, None]
+    def from_main(self, make: Callable[..., Any], *arguments: Any) -> Any:
+        """make(*arguments) of the main process, for all. What it raises is raised in all."""
+        if self.count == 1 or self._runs_on_main:  # a hook saves: the others wait for the hook
+            return make(*arguments)
+        value = error = None
         if self.is_main:
-            self._making = True
+            self._runs_on_main = True
             try:
-                found[0] = make(*given)
-            except BaseException as error:
-                found[1] = error
-            self._making = False
-        dist.broadcast_object_list(found)
-        if found[1] is not None:
-            raise found[1]
-        return found[0]
+                value = make(*arguments)
+            except BaseException as raised:
+                error = raised
+            self._runs_on_main = False
+        value_and_error = [value, error]
+        dist.broadcast_object_list(value_and_error)
+        value, error = value_and_error
+        if error is not None:
+            raise error
+        return value
 
     def add_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Make each gradient the sum over the processes. Every parameter must have one."""

@@ -118,6 +118,6 @@ class Hook:
         """train() ends. error: what ended it early, None where all steps are done."""
 
 
-def optional(part: Any, method: str, otherwise: Any, *given: Any) -> Any:
-    """What the part's method gives; `otherwise` where it has none, as a function that samples has none."""
-    return getattr(part, method)(*given) if hasattr(part, method) else otherwise
+def optional(part: Any, method: str, default: Any, *arguments: Any) -> Any:
+    """The value of the part's method; the default where it has none, as a function that samples has none."""
+    return getattr(part, method)(*arguments) if hasattr(part, method) else default

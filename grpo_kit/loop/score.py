@@ -30,12 +30,13 @@ def score(batch: Batch, task: Any, weights: Sequence[float], tokenizer: Any) -> 
     """
     if batch.rewards:
         return {}
-    of_group = dict(zip(batch.groups, batch.rows, strict=True))
-    prompts = dict(zip(of_group, task.render(tokenizer, [*of_group.values()]), strict=True))
+    row_of_group = dict(zip(batch.groups, batch.rows, strict=True))
+    prompts = task.render(tokenizer, list(row_of_group.values()))
+    prompt_of_group = dict(zip(row_of_group, prompts, strict=True))
     logs = RewardLogs(batch, task.rewards)
     columns = {
         **columns_of(batch.rows),
-        "prompts": [prompts[group] for group in batch.groups],
+        "prompts": [prompt_of_group[group] for group in batch.groups],
         "completion_ids": batch.completion_ids,
         "prefill": [task.prefill] * len(batch),
         "log_extra": logs.log_extra,
@@ -55,8 +56,8 @@ def give_advantages(batch: Batch, config: Config, everyone: Sequence[float | Non
     """
     if not batch.advantages:
         batch.advantages = advantages(batch.rewards, batch.groups, scale=config.scale, everyone=everyone)
-    weight = {True: config.positive_weight, False: config.negative_weight}
-    batch.advantages = [value * weight[value > 0] for value in batch.advantages]
+    weight_of_sign = {True: config.positive_weight, False: config.negative_weight}
+    batch.advantages = [advantage * weight_of_sign[advantage > 0] for advantage in batch.advantages]
 
 
 def advantages(
@@ -76,22 +77,30 @@ def advantages(
     >>> advantages([1.0, 0.0, None, 0.5, 0.5], [0, 0, 0, 1, 1], scale="none")
     [0.5, -0.5, 0.0, 0.0, 0.0]
     """
+    judged_rewards = [reward for reward in (everyone or rewards) if reward is not None]
+    batch = torch.tensor(judged_rewards, dtype=torch.float32)
+    of_all = [0.0] * len(rewards)
+    for places in _judged_places(rewards, groups).values():
+        group = torch.tensor([rewards[place] for place in places], dtype=torch.float32)
+        of_group = torch.zeros_like(group)
+        if group.max() > group.min():  # else the rounding of the mean would look like a signal
+            of_group = group - group.mean()
+        if scale != "none":
+            spread = group if scale == "group" else batch
+            std = spread.std().item() if len(spread) > 1 else 0.0
+            of_group = of_group / (std + _EPS)
+        for place, advantage in zip(places, of_group.tolist(), strict=True):
+            of_all[place] = advantage
+    return of_all
+
+
+def _judged_places(rewards: Sequence[float | None], groups: Sequence[int]) -> dict[int, list[int]]:
+    """The places of each group's completions that have a reward."""
     places: dict[int, list[int]] = {}
     for place, (reward, group) in enumerate(zip(rewards, groups, strict=True)):
         if reward is not None:
             places.setdefault(group, []).append(place)
-    judged = [reward for reward in (everyone or rewards) if reward is not None]
-    there = torch.tensor(judged, dtype=torch.float32)
-    of_batch = there.std().item() if len(there) > 1 else 0.0
-    made = [0.0] * len(rewards)
-    for some in places.values():
-        own = torch.tensor([rewards[place] for place in some], dtype=torch.float32)
-        spread = {"group": own.std().item() if len(own) > 1 else 0.0, "batch": of_batch}.get(scale)
-        centred = own - own.mean() if own.max() > own.min() else torch.zeros_like(own)
-        divided = centred if spread is None else centred / (spread + _EPS)
-        for place, value in zip(some, divided.tolist(), strict=True):
-            made[place] = value
-    return made
+    return places
 
 
 def with_signal(batch: Batch) -> list[int]:
@@ -101,70 +110,70 @@ def with_signal(batch: Batch) -> list[int]:
     """
     if batch.advantages:
         groups = {group for group, value in zip(batch.groups, batch.advantages, strict=True) if value}
-        return [place for place, group in enumerate(batch.groups) if group in groups]
-    found: dict[int, set[float]] = {}
-    for reward, group in zip(batch.rewards, batch.groups, strict=True):
-        if reward is not None:
-            found.setdefault(group, set()).add(reward)
-    return [place for place, group in enumerate(batch.groups) if len(found.get(group, ())) > 1]
+    else:
+        places_of_group = _judged_places(batch.rewards, batch.groups)
+        groups = {g for g, places in places_of_group.items() if len({batch.rewards[i] for i in places}) > 1}
+    return [place for place, group in enumerate(batch.groups) if group in groups]
 
 
 def first_groups(batches: Sequence[Batch], count: int) -> Batch:
     """The first `count` groups with a signal of several rollouts; filled up with others where there are too few."""
-    whole = Batch.join(batches)
-    good = dict.fromkeys(whole.groups[place] for place in with_signal(whole))
-    chosen = [*good, *(group for group in dict.fromkeys(whole.groups) if group not in good)][:count]
-    return whole.select([place for group in chosen for place, own in enumerate(whole.groups) if own == group])
+    rollouts = Batch.join(batches)
+    groups = [rollouts.groups[place] for place in with_signal(rollouts)] + rollouts.groups
+    places = []
+    for group in list(dict.fromkeys(groups))[:count]:
+        places += [place for place, other in enumerate(rollouts.groups) if other == group]
+    return rollouts.select(places)
 
 
 # ---- what a step leaves behind ----------------------------------------------------------------------------------
 
 
-def measures(batch: Batch, numbers: StepNumbers) -> dict[str, float | None]:
-    """One row of metrics: means over the step's completions, None where there is nothing to average.
+def measures(batch: Batch, numbers: StepNumbers, sample: Sampler, task: Task) -> dict[str, float | None]:
+    """One row of metrics: means over the step's completions, None where there is nothing to average; the sampler's own.
 
     reward and reward/<part>: of those that could be judged. reward_std: the mean over groups of their standard
     deviation (ddof=1). frac_reward_zero_std: share of groups without a signal. completion_length: tokens, the end token
     included. completions/max_terminated_length: of those that ended by themselves. completion_cut_off: share that ended
     by their length.
     """
-    groups: dict[int, list[float]] = {}
-    for reward, group in zip(batch.rewards, batch.groups, strict=True):
-        if reward is not None:
-            groups.setdefault(group, []).append(reward)
-    spreads = [stdev(rewards) for rewards in groups.values() if len(rewards) > 1]
-    entropies = [value for row in batch.entropies or [] for value in row]
-    return {
+    places_of_group = _judged_places(batch.rewards, batch.groups)
+    groups = [[batch.rewards[i] for i in places] for places in places_of_group.values()]
+    lengths = [len(ids) for ids in batch.completion_ids]
+    ended_lengths = [length for length, cut_off in zip(lengths, batch.cut_off, strict=True) if not cut_off]
+    metrics = {
         "progress": numbers.progress,
         "temperature": numbers.temperature,
         "learning_rate": numbers.learning_rate,
         "reward": _mean(batch.rewards),
-        "reward_std": _mean(spreads),
+        "reward_std": _mean([stdev(rewards) for rewards in groups if len(rewards) > 1]),
         **{f"reward/{name}": _mean(scores) for name, scores in batch.parts.items()},
-        "frac_reward_zero_std": _mean([float(len({*rewards}) < 2) for rewards in groups.values()]),
-        "completion_length": _mean([len(ids) for ids in batch.completion_ids]),
-        "completions/max_terminated_length": max(
-            (len(ids) for ids, cut in zip(batch.completion_ids, batch.cut_off, strict=True) if not cut),
-            default=0,
-        ),
-        "completion_cut_off": _mean([float(cut) for cut in batch.cut_off]),
-        **({"entropy": _mean(entropies)} if entropies else {}),
+        "frac_reward_zero_std": _mean([float(len(set(rewards)) < 2) for rewards in groups]),
+        "completion_length": _mean(lengths),
+        "completions/max_terminated_length": max(ended_lengths, default=0),
+        "completion_cut_off": _mean([float(cut_off) for cut_off in batch.cut_off]),
     }
+    entropies = [entropy for row in batch.entropies or [] for entropy in row]
+    if entropies:
+        metrics["entropy"] = fmean(entropies)
+    return metrics | optional(sample, "measures", {}, batch, task)
 
 
 def completions_table(batch: Batch, tokenizer: Any, task: Task, numbers: StepNumbers) -> dict[str, list[Any]]:
     """The completions as columns, one entry each."""
-    texts = {ids: tokenizer.decode(list(ids)) for ids in {*map(tuple, batch.prompt_ids)}}
-    tokens = [tokenizer.batch_decode([[i] for i in ids]) for ids in batch.completion_ids]
-    logprobs = batch.sampler_logprobs or [None] * len(batch)
+    prompts = {ids: tokenizer.decode(list(ids)) for ids in set(map(tuple, batch.prompt_ids))}
+    answers = [row.get("answer") for row in batch.rows]
+    logprobs: list[list[float] | None] = [None] * len(batch)
+    if batch.sampler_logprobs is not None:
+        logprobs = [[round(logprob, 4) for logprob in row] for row in batch.sampler_logprobs]
     return {
         "group": batch.groups,
-        "prompt": [texts[tuple(ids)] for ids in batch.prompt_ids],
+        "prompt": [prompts[tuple(ids)] for ids in batch.prompt_ids],
         "prefill": [task.prefill] * len(batch),
         "completion": batch.completions,
-        "answer": [None if row.get("answer") is None else str(row["answer"]) for row in batch.rows],
-        "tokens": tokens,
-        "logprobs": [None if p is None else [round(x, 4) for x in p] for p in logprobs],
+        "answer": [None if answer is None else str(answer) for answer in answers],
+        "tokens": [tokenizer.batch_decode([[token] for token in ids]) for ids in batch.completion_ids],
+        "logprobs": logprobs,
         **{f"reward/{name}": scores for name, scores in batch.parts.items()},
         "reward": batch.rewards,
         "advantage": batch.advantages,
@@ -173,22 +182,24 @@ def completions_table(batch: Batch, tokenizer: Any, task: Task, numbers: StepNum
     }
 
 
-def _mean(values: list) -> float | None:
-    there = [value for value in values if value is not None]
-    return fmean(there) if there else None
+def _mean(values: Sequence[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return fmean(numbers) if numbers else None
 
 
 def first_rollout(
-    kept: list[Batch], numbers: StepNumbers, processes: Processes, sample: Sampler, task: Task
+    rollouts: list[Batch], numbers: StepNumbers, processes: Processes, sample: Sampler, task: Task
 ) -> dict[str, float]:
     """What a row says where groups were drawn anew: kept for their signal, they would show too good a reward.
 
     rollout/extra_completions: those of the further rollouts, the cost. num_tokens: of all rollouts of the step.
     """
-    first = Batch.join(processes.gather(replace(kept[0], old_logprobs=None)))
-    found = measures(first, numbers) | optional(sample, "measures", {}, first, task)
-    made = processes.sums({"all": sum(map(len, kept)), "num_tokens": sum(map(tokens_of, kept))})
-    return found | {"rollout/extra_completions": made["all"] - len(first), "num_tokens": made["num_tokens"]}
+    first = Batch.join(processes.gather(replace(rollouts[0], old_logprobs=None)))
+    metrics = measures(first, numbers, sample, task)
+    counts = {"completions": sum(map(len, rollouts)), "num_tokens": sum(map(tokens_of, rollouts))}
+    counts = processes.sums(counts)
+    metrics["rollout/extra_completions"] = counts["completions"] - len(first)
+    return metrics | {"num_tokens": counts["num_tokens"]}
 
 
 def tokens_of(batch: Batch) -> int:

@@ -1,11 +1,11 @@
-"""What a run draws: the order of its prompts and every random number, as functions of (seed, step)."""
+"""What a run draws, prompts and random numbers, as functions of (seed, step); and the modes that it computes in."""
 
 from __future__ import annotations
 
 import hashlib
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -55,16 +55,13 @@ def seed_everything(*parts: Any) -> None:
 @contextmanager
 def random_state_comes_back() -> Iterator[None]:
     """Training draws what it likes inside; the notebook's own random numbers go on as if it had not."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
-    state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(state[0])
-        np.random.set_state(state[1])
-        torch.set_rng_state(state[2])
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(range(torch.cuda.device_count()), device_type="cuda"):
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
 
 
 @contextmanager
@@ -74,12 +71,20 @@ def modes_of_training(device: str) -> Iterator[None]:
     Torch drops autocast's copies of the weights where the outermost autocast ends. So none is opened here, and inside
     a notebook's own no copies are kept: those of the first step would be read in all later ones.
     """
-    before, cached = torch.is_autocast_enabled(device), torch.is_autocast_cache_enabled()
+    enabled, keeps_copies = torch.is_autocast_enabled(device), torch.is_autocast_cache_enabled()
     torch.set_autocast_enabled(device, False)
-    torch.set_autocast_cache_enabled(cached and not before)
+    torch.set_autocast_cache_enabled(keeps_copies and not enabled)
     try:
         with torch.inference_mode(False), torch.enable_grad():
             yield
     finally:
-        torch.set_autocast_enabled(device, before)
-        torch.set_autocast_cache_enabled(cached)
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_cache_enabled(keeps_copies)
+
+
+def autocast(config: Config, device: torch.device) -> Any:
+    """The context in which the model's products are computed in config.autocast."""
+    if config.autocast == "none":
+        return nullcontext()
+    torch.clear_autocast_cache()  # inside a caller's context it would hold copies of weights before their last step
+    return torch.autocast(device.type, getattr(torch, config.autocast))

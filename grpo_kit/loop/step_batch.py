@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 
 @dataclass
@@ -51,52 +54,57 @@ class Batch:
 
     def mask(self, device: Any = None) -> torch.Tensor:
         """(N, T): 1 at the tokens that are trained on, 0 behind a completion's end."""
-        ones = self.loss_mask or [[1] * len(ids) for ids in self.completion_ids]
-        return padded(ones, self.width, device)
+        mask = self.loss_mask or [[1] * len(ids) for ids in self.completion_ids]
+        return padded(mask, self.width, device)
 
     def select(self, places: Sequence[int]) -> Batch:
         """The batch of these completions, in this order. Tensors keep their width of the longest of these."""
-        kept: dict[str, Any] = {}
+        columns: dict[str, Any] = {}
         width = max((len(self.completion_ids[i]) for i in places), default=0)
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if isinstance(value, dict):
-                kept[each.name] = {name: [column[i] for i in places] for name, column in value.items()}
-            elif isinstance(value, torch.Tensor):
-                kept[each.name] = value[list(places), :width]
+        for name in _COLUMNS:
+            column = getattr(self, name)
+            if isinstance(column, dict):
+                columns[name] = {key: [values[i] for i in places] for key, values in column.items()}
+            elif isinstance(column, torch.Tensor):
+                columns[name] = column[list(places), :width]
             else:
-                kept[each.name] = [value[i] for i in places] if value else value
-        return Batch(**kept)
+                columns[name] = [column[i] for i in places] if column else column
+        return Batch(**columns)
 
     def split(self, parts: int) -> list[Batch]:
         """The batch cut into so many parts of whole groups, as even as they can be."""
         if parts == 1:
             return [self]
-        names = list(dict.fromkeys(self.groups))
-        size = -(-len(names) // parts)
-        chosen = [set(names[i : i + size]) for i in range(0, len(names), size)]
-        return [self.select([i for i, group in enumerate(self.groups) if group in some]) for some in chosen]
+        groups = list(dict.fromkeys(self.groups))
+        size = math.ceil(len(groups) / parts)
+        batches = []
+        for start in range(0, len(groups), size):
+            part = set(groups[start : start + size])
+            batches.append(self.select([i for i, group in enumerate(self.groups) if group in part]))
+        return batches
 
     @staticmethod
     def join(batches: Sequence[Batch]) -> Batch:
         """One batch of several, before the update: their groups keep their numbers."""
         if len(batches) == 1:
             return batches[0]
-        made: dict[str, Any] = {}
-        for each in fields(Batch):
-            values = [getattr(batch, each.name) for batch in batches]
-            if isinstance(values[0], dict):
-                made[each.name] = {name: [x for v in values for x in v[name]] for name in values[0]}
-            elif any(value is None for value in values):
-                made[each.name] = None
-            elif isinstance(values[0], torch.Tensor):
-                width = max(value.size(1) for value in values)
-                made[each.name] = torch.cat(
-                    [torch.nn.functional.pad(value, (0, width - value.size(1))) for value in values]
-                )
-            else:
-                made[each.name] = [x for value in values for x in value]
-        return Batch(**made)
+        return Batch(**{name: _joined([getattr(batch, name) for batch in batches]) for name in _COLUMNS})
+
+
+_COLUMNS = [field.name for field in fields(Batch)]
+
+
+def _joined(columns: Sequence[Any]) -> Any:
+    """One column of several batches' columns; None where one of them is."""
+    first = columns[0]
+    if isinstance(first, dict):
+        return {name: _joined([column[name] for column in columns]) for name in first}
+    if any(column is None for column in columns):
+        return None
+    if isinstance(first, torch.Tensor):
+        width = max(column.size(1) for column in columns)
+        return torch.cat([pad(column, (0, width - column.size(1))) for column in columns])
+    return list(chain.from_iterable(columns))
 
 
 def padded(rows: Sequence[Sequence[float]], width: int, device: Any = None) -> torch.Tensor:
@@ -105,6 +113,6 @@ def padded(rows: Sequence[Sequence[float]], width: int, device: Any = None) -> t
     >>> padded([[1, 2], [3]], 2).tolist()
     [[1, 2], [3, 0]]
     """
-    whole = all(isinstance(number, int) for row in rows for number in row[:1])
-    filled = [[*row, *[0] * (width - len(row))] for row in rows]
-    return torch.tensor(filled, dtype=torch.long if whole else torch.float32, device=device)
+    is_whole = all(isinstance(number, int) for row in rows for number in row[:1])
+    lines = [[*row, *[0] * (width - len(row))] for row in rows]
+    return torch.tensor(lines, dtype=torch.long if is_whole else torch.float32, device=device)

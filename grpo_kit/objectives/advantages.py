@@ -53,8 +53,8 @@ def rloo_advantages(rewards: Tensor, group_size: int) -> Tensor:
     [0.75, -0.75, 0.0]
     """
     groups = _groups(rewards, group_size)
-    others = (groups.sum(1, keepdim=True) - groups) / (group_size - 1)
-    return (groups - others).flatten()
+    baseline = (groups.sum(1, keepdim=True) - groups) / (group_size - 1)
+    return (groups - baseline).flatten()
 
 
 def weigh_advantages(advantages: Tensor, positive: float, negative: float) -> Tensor:
@@ -105,13 +105,13 @@ def token_rewards(rewards: Tensor, kl: Tensor, completion_mask: Tensor, *, beta:
     """
     require_same_shape(kl=kl, completion_mask=completion_mask)
     require_same_shape(rows=kl[:, 0], rewards=rewards)
-    inside = completion_mask != 0
-    if not inside.any(1).all():
+    is_token = completion_mask != 0
+    if not is_token.any(1).all():
         raise ValueError(
             "completion_mask has a row without tokens, so its reward has no place; leave the row out"
         )
-    last = inside & (inside.cumsum(1) == inside.sum(1, keepdim=True))
-    return torch.where(last, rewards.unsqueeze(1), 0.0) - beta * kl.detach().masked_fill(~inside, 0.0)
+    is_last = is_token & (is_token.cumsum(1) == is_token.sum(1, keepdim=True))
+    return torch.where(is_last, rewards.unsqueeze(1), 0.0) - beta * kl.detach().masked_fill(~is_token, 0.0)
 
 
 def gae(
@@ -131,13 +131,13 @@ def gae(
     ([[0.5, 0.5]], [[0.0, 0.5]])
     """
     require_same_shape(values=values, rewards=rewards, completion_mask=completion_mask)
-    rewards, values, inside = rewards.detach(), values.detach(), (completion_mask != 0).to(values.dtype)
+    rewards, values, mask = rewards.detach(), values.detach(), (completion_mask != 0).to(values.dtype)
     advantages = torch.zeros_like(values)
     next_advantage = next_value = torch.zeros_like(values[:, 0])
     for t in reversed(range(values.size(1))):
         delta = rewards[:, t] + gamma * next_value - values[:, t]
-        next_advantage = inside[:, t] * (delta + gamma * lam * next_advantage)
-        next_value = inside[:, t] * values[:, t]
+        next_advantage = mask[:, t] * (delta + gamma * lam * next_advantage)
+        next_value = mask[:, t] * values[:, t]
         advantages[:, t] = next_advantage
     return advantages
 

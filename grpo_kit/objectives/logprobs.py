@@ -40,9 +40,8 @@ def sequence_logprobs(logprobs: Tensor, completion_mask: Tensor, *, average: boo
     -1.5
     """
     require_same_shape(logprobs=logprobs, completion_mask=completion_mask)
-    if average:
-        return masked_mean(logprobs, completion_mask, dim=1)
-    return masked_sum(logprobs, completion_mask, dim=1)
+    mean_or_sum = masked_mean if average else masked_sum
+    return mean_or_sum(logprobs, completion_mask, dim=1)
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
@@ -66,9 +65,9 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 def require_same_shape(**tensors: Tensor) -> None:
     """Raises ValueError unless all have the first one's shape: torch would stretch (R,) over (T,) without an error."""
-    (first, wanted), *others = tensors.items()
-    for name, tensor in others:
-        if tensor.shape != wanted.shape:
+    (first_name, first), *_ = tensors.items()
+    for name, tensor in tensors.items():
+        if tensor.shape != first.shape:
             raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}; it must have that of {first}, {tuple(wanted.shape)}"
+                f"{name} has shape {tuple(tensor.shape)}; it must have that of {first_name}, {tuple(first.shape)}"
             )

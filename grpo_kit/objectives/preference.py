@@ -72,9 +72,8 @@ def dpo(
     """
     chosen = implicit_reward(chosen_logprobs, ref_chosen_logprobs, beta=beta)
     rejected = implicit_reward(rejected_logprobs, ref_rejected_logprobs, beta=beta)
-    return (1 - label_smoothing) * bradley_terry(chosen, rejected) + label_smoothing * bradley_terry(
-        rejected, chosen
-    )
+    right, wrong = bradley_terry(chosen, rejected), bradley_terry(rejected, chosen)
+    return (1 - label_smoothing) * right + label_smoothing * wrong
 
 
 def ipo(

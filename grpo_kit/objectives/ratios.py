@@ -37,9 +37,9 @@ def sequence_ratio(logprobs: Tensor, old_logprobs: Tensor, completion_mask: Tens
 
 
 def importance_ratio(
-    logprobs: Tensor, old_logprobs: Tensor, completion_mask: Tensor, *, level: str = "token", **others: Any
+    logprobs: Tensor, old_logprobs: Tensor, completion_mask: Tensor, *, level: str = "token", **options: Any
 ) -> Tensor:
-    """`token_ratio` (R, T), or at level "sequence" `sequence_ratio` (R, 1). others: Options that it does not need.
+    """`token_ratio` (R, T), or at level "sequence" `sequence_ratio` (R, 1). options: Options that it does not need.
 
     Raises ValueError for shapes that differ, and for another level.
     """
@@ -60,8 +60,8 @@ def clipped_surrogate(
     where its ratio has left the range on the side that the advantage pushes it to, and only there.
     """
     advantages = column(advantages, ratio)
-    high = epsilon if epsilon_high is None else epsilon_high
-    return -torch.min(ratio * advantages, ratio.clamp(1 - epsilon, 1 + high) * advantages)
+    epsilon_high = epsilon if epsilon_high is None else epsilon_high
+    return -torch.min(ratio * advantages, ratio.clamp(1 - epsilon, 1 + epsilon_high) * advantages)
 
 
 def clip_fraction(
@@ -84,13 +84,15 @@ def clip_fraction(
     """
     require_same_shape(ratio=ratio, completion_mask=completion_mask)
     advantages = column(advantages, ratio)
-    high = epsilon if epsilon_high is None else epsilon_high
-    is_low = (ratio < 1 - epsilon) & (advantages < 0)
-    is_high = (ratio > 1 + high) & (advantages > 0)
-    return tuple(masked_mean(clipped.to(ratio.dtype), completion_mask) for clipped in (is_low, is_high))
+    epsilon_high = epsilon if epsilon_high is None else epsilon_high
+    low = (ratio < 1 - epsilon) & (advantages < 0)
+    high = (ratio > 1 + epsilon_high) & (advantages > 0)
+    return tuple(masked_mean(clipped.to(ratio.dtype), completion_mask) for clipped in (low, high))
 
 
-def column(advantages: Tensor, like: Tensor) -> Tensor:
+def column(advantages: Tensor, ratio: Tensor) -> Tensor:
     """Advantages (R,) as (R, 1), ready to be multiplied with (R, T); (R, T) as they are."""
-    require_same_shape(rows=like[:, 0], advantages=advantages if advantages.ndim == 1 else advantages[:, 0])
-    return advantages.unsqueeze(1) if advantages.ndim == 1 else advantages
+    if advantages.ndim == 1:
+        advantages = advantages.unsqueeze(1)
+    require_same_shape(rows=ratio[:, 0], advantages=advantages[:, 0])
+    return advantages

@@ -19,10 +19,7 @@ from grpo_kit.objectives.group_losses import Options, kl_term, row_mean, token_m
 from grpo_kit.objectives.logprobs import masked_mean, masked_sum
 from grpo_kit.objectives.ratios import clipped_surrogate, column, importance_ratio
 
-_LOWEST, _HIGHEST = (
-    -18.420680743952367,
-    20.0,
-)  # log(1e-8), 20: bounds of VESPO's log-ratios, as in TRL
+_LOWEST, _HIGHEST = -18.420680743952367, 20.0  # log(1e-8), 20: bounds of VESPO's log-ratios, as in TRL
 
 
 def sapo(
@@ -104,8 +101,8 @@ def vespo(
     ratio = importance_ratio(logprobs, old_logprobs, completion_mask, **options)
     advantages = column(advantages, ratio).to(ratio.dtype)
     with torch.no_grad():
-        apart = (logprobs - old_logprobs).clamp(-_HIGHEST, _HIGHEST)
-        log_w = masked_sum(apart, completion_mask, dim=1).unsqueeze(1).clamp(_LOWEST, _HIGHEST)
+        log_ratios = (logprobs - old_logprobs).clamp(-_HIGHEST, _HIGHEST)
+        log_w = masked_sum(log_ratios, completion_mask, dim=1).unsqueeze(1).clamp(_LOWEST, _HIGHEST)
         k = _by_sign(advantages >= 0, advantages, k_pos, k_neg)
         fall = _by_sign(advantages >= 0, advantages, lambda_pos, lambda_neg).clamp(min=1e-4)
         phi = torch.exp(fall + k * log_w - fall * log_w.exp()).nan_to_num(0.0, 0.0, 0.0)
@@ -113,6 +110,6 @@ def vespo(
     return token_mean(loss, completion_mask, num_tokens)
 
 
-def _by_sign(condition: Tensor, like: Tensor, yes: float, no: float) -> Tensor:
-    """`yes` where the condition holds, else `no`, in the precision of `like`."""
-    return torch.where(condition, like.new_tensor(yes), like.new_tensor(no))
+def _by_sign(condition: Tensor, advantages: Tensor, yes: float, no: float) -> Tensor:
+    """`yes` where the condition holds, else `no`, in the precision of the advantages."""
+    return torch.where(condition, advantages.new_tensor(yes), advantages.new_tensor(no))

@@ -14,8 +14,8 @@ from typing import Any
 
 from grpo_kit.loop.checkpoint import CheckpointNotSaved
 from grpo_kit.loop.config import Config, as_json, from_json
-from grpo_kit.loop.config_changes import check_names
 from grpo_kit.loop.protocols import Hook
+from grpo_kit.loop.run_checks import check_names
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.record._run_lock import is_locked
 from grpo_kit.record.control import ACTIONS, CONTROL, take_requests
@@ -42,11 +42,13 @@ class ControlFolder(Hook):
         self._throw_away(trainer, self._hears_since, "It was sent while no run went on")
         self._hears_since = math.inf
         (trainer.folder / CONTROL).mkdir(exist_ok=True)  # pages write files, not folders
-        self._obey_and_wait(trainer)
+        if self._obey(trainer, False):
+            self._pause(trainer)
 
     def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
         """Obey what came during the step."""
-        self._obey_and_wait(trainer)
+        if self._obey(trainer, False):
+            self._pause(trainer)
 
     def end(self, trainer: Any, error: BaseException | None) -> None:
         """What came too late is named. An empty folder is not left behind."""
@@ -56,38 +58,36 @@ class ControlFolder(Hook):
         except OSError:  # a request came in just now: the next train() names it
             pass
 
-    def _throw_away(self, trainer: Any, before: float, why: str) -> None:
+    def _throw_away(self, trainer: Any, before: float, reason: str) -> None:
         for request in take_requests(trainer.folder, before):
-            self._say(f"Not obeyed: {json.dumps(request)}. {why}; ask again, or set it in the trainer.")
+            self._say(f"Not obeyed: {json.dumps(request)}. {reason}; ask again, or set it in the trainer.")
 
-    def _obey_and_wait(self, trainer: Any) -> None:
-        """While paused, wait for more. The stop button ends a pause too."""
-        paused, began = self._obey(trainer, False), time.monotonic()
-        if not paused:
-            return
+    def _pause(self, trainer: Any) -> None:
+        """Wait until a request ends the pause, or the stop button."""
+        start = time.monotonic()
         self._say(f"Paused after step {trainer.step}.")
-        while paused:
+        while self._obey(trainer, True):
             time.sleep(_LOOK)
             trainer.guard.raise_if_pending()
-            paused = self._obey(trainer, paused)
-        self._say(f"Going on after step {trainer.step}, {time.monotonic() - began:.0f} s later.")
+        self._say(f"Going on after step {trainer.step}, {time.monotonic() - start:.0f} s later.")
 
     def _obey(self, trainer: Any, paused: bool) -> bool:
         """Is the run paused afterwards? Raises KeyboardInterrupt for a stop, when the other requests are obeyed."""
         stops = False
         for request in take_requests(trainer.folder):
-            do = request.get("do") if isinstance(request, dict) else None
-            if do in ("pause", "go on"):
-                paused = do == "pause"
-            elif do == "stop":
+            fields = request if isinstance(request, dict) else {}
+            action = fields.get("do")
+            if action in ("pause", "go on"):
+                paused = action == "pause"
+            elif action == "stop":
                 stops = True
-            elif do == "save":
+            elif action == "save":
                 self._save(trainer)
-            elif isinstance(request, dict) and "change" in request:
-                self._change(trainer, request)
+            elif "change" in fields:
+                self._change(trainer, fields)
             else:
-                known = ", ".join(f'{{"do": "{action}"}}' for action in ACTIONS)
-                self._say(f'Refused: {request!r}; use {known} or {{"change": {{...}}}}.')
+                requests = ", ".join(f'{{"do": "{action}"}}' for action in ACTIONS)
+                self._say(f'Refused: {request!r}; use {requests} or {{"change": {{...}}}}.')
         if stops:
             raise KeyboardInterrupt
         return paused

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,14 +52,7 @@ class GRPOTrainer(Loop):
         hooks: Sequence[Hook] = (),
         **unknown: Any,
     ) -> None:
-        *known, _ = inspect.signature(GRPOTrainer).parameters
-        for name in unknown:
-            if name in FIELDS:
-                call = "kit.preset('auto', " if name in SETUP else "kit.Config("
-                raise ValueError(
-                    f"{name} is a field of the config: config={call}{name}={unknown[name]!r:.100})"
-                )
-        check_known("GRPOTrainer has no such argument", unknown, known)
+        _check_unknown(unknown)
         check_given(model, task, config, tokenizer, sample, update, hooks)
         config = Config() if config is None else config
         folder = next_run_folder("runs", task.name) if folder is None else folder
@@ -69,32 +61,31 @@ class GRPOTrainer(Loop):
             raise ValueError(
                 "keep='best' needs held_out, a grpo_kit.HeldOut(task), to judge by: give it, or keep='last'"
             )
-        measuring: list[Hook] = []
-        if held_out is not None:  # evaluation is loaded where a run has held-out rows
-            from grpo_kit.evaluation.held_out import HeldOut
-            from grpo_kit.trainer.held_out_hook import HeldOutHook
-
-            if not isinstance(held_out, HeldOut):
-                raise ValueError(
-                    f"held_out={held_out!r:.100} must be a kit.HeldOut(task, rows=64, every=8), or None"
-                )
-            measuring = [HeldOutHook(held_out, keep)]
+        measuring = [] if held_out is None else [_held_out_hook(held_out, keep)]
         close_rows(model, tokenizer)
         seams = getattr(task, "seams", fast)(model, config)
         if seams.why_not and live is not None and not (sample and update):
             print(f"A slower, plain way is taken, since {seams.why_not}.", flush=True)
-        sample = optional(sample, "around", sample, seams.sample) or seams.sample
-        watching = WatchRun(live, on_flag)
-        scales = [] if live is None else [OffScale(), StillStep(), ReboundConfig(config, task)]
-        watchdog = [] if live is None or any(isinstance(each, Watchdog) for each in hooks) else [Watchdog()]
+        watch_run = WatchRun(live, on_flag)
+        standard = [*seams.hooks]
+        if live is not None and not any(isinstance(hook, Watchdog) for hook in hooks):
+            standard.append(Watchdog())
+        standard += measuring
+        if live is not None:
+            standard += [OffScale(), StillStep(), ReboundConfig(config, task)]
+        standard.append(watch_run)
+        # Behind the user's hooks: a checkpoint's row is whole.
+        last = [ControlFolder(watch_run.say), Autosave(quiet=live is None)]
         super().__init__(
-            model, task, config, tokenizer=tokenizer, folder=folder,
-            sample=sample, update=update or seams.update,
-            hooks=[
-                *seams.hooks, *watchdog, *measuring, *scales, watching, *hooks,
-                ControlFolder(watching.say), Autosave(quiet=live is None),  # last: a checkpoint's row is whole
-            ],
-        )  # fmt: skip
+            model,
+            task,
+            config,
+            tokenizer=tokenizer,
+            folder=folder,
+            sample=optional(sample, "around", sample, seams.sample) or seams.sample,
+            update=update or seams.update,
+            hooks=[*standard, *hooks, *last],
+        )
         if self.starts_from and live is not None and self.processes.is_main:
             print(
                 f"This model was trained before: {self.starts_from}. The run goes on from those weights; for the base "
@@ -107,3 +98,23 @@ class GRPOTrainer(Loop):
         raise AttributeError(
             f"GRPOTrainer has no {name!r}{nearest(name, dir(type(self)))}", name=name, obj=self
         )
+
+
+def _check_unknown(arguments: dict[str, Any]) -> None:
+    """Raises ValueError, with what would do, for arguments that GRPOTrainer does not take."""
+    for name, value in arguments.items():
+        if name in FIELDS:
+            call = "kit.preset('auto', " if name in SETUP else "kit.Config("
+            raise ValueError(f"{name} is a field of the config: config={call}{name}={value!r:.100})")
+    known = ["model", "task", "config", *GRPOTrainer.__init__.__kwdefaults__]
+    check_known("GRPOTrainer has no such argument", arguments, known)
+
+
+def _held_out_hook(held_out: Any, keep: str) -> Hook:
+    # Evaluation is loaded where a run has held-out rows.
+    from grpo_kit.evaluation.held_out import HeldOut
+    from grpo_kit.trainer.held_out_hook import HeldOutHook
+
+    if not isinstance(held_out, HeldOut):
+        raise ValueError(f"held_out={held_out!r:.100} must be a kit.HeldOut(task, rows=64, every=8), or None")
+    return HeldOutHook(held_out, keep)

@@ -33,73 +33,74 @@ class HeldOutHook(Hook):
         if self._has_best:
             trainer.load(trainer.folder / f"checkpoint-{trainer.step}")
             self._has_best = False
-        rows, name = read_metrics(trainer.folder), f"eval/{self.held_out.judged_by}"
-        there = rows[rows[name].notna()] if name in rows else rows[:0].assign(**{name: 0.0})
-        measured = [(int(step), float(value)) for step, value in zip(there["step"], there[name], strict=True)]
-        for step, value in measured:
-            self._note(trainer, value, step)
-        if self.keep == "best" and self._best is not None:
-            self._keep_or_forget_best(trainer)
-        if self._due(trainer) and trainer.step not in {step for step, _ in measured}:  # or it was cut short
+        name = f"eval/{self.held_out.judged_by}"
+        metrics = read_metrics(trainer.folder).reindex(columns=["step", name]).dropna()
+        for step, value in zip(metrics["step"], metrics[name], strict=True):
+            self._note(trainer, float(value), int(step))
+        self._keep_or_forget_best(trainer)
+        if self._is_due(trainer) and trainer.step not in set(metrics["step"]):  # or it was cut short
             self._measure(trainer, {})
             if f"checkpoint-{trainer.step}" in trainer.kept_checkpoints:
                 trainer.save()
 
     def _keep_or_forget_best(self, trainer: Any) -> None:
         """The best step's checkpoint is there and whole, or is saved now, or a line says that there is none."""
+        if self.keep != "best" or self._best is None:
+            return
         value, step = self._best
-        path = trainer.folder / f"checkpoint-{step}"
         if step == trainer.step:
             trainer.save()  # the disk may have been full
-        elif wrong := what_is_wrong(path) if path.exists() else "it is missing":
+            return
+        path = trainer.folder / f"checkpoint-{step}"
+        damage = what_is_wrong(path) if path.exists() else "it is missing"
+        if damage is not None:
             print(
                 f"The weights of step {step}, the best evaluation so far ({self.held_out.judged_by} {value:.4g}), "
-                f"cannot be kept: {path} is damaged ({wrong}). The best evaluation from here on will be.",
+                f"cannot be kept: {path} is damaged ({damage}). The best evaluation from here on will be.",
                 flush=True,
             )
             self._best, trainer.kept_checkpoints = None, set()
 
     def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
         """Measure where it is due."""
-        if self._due(trainer):
+        if self._is_due(trainer):
             self._measure(trainer, row)
 
     def end(self, trainer: Any, error: BaseException | None) -> None:
         """All steps are done: the best weights, or a sentence where an evaluation before was better."""
         if error is not None or trainer.step < trainer.config.steps:
             return
+        self._keep_or_forget_best(trainer)
         if self.keep == "best" and self._best is not None:
-            self._keep_or_forget_best(trainer)  # the disk may have been full
-        kept = trainer.folder / KEPT
-        if self.keep == "best" and self._best is not None:
-            value, step = self._best
-            by = self.held_out.judged_by
-            print(
-                f"The model has the weights of step {step}, the best evaluation ({by} {value:.4g}).",
-                flush=True,
-            )
-            if step != trainer.step:
-                trainer.save()  # to go on from
-                checkpoint.load_weights(trainer.model, trainer.folder / f"checkpoint-{step}")
-                self._has_best = True
-            write_whole(
-                kept, json.dumps({"step": step, "of": trainer.step, "by": by, "value": value}).encode()
-            )
+            self._end_with_best(trainer, *self._best)
             return
-        kept.unlink(missing_ok=True)
+        (trainer.folder / KEPT).unlink(missing_ok=True)
         if sentence := better_before(read_metrics(trainer.folder)):
             print(f"{sentence} {HOW_TO_KEEP}", flush=True)
 
-    def _due(self, trainer: Any) -> bool:
+    def _end_with_best(self, trainer: Any, value: float, step: int) -> None:
+        judged_by = self.held_out.judged_by
+        print(
+            f"The model has the weights of step {step}, the best evaluation ({judged_by} {value:.4g}).",
+            flush=True,
+        )
+        if step != trainer.step:
+            trainer.save()  # to go on from
+            checkpoint.load_weights(trainer.model, trainer.folder / f"checkpoint-{step}")
+            self._has_best = True
+        note = {"step": step, "of": trainer.step, "by": judged_by, "value": value}
+        write_whole(trainer.folder / KEPT, json.dumps(note).encode())
+
+    def _is_due(self, trainer: Any) -> bool:
         return trainer.step % self.held_out.every == 0 or trainer.step == trainer.config.steps
 
     def _measure(self, trainer: Any, row: dict[str, Any]) -> None:
         with trainer.guard.at_once():  # the step is done; an evaluation may be cut short
-            found = self.held_out.measure(trainer.model.eval(), trainer.tokenizer)
-        found = {f"eval/{name}": value for name, value in found.items()}
-        trainer.log.write(trainer.step, found)
-        row |= found
-        self._note(trainer, found[f"eval/{self.held_out.judged_by}"], trainer.step)
+            metrics = self.held_out.measure(trainer.model.eval(), trainer.tokenizer)
+        metrics = {f"eval/{name}": value for name, value in metrics.items()}
+        trainer.log.write(trainer.step, metrics)
+        row |= metrics
+        self._note(trainer, metrics[f"eval/{self.held_out.judged_by}"], trainer.step)
 
     def _note(self, trainer: Any, value: float, step: int) -> None:
         """Of equal evaluations the latest is the best: it was trained longest."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,13 +37,14 @@ class Job:
         Raises ValueError naming the argument that does not fit.
         """
         options = {name: values.get(name, default) for name, default in OPTIONS.items()}
-        values = {name: value for name, value in values.items() if name not in OPTIONS}
-        named = isinstance(task, str) and ".py" not in task
-        values |= {"task": task} if named else {}
-        config = config_of(values.pop("preset", None) or "auto", **values)
-        if task is None or named:
-            return cls(config.make_task(), config, options)
-        return cls(config.cut(from_file(task) if isinstance(task, str) else task), config, options)
+        fields = {name: value for name, value in values.items() if name not in OPTIONS}
+        if isinstance(task, str) and ".py" not in task:
+            fields["task"], task = task, None
+        elif isinstance(task, str):
+            task = from_file(task)
+        config = config_of(fields.pop("preset", None) or "auto", **fields)
+        task = config.make_task() if task is None else config.cut(task)
+        return cls(task, config, options)
 
     @classmethod
     def of_run(cls, folder: Path, task: Any = None, changes: dict[str, Any] | None = None) -> Job:
@@ -58,23 +58,28 @@ class Job:
         settings = run_settings(folder)
         if settings is None:
             raise RunFolderError(f"{folder} holds no run; give a run's folder, such as runs/largest")
-        values, known = {}, settings["task"]
+        values, task_settings = {}, settings["task"]
         for name, value in settings["config"].items():
-            with suppress(ValueError) if changes is None else nullcontext():
+            try:
                 values[name] = from_json(name, value, None)
+            except ValueError:
+                if changes is not None:
+                    raise
         values["model"] = values["model"] or settings["model"]
-        file, by_name = str(known["file"] or ""), values.pop("task")
-        source = task or file or by_name
+        file, task_name = str(task_settings["file"] or ""), values.pop("task")
+        source = task or file or task_name
         if source is None:
             raise ValueError(f"the task of {folder} is nowhere in its run.json: give --task my_task.py")
-        if not task and file and (why := _why_not_run(file, folder, known.get("sha256"))):
-            raise RunFolderError(f"the task of {folder} was made by {file}, {why}: give --task my_task.py")
-        free = [*(name for name, each in FIELDS.items() if each.metadata["changes"]), "on_flag"]
-        if fixed := [f"{name}={value!r}" for name, value in (changes or {}).items() if name not in free]:
-            raise ValueError(f"{', '.join(fixed)} is for a new run; what can change: {', '.join(free)}")
-        noted = {name: value for name, value in settings["notes"].items() if name in OPTIONS}
-        job = cls.asked(source, values | noted | (changes or {}))
-        if task_digest(job.task) != known["digest"]:
+        if not task and file and (reason := _why_not_run(file, folder, task_settings.get("sha256"))):
+            raise RunFolderError(f"the task of {folder} was made by {file}, {reason}: give --task my_task.py")
+        changes = changes or {}
+        changeable = [name for name, field in FIELDS.items() if field.metadata["changes"]] + ["on_flag"]
+        fixed = [f"{name}={value!r}" for name, value in changes.items() if name not in changeable]
+        if fixed:
+            raise ValueError(f"{', '.join(fixed)} is for a new run; what can change: {', '.join(changeable)}")
+        options = {name: value for name, value in settings["notes"].items() if name in OPTIONS}
+        job = cls.asked(source, values | options | changes)
+        if task_digest(job.task) != task_settings["digest"]:
             raise RunFolderError(
                 f"the task {job.task.name!r} is not the one that {folder} was begun with: its rows, prompt or rewards "
                 "are others. Give the file as it was then by --task, or begin a new run"
@@ -84,19 +89,22 @@ class Job:
     def policy(self, trained: Path | None = None) -> tuple[Any, Any]:
         """Model and tokenizer: the base, with new adapters where some are trained, or what a run trained."""
         config, rank = self.config, self.options["rank"]
-        tuning, lora = config.tuning or "full", rank and {"r": rank, "lora_alpha": 2 * rank}
-        if trained is not None:
-            lora, adapters = None, "lora" if tuning == "full" else tuning
-            tuning = adapters if is_adapter(str(trained)) else "full"
-        return load_policy(
-            trained or config.model, tuning=tuning, dtype=config.dtype, lora=lora, seed=config.seed, quiet=True,
-        )  # fmt: skip
+        options = {"dtype": config.dtype, "seed": config.seed, "quiet": True}
+        tuning = config.tuning or "full"
+        if trained is None:
+            lora = rank and {"r": rank, "lora_alpha": 2 * rank}
+            return load_policy(config.model, tuning=tuning, lora=lora, **options)
+        if not is_adapter(str(trained)):
+            tuning = "full"
+        elif tuning == "full":
+            tuning = "lora"
+        return load_policy(trained, tuning=tuning, **options)
 
 
 def _why_not_run(file: str, folder: Path, digest: str | None) -> str | None:
     """Why the file is not run that a run folder names as its task's; None where it has the digest."""
     path = Path(file.rpartition(":")[0]).absolute()
-    if any((parent / RUN).is_file() for place in (path, path.resolve()) for parent in place.parents):
+    if any((parent / RUN).is_file() for parent in [*path.parents, *path.resolve().parents]):
         return "which lies in a run folder, where nothing is run"
     if not path.is_file():
         return "which is not there"
@@ -109,16 +117,16 @@ def settings_of(texts: list[str] | None) -> dict[str, Any]:
     >>> settings_of(["steps=24", "temperature=linear(1.2, 0.8)"])
     {'steps': 24, 'temperature': linear(1.2, 0.8)}
     """
-    found = {}
+    values = {}
     for text in texts or ():
-        name, there, value = text.partition("=")
-        if not name or not there:
+        name, sign, value = text.partition("=")
+        if not name or not sign:
             raise ValueError(f"--set {text}: write it as NAME=VALUE, such as steps=24")
         try:
-            found[name] = value_from_text(value)
+            values[name] = value_from_text(value)
         except ValueError:  # a name, or a schedule
-            found[name] = from_json(name, value, None)
-    return found
+            values[name] = from_json(name, value, None)
+    return values
 
 
 def model_in(folder: Path) -> tuple[Path, str]:

@@ -7,6 +7,7 @@ What a preset was planned from (plan_memory, peaks of a card) is checked in test
 
 from __future__ import annotations
 
+import copy
 import os
 from typing import Any
 
@@ -136,60 +137,68 @@ def preset(name: str | Config = "auto", **changes: Any) -> Preset:
     check_fields(changes)
     if name is None:
         check_choice("preset", name, ("auto", *NAMES))
-    given, picked = {}, "asked for"
+    by_hand, reason = {}, "asked for"
     if isinstance(name, Config):
-        name = Preset.of(name)
-        given, (name, picked) = _set_by_hand(name), name.reasons.get("preset", (name.preset, ""))
+        config = Preset.of(name)
+        by_hand = _set_by_hand(config)
+        name, reason = config.reasons.get("preset", (config.preset, ""))
     elif name == "auto":
-        name, picked = (
-            os.environ.get("KIT_PROFILE", "").strip() or "auto",
-            "set in the environment (KIT_PROFILE)",
-        )
+        name = os.environ.get("KIT_PROFILE", "").strip() or "auto"
+        reason = "set in the environment (KIT_PROFILE)"
     if name == "auto":
-        name, picked = _pick()
+        name, reason = _pick()
     if name is not None and name not in NAMES:
         mend = nearest(name, NAMES) or "; a model is named by model=" * isinstance(name, str)
         raise ValueError(
             f"preset {name!r:.100} is not known; use auto, {', '.join(NAMES)} (KIT_PROFILE or the argument){mend}"
         )
-    reasons = {} if name is None else _numbers(name, picked, {**given, **changes}.get("tuning") or "full")
-    values = {
-        field: dict(value) if isinstance(value, dict) else value for field, (value, _) in reasons.items()
-    }
-    if "task" in changes and changes["task"] != (values | given).get("task"):
+    reasons = {}
+    if name is not None:
+        reasons = _numbers(name, reason, (by_hand | changes).get("tuning") or "full")
+    values = copy.deepcopy({field: value for field, (value, _) in reasons.items()})
+    if "task" in changes and changes["task"] != (values | by_hand).get("task"):
         values["task_options"] = {}
-        given.pop("task_options", None)
-    return Preset(**{**values, **given, **changes}, reasons=reasons)
+        by_hand.pop("task_options", None)
+    return Preset(**values | by_hand | changes, reasons=reasons)
 
 
-def _numbers(name: str, picked: str, tuning: str) -> dict[str, tuple[Any, str]]:
-    """field -> (value, reason) of a preset."""
-    found = {"preset": (name, picked), "tuning": (tuning, "the weights themselves, or adapters beside them")}
-    for field, where, value, reason in TABLE:
-        if name in where.split() and (tuning != "full" or "lora" not in where.split()):
-            found[field] = (value, reason)
+def _numbers(name: str, reason: str, tuning: str) -> dict[str, tuple[Any, str]]:
+    """field -> (value, reason) of a preset. reason: of the preset itself."""
+    numbers = {
+        "preset": (name, reason),
+        "tuning": (tuning, "the weights themselves, or adapters beside them"),
+    }
+    for field, presets, value, reason in TABLE:
+        if name in presets.split() and (tuning != "full" or "lora" not in presets.split()):
+            numbers[field] = (value, reason)
+    numbers["autocast"] = ("none", "no card that has bfloat16")
     if has_bf16():
-        return found | {"autocast": ("bfloat16", "the card computes in it")}
-    return found | {"autocast": ("none", "no card that has bfloat16")}
+        numbers["autocast"] = ("bfloat16", "the card computes in it")
+    return numbers
 
 
 def _set_by_hand(config: Preset) -> dict[str, Any]:
     """The fields of a config that neither its preset nor a default has set."""
-    defaults = Preset()
-    usual = {name: config.reasons.get(name, (getattr(defaults, name),))[0] for name in FIELDS}
-    found = {name: getattr(config, name) for name in FIELDS if getattr(config, name) != usual[name]}
-    return found | ({} if config.tuning is None else {"tuning": config.tuning})
+    defaults, values = Preset(), {}
+    for name in FIELDS:
+        value = getattr(config, name)
+        preset_value, _ = config.reasons.get(name, (getattr(defaults, name), ""))
+        if value != preset_value:
+            values[name] = value
+    if config.tuning is not None:
+        values["tuning"] = config.tuning
+    return values
 
 
 def _pick() -> tuple[str, str]:
     if not torch.cuda.is_available():
         return "cpu", "auto: no CUDA card found"
-    card, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory / 2**30
-    has = f"auto: {card} has {memory:.0f} GiB"
+    memory = torch.cuda.get_device_properties(0).total_memory / 2**30
+    card = f"auto: {torch.cuda.get_device_name()} has {memory:.0f} GiB"
     if memory < T4_NEEDS_GIB:
-        return "cpu", f"{has}, t4 needs {T4_NEEDS_GIB}"
+        return "cpu", f"{card}, t4 needs {T4_NEEDS_GIB}"
     if memory < GPU24_NEEDS_GIB:
-        return "t4", f"{has}, gpu24 needs {GPU24_NEEDS_GIB}"
+        return "t4", f"{card}, gpu24 needs {GPU24_NEEDS_GIB}"
     if not has_bf16():
-        return "t4", f"{has} but no bfloat16 of its own, which gpu24 trains in; t4 computes in float32"
-    return "gpu24", has
+        return "t4", f"{card} but no bfloat16 of its own, which gpu24 trains in; t4 computes in float32"
+    return "gpu24", card

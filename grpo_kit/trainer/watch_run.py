@@ -17,9 +17,9 @@ import pandas as pd
 from grpo_kit._support.kernel import in_notebook
 from grpo_kit.loop.checkpoint import CheckpointNotSaved
 from grpo_kit.loop.config import Config
-from grpo_kit.loop.config_changes import differences
 from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.loop.protocols import Hook
+from grpo_kit.loop.run_settings import differences
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models._model_facts import few_weights
 from grpo_kit.record._digests import newest_whole
@@ -66,10 +66,12 @@ class WatchRun(Hook):
         row |= {"step": trainer.step} | measured
         if self._chart is not None:
             if changes := row.get("changes"):
-                was, now = ({name: pair[n] for name, pair in changes.items()} for n in (0, 1))
-                self._chart.change(trainer.step, change_text(now, was))
+                before = {name: pair[0] for name, pair in changes.items()}
+                after = {name: pair[1] for name, pair in changes.items()}
+                self._chart.change(trainer.step, change_text(after, before))
             self._chart.update([row], table, trainer.config.steps)
-        for flag in (flags := self._monitor.step(row)):
+        flags = self._monitor.step(row)
+        for flag in flags:
             self._show(flag)
         if flags and self._monitor.on_flag == "stop":
             raise StoppedByFlag(f"red flag: {flags[0].name}", trainer.step)
@@ -120,52 +122,56 @@ class Autosave(Hook):
         """Save if it is due. Training goes on where a disk does not take it."""
         if trainer.config.save_steps or trainer.seconds < self._due:
             return
-        began = time.monotonic()
+        start = time.monotonic()
         try:
             trainer.save()
         except CheckpointNotSaved as error:
             warnings.warn(f"{error}. Training goes on, and tries again.", RuntimeWarning, stacklevel=2)
-        self._due = trainer.seconds + max(self.EVERY, (time.monotonic() - began) / self.SHARE)
+        self._due = trainer.seconds + max(self.EVERY, (time.monotonic() - start) / self.SHARE)
 
     def end(self, trainer: Any, error: BaseException | None) -> None:
         """All steps are done: where the run is, and which of it is in memory alone."""
         if error is not None or self._quiet or not trainer.step:
             return
-        folder, newest = trainer.folder, newest_whole(trainer.folder, digests=False)
+        folder = trainer.folder
         if folder.is_relative_to(Path.cwd()):
             folder = folder.relative_to(Path.cwd())
-        saved = 0 if newest is None else int(newest.name[11:])
-        lost = f"steps {saved + 1} to {trainer.step}" if saved + 1 < trainer.step else f"step {trainer.step}"
-        what, cure = "", f" trainer.save_model({str(folder / 'model')!r}) saves the model."
         if (trainer.folder / "model").is_dir():
-            what, cure = f", its model in {folder / 'model'}", ""
-        elif newest is None:
-            what = ". Not saved in it: any weights"
-        elif saved < trainer.step:
-            what = f". Not saved in it: the weights of {lost}; the newest is {newest.name}"
+            print(f"The run is in {folder}, its model in {folder / 'model'}.", flush=True)
+            return
+        newest = newest_whole(trainer.folder, digests=False)
+        saved = 0 if newest is None else int(newest.name.removeprefix("checkpoint-"))
+        if newest is None:
+            content = ". Not saved in it: any weights"
+        elif saved >= trainer.step:
+            content = f", the weights of its last step in {newest.name}"
         else:
-            what = f", the weights of its last step in {newest.name}"
-        print(f"The run is in {folder}{what}.{cure}", flush=True)
+            steps = (
+                f"steps {saved + 1} to {trainer.step}" if saved + 1 < trainer.step else f"step {trainer.step}"
+            )
+            content = f". Not saved in it: the weights of {steps}; the newest is {newest.name}"
+        cure = f"trainer.save_model({str(folder / 'model')!r}) saves the model."
+        print(f"The run is in {folder}{content}. {cure}", flush=True)
 
 
 class OffScale(Hook):
     """Prints the line once a reward; none about a reward that states its range. Any finite score is taken."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
-        self._seen: dict[str, tuple[float, float]] = {}  # lowest and highest score of each reward
+        self._named: set[str] = set()
+        self._ranges: dict[str, tuple[float, float]] = {}  # lowest and highest score of each reward
 
     def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
         """Look at the step's scores."""
         for (name, scores), reward in zip(batch.parts.items(), trainer.task.rewards, strict=False):
-            there = [score for score in scores if score is not None]
-            if not there or name in self._said:
+            numbers = [score for score in scores if score is not None]
+            if not numbers or name in self._named:
                 continue
-            low, high = self._seen.get(name, (there[0], there[0]))
-            self._seen[name] = min(low, *there), max(high, *there)
-            if said := off_scale(name, reward, scores, self._seen[name]):
-                self._said.add(name)
-                print(f"{said}; choose reward_weights by its scale.", flush=True)
+            numbers += self._ranges.get(name, ())
+            self._ranges[name] = min(numbers), max(numbers)
+            if line := off_scale(name, reward, scores, self._ranges[name]):
+                self._named.add(name)
+                print(f"{line}; choose reward_weights by its scale.", flush=True)
 
 
 class StillStep(Hook):
@@ -176,33 +182,36 @@ class StillStep(Hook):
     """
 
     def __init__(self) -> None:
-        self._said, self._weights, self._moved = False, None, None
+        self._printed, self._weights, self._distance = False, None, None
 
     def before_step(self, trainer: Any) -> None:
         """Keep some of the weights that the step begins with."""
-        if not self._said:
+        if not self._printed:
             self._weights = few_weights(trainer.trained.values())
 
     def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
         """Look at the step's gradient, rewards and weights."""
-        if self._said:
+        if self._printed:
             return
-        moved = (few_weights(trainer.trained.values()) - self._weights).square().mean().sqrt().item()
-        before, self._moved = self._moved, moved
+        distance = (few_weights(trainer.trained.values()) - self._weights).square().mean().sqrt().item()
+        earlier_distance, self._distance = self._distance, distance
         if row.get("grad_norm"):
             return
-        self._said, totals = True, {reward for reward in batch.rewards if reward is not None}
-        groups = len(set(batch.groups))
-        why = "no completion has tokens that count, or weights and epsilon leave no gradient"
+        self._printed = True
+        reason = "no completion has tokens that count, or weights and epsilon leave no gradient"
         if row.get("frac_reward_zero_std") == 1:
-            why = f"in none of its {groups} groups do the rewards differ"
-            why += f", all are {totals.pop():g}" if len(totals) == 1 else ""
-        how_far = "No weight moved."
-        if moved:
-            beside = f", {moved / before:.2f} times as far as step {trainer.step - 1}" if before else ""
-            how_far = f"The optimizer's moments still moved each weight by {moved:.1e} on average{beside}."
+            reason = f"in none of its {len(set(batch.groups))} groups do the rewards differ"
+            rewards = {reward for reward in batch.rewards if reward is not None}
+            if len(rewards) == 1:
+                reason += f", all are {rewards.pop():g}"
+        movement = "No weight moved."
+        if distance:
+            movement = f"The optimizer's moments still moved each weight by {distance:.1e} on average"
+            if earlier_distance:
+                movement += f", {distance / earlier_distance:.2f} times as far as step {trainer.step - 1}"
+            movement += "."
         print(
-            f"Step {trainer.step} has no gradient: {why}. {how_far} If it stays so nothing is learned; "
+            f"Step {trainer.step} has no gradient: {reason}. {movement} If it stays so nothing is learned; "
             "kit.readiness(...) counts how many groups would have a signal.",
             flush=True,
         )
@@ -213,39 +222,42 @@ class ReboundConfig(Hook):
 
     def __init__(self, config: Config, task: Any) -> None:
         digests = {id(reward): reward_digest for reward in with_parts(task.rewards)}
-        digests |= {id(config): None, id(task): task_digest}
-        self._held = {
-            name: (value, digests[id(value)]) for name, value in _variables().items() if id(value) in digests
-        }
+        digests |= {id(task): task_digest, id(config): None}
+        variables = [(name, value) for name, value in _variables().items() if id(value) in digests]
+        self._variables = {name: (value, digests[id(value)]) for name, value in variables}
 
     def begin(self, trainer: Any) -> None:
         """Say which differ: those of the trainer are obeyed."""
         variables = _variables()
-        for name, (was, digest) in self._held.items():
-            now = variables.get(name)
-            if now is was or now is trainer.config or type(now) is not type(was):
+        for name, (earlier, digest) in self._variables.items():
+            value = variables.get(name)
+            if value is earlier or value is trainer.config or type(value) is not type(earlier):
                 continue
-            told = _differ(trainer.config, now) if digest is None else ""
-            if told or digest and digest(now) != digest(was):
-                again = "cell that makes" if digest is None else "cells that make task and"
+            cells, fields = "cells that make task and", ""
+            if digest is None:  # the config
+                cells, fields = "cell that makes", _differing_fields(trainer.config, value)
+            if fields or digest and digest(value) != digest(earlier):
                 print(
-                    f"{name!r} was made again after this trainer, which goes by the earlier one{told}. To train by the "
-                    f"new {name!r}, run the {again} the trainer again.",
+                    f"{name!r} was made again after this trainer, which goes by the earlier one{fields}. To train by "
+                    f"the new {name!r}, run the {cells} the trainer again.",
                     flush=True,
                 )
 
 
-def _differ(config: Config, other: Config) -> str:
-    """The fields in which another config differs, in words."""
+def _differing_fields(config: Config, other: Config) -> str:
+    """The fields in which another config differs, in words; "" for none."""
     ours, theirs = config.values(), other.values()
-    for mine in ("task", "task_options", "max_completion_tokens"):  # filled in by the trainer's task
-        if theirs.get(mine) in (None, {}):
-            theirs[mine] = ours.get(mine)
-    found = differences(ours, theirs).items()
-    return ": " * bool(found) + ", ".join(f"{field}={was!r}, not {value!r}" for field, (was, value) in found)
+    for name in ("task", "task_options", "max_completion_tokens"):  # filled in by the trainer's task
+        if theirs.get(name) in (None, {}):
+            theirs[name] = ours.get(name)
+    fields = differences(ours, theirs)
+    texts = [f"{name}={value!r}, not {other_value!r}" for name, (value, other_value) in fields.items()]
+    return f": {', '.join(texts)}" if texts else ""
 
 
 def _variables() -> dict[str, Any]:
     """Of the notebook, outputs apart; none elsewhere."""
-    every = sys.modules["IPython"].get_ipython().user_ns if in_notebook() else {}
-    return {name: value for name, value in every.items() if not name.startswith("_")}
+    if not in_notebook():
+        return {}
+    namespace = sys.modules["IPython"].get_ipython().user_ns
+    return {name: value for name, value in namespace.items() if not name.startswith("_")}

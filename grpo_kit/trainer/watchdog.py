@@ -65,8 +65,11 @@ class Watchdog(Hook):
 
     def before_step(self, trainer: Any) -> None:
         """From here on the step's time counts."""
-        usual = median(self._seconds) if self._seconds else None
-        limit = max(self.at_least, _FIRST if usual is None else self.factor * usual)
+        usual, limit = None, _FIRST
+        if self._seconds:
+            usual = median(self._seconds)
+            limit = self.factor * usual
+        limit = max(self.at_least, limit)
         self._said, self._phases = False, _PHASES | getattr(trainer.sample, "phases", Sampler.phases)
         self._wait(limit, limit, usual, trainer.step + 1, threading.get_ident())
         if self._file is not None:
@@ -102,11 +105,11 @@ class Watchdog(Hook):
         self._timer.start()
 
     def _say(self, so_far: float, usual: float | None, step: int, thread: int) -> None:
-        beside = "" if usual is None else f" (the median of the steps before: {usual:.3g} s)"
-        stack = "" if self._file is None else f" The stack of every thread goes to {self._stack}."
+        median_words = "" if usual is None else f" (the median of the steps before: {usual:.3g} s)"
+        stack_words = "" if self._file is None else f" The stack of every thread goes to {self._stack}."
         print(
-            f"Step {step} has taken {so_far:.3g} s{beside} and is still in {where(thread, self._phases)}. Interrupt it "
-            f"to stop the run; what is done is saved.{stack}",
+            f"Step {step} has taken {so_far:.3g} s{median_words} and is still in {where(thread, self._phases)}. "
+            f"Interrupt it to stop the run; what is done is saved.{stack_words}",
             flush=True,
         )
         self._said = True
@@ -123,9 +126,11 @@ def where(thread: int, phases: Mapping[CodeType, str] = _PHASES) -> str:
     while frame is not None and not (phase and line):
         code = frame.f_code
         if phase is None:
-            reward = code is scoring.score.__code__
-            phase = f"reward {frame.f_locals.get('name')!r}" if reward else phases.get(code)
+            phase = phases.get(code)
+            if code is scoring.score.__code__:
+                phase = f"reward {frame.f_locals.get('name')!r}"
         if line is None and not code.co_filename.startswith((_KIT, *_LIBRARIES, "<frozen")):
             line = f"{code.co_name}, line {frame.f_lineno} of {Path(code.co_filename).name}"
         frame = frame.f_back
-    return f"{phase or 'a hook'} ({line})" if line else phase or "a hook"
+    phase = phase or "a hook"
+    return f"{phase} ({line})" if line else phase

@@ -277,7 +277,7 @@ def test_words_of_other_libraries_are_no_fields():
 
 def test_fewer_steps_than_the_warmup_may_be_asked_for_while_a_run_trains():
     """change(steps=...) ends a run early: a warmup that was all right when it began does not stand in the way."""
-    from grpo_kit.loop.config_changes import check_values
+    from grpo_kit.loop.run_checks import check_values
 
     class Trainer:
         config, reference, step = Config(steps=100, warmup=10), None, 3

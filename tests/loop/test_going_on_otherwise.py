@@ -14,9 +14,8 @@ from tokenizers import Tokenizer
 
 from grpo_kit.loop import Config
 from grpo_kit.loop.config import FIELDS
-from grpo_kit.loop.config_changes import differences
 from grpo_kit.loop.protocols import Hook
-from grpo_kit.loop.run_settings import made_with
+from grpo_kit.loop.run_settings import differences, made_with
 from grpo_kit.models import load_policy
 from grpo_kit.record._digests import write_digests
 from grpo_kit.record._lines import CHECKSUM, as_line

@@ -142,7 +142,7 @@ def test_a_run_goes_on_with_its_model_and_may_be_evaluated_otherwise():
     from dataclasses import replace
 
     from grpo_kit import preset
-    from grpo_kit.loop.config_changes import take_up
+    from grpo_kit.loop.run_settings import take_up
 
     begun = preset("smoke").values()
     for name, value in {"model": "other", "tuning": "lora", "dtype": "bfloat16", "group_size": 2}.items():
