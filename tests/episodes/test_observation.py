@@ -12,8 +12,7 @@ from grpo_kit.models import load_policy
 from grpo_kit.more.episodes import grid
 from grpo_kit.more.episodes.episode_task import EpisodeTask
 from grpo_kit.more.episodes.observation import Renderer, View, write_turn
-from grpo_kit.more.episodes.rollout_episodes import rollout_episodes
-from grpo_kit.more.episodes.show import show_turns
+from grpo_kit.more.episodes.rollout_episodes import rollout_episodes, show_turns
 from grpo_kit.more.episodes.template_audit import audit_turns
 from grpo_kit.prompts import PromptError, build_prompt
 
