@@ -16,7 +16,7 @@ from grpo_kit.evaluation.generate_and_score import Answers, Asked
 from grpo_kit.models._model_facts import context_length
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.more.episodes.observation import Renderer
-from grpo_kit.more.episodes.rollout_episodes import Episode, rollout_episodes
+from grpo_kit.more.episodes.rollout_episodes import Episode, Written, rollout_episodes
 from grpo_kit.rewards.combine import Verdicts
 from grpo_kit.rewards.scoring import Scores
 
@@ -86,7 +86,7 @@ def play(task: Any, model: Any, tokenizer: Any, rows: Sequence[dict], asked: Ask
         if name in settings
     }
 
-    def write(prompts: list[list[int]], numbers: list[int], turn: int) -> list[tuple[list[int], None]]:
+    def write(prompts: list[list[int]], numbers: list[int], turn: int) -> Written:
         completions = complete(
             model,
             tokenizer,
@@ -97,7 +97,7 @@ def play(task: Any, model: Any, tokenizer: Any, rows: Sequence[dict], asked: Ask
             batch_size=asked.at_once(model, prompts),
             **sampling,
         )
-        return [(list(completion.ids), None) for completion in completions]
+        return Written([list(completion.ids) for completion in completions])
 
     episode_rows = [row for row in rows for _ in range(samples)]
     asked.progress(0, len(episode_rows))

@@ -31,23 +31,9 @@ from grpo_kit.models.token_lists import end_ids
 from grpo_kit.more.episodes._turn_advantages import episode_measures, turn_advantages
 from grpo_kit.more.episodes.environment import PART, VectorEnv
 from grpo_kit.more.episodes.observation import Renderer
-from grpo_kit.more.episodes.rollout_episodes import Episode, Turn, rollout_episodes
+from grpo_kit.more.episodes.rollout_episodes import Episode, Turn, Write, Written, rollout_episodes
 from grpo_kit.more.episodes.template_audit import audit_turns
 
-
-class Written(NamedTuple):
-    """The completions of a turn, one entry a prompt, the end token included.
-
-    logprobs, entropies: one number a token, in nats, at the step's temperature; None where the writer has none.
-    """
-
-    completion_ids: list[list[int]]
-    logprobs: list[list[float]] | None = None
-    entropies: list[list[float]] | None = None
-
-
-Write = Callable[[list[list[int]], list[int], int], Written]
-"""write(prompts, episodes, turn): prompts as token ids; episodes: the number of each prompt's; turn: counted from 1."""
 Writer = Callable[[Any, Any, Config, StepNumbers], AbstractContextManager[Write]]
 
 
@@ -173,22 +159,13 @@ class EpisodeSample:
         stage = self._set_up(tokenizer, task)
         stage.renderer.ends = frozenset(end_ids(model, tokenizer))
         rows = [row for row in rows for _ in range(config.group_size)]  # (B * G), one an episode
-        entropies: dict[tuple[int, int], list[float]] = {}  # by episode and turn
         with self.writer(model, tokenizer, config, numbers) as write:
-
-            def complete(prompts: list[list[int]], episodes: list[int], turn: int) -> list[tuple]:
-                completion_ids, logprobs, turn_entropies = write(prompts, episodes, turn)
-                if turn_entropies is not None:
-                    keys = [(episode, turn) for episode in episodes]
-                    entropies.update(zip(keys, turn_entropies, strict=True))
-                return list(zip(completion_ids, logprobs or [None] * len(prompts), strict=True))
-
             episodes = rollout_episodes(
                 task,
                 rows,
                 stage.renderer,
                 stage.world,
-                complete,
+                write,
                 max_completion_tokens=config.max_completion_tokens or task.max_completion_tokens,
                 context=context_length(model),
             )
@@ -197,9 +174,6 @@ class EpisodeSample:
         )
         batch = turns_of(episodes, config.group_size, task.view.prefill)
         batch.advantages = list(chain.from_iterable(advantages))
-        if len(entropies) == len(batch):
-            keys = zip(batch.extra["episode"], batch.extra["turn"], strict=True)
-            batch.entropies = [entropies[key] for key in keys]
         return batch
 
     def measures(self, batch: Batch, task: Any) -> dict[str, float]:
@@ -229,6 +203,7 @@ def turns_of(episodes: Sequence[Episode], group_size: int, prefill: str = "") ->
         is_end += [False] * (count - 1) + [episode.done]
     totals = [float(episodes[owner].total) for owner in owners]
     logprobs = [turn.logprobs for turn in turns]
+    entropies = [turn.entropies for turn in turns]
     return Batch(
         rows=[episodes[owner].row for owner in owners],
         groups=[owner // group_size for owner in owners],
@@ -237,6 +212,7 @@ def turns_of(episodes: Sequence[Episode], group_size: int, prefill: str = "") ->
         completions=[turn.completion for turn in turns],
         cut_off=[turn.cut_off for turn in turns],
         sampler_logprobs=None if None in logprobs else logprobs,
+        entropies=None if None in entropies else entropies,
         parts={PART: totals},
         rewards=list(totals),
         extra={

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo_kit.engine.tree import common_length, tree_tokens
 from grpo_kit.models._model_facts import check_context
@@ -20,8 +20,20 @@ from grpo_kit.more.episodes.observation import Conversation, Renderer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# (prompts, their episodes, turn from 1) -> for each prompt its completion and, if known, log-probabilities
-Complete = Callable[[list[list[int]], list[int], int], list[tuple[list[int], list[float] | None]]]
+
+class Written(NamedTuple):
+    """The completions of a turn, one entry a prompt, the end token included.
+
+    logprobs, entropies: one number a token, in nats, at the step's temperature; None where the writer has none.
+    """
+
+    completion_ids: list[list[int]]
+    logprobs: list[list[float]] | None = None
+    entropies: list[list[float]] | None = None
+
+
+Write = Callable[[list[list[int]], list[int], int], Written]
+"""write(prompts, episodes, turn): prompts as token ids; episodes: the number of each prompt's; turn: counted from 1."""
 _MEND = "show fewer actions or shorter observations"
 
 
@@ -32,6 +44,7 @@ class Turn:
     prompt_ids, completion_ids: as sampled, the end token included; logprobs: one a completion token, None if unknown.
     observation: the text that the model read; completion: the text it wrote; result: the next observation.
     reward: of this turn. invalid: the action could not be read. cut_off: the completion reached the token limit.
+    entropies: one a completion token, in nats; None if unknown.
     """
 
     prompt_ids: list[int]
@@ -43,6 +56,7 @@ class Turn:
     reward: float
     invalid: bool
     cut_off: bool
+    entropies: list[float] | None = None
 
 
 @dataclass
@@ -75,7 +89,7 @@ def rollout_episodes(
     rows: Sequence[Mapping[str, Any]],
     renderer: Renderer,
     world: VectorEnv,
-    complete: Complete,
+    write: Write,
     *,
     max_completion_tokens: int | None = None,
     context: float = math.inf,
@@ -83,8 +97,8 @@ def rollout_episodes(
 ) -> list[Episode]:
     """One episode of an EpisodeTask a row, in parallel; ended episodes take no part in later turns.
 
-    max_completion_tokens: of each turn; default the task's. context: the most tokens of a prompt with its completion.
-    progress: called with (ended, all) after each turn.
+    write: makes the completions of a turn. max_completion_tokens: of each turn; default the task's.
+    context: the most tokens of a prompt with its completion. progress: called with (ended, all) after each turn.
     Raises EpisodeError for an environment that breaks its contract, and for a prompt that leaves no room.
     """
     limit = max_completion_tokens or task.max_completion_tokens
@@ -101,23 +115,25 @@ def rollout_episodes(
         for i in numbers:
             with _as_episode_errors(world, i, turn):
                 check_context(context, len(conversations[i].ids), limit, where="the prompt", mend=_MEND)
-        completions = dict(zip(numbers, complete(prompts, numbers, turn), strict=True))
-        texts = {i: renderer.text_of(ids) for i, (ids, _) in completions.items()}
+        written = write(prompts, numbers, turn)
+        texts = dict(zip(numbers, map(renderer.text_of, written.completion_ids), strict=True))
         actions = {i: view.said(view.prefill + text) for i, text in texts.items()}
         outcomes = world.step(actions, turn, last=turn == task.max_turns)
-        for i in sorted(numbers):
-            ids, logprobs = completions[i]
-            outcome = outcomes[i]
+        logprobs = written.logprobs or [None] * len(numbers)
+        entropies = written.entropies or [None] * len(numbers)
+        for place, i in enumerate(numbers):
+            ids, outcome = written.completion_ids[place], outcomes[i]
             finished = Turn(
                 prompt_ids=list(conversations[i].ids),
                 completion_ids=list(ids),
-                logprobs=logprobs,
+                logprobs=logprobs[place],
                 observation=observations[i],
                 completion=texts[i],
                 result=outcome.observation,
                 reward=outcome.reward,
                 invalid=outcome.invalid,
                 cut_off=renderer.cut_off(ids),
+                entropies=entropies[place],
             )
             episodes[i].turns.append(finished)
             observations[i] = outcome.observation
