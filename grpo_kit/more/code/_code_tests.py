@@ -164,7 +164,9 @@ def _is_near(line: str, expected: str, tolerance: float) -> bool:
 
 
 def _number(text: str) -> int | float:
-    return int(text) if text.lstrip("+-").isdigit() and len(text) <= 40 else float(text)
+    if text.lstrip("+-").isdigit() and len(text) <= 40:
+        return int(text)
+    return float(text)
 
 
 def _tolerance(test: dict, place: int, default: float | None) -> float | None:

@@ -151,7 +151,11 @@ def literal(node: ast.expr) -> Any:
             if not are_numbers and max(size_a, size_b) > 10_000:
                 raise ValueError("too long")
             return _ARITHMETIC[type(op)](a, b)
-        case ast.BinOp(left=ast.Constant(value=int(a)), op=ast.Pow(), right=ast.Constant(value=int(b))):
+        case ast.BinOp(
+            left=ast.Constant(value=int(a)),
+            op=ast.Pow(),
+            right=ast.Constant(value=int(b)),
+        ):
             if a > 1000 or b > 64:
                 raise ValueError("too large")
             return a**b
@@ -165,7 +169,9 @@ def literal(node: ast.expr) -> Any:
 
 
 def _size(value: Any) -> float:
-    return len(value) if isinstance(value, str | list | tuple) else abs(value)
+    if isinstance(value, str | list | tuple):
+        return len(value)
+    return abs(value)
 
 
 def _test(node: ast.expr, entry_point: str) -> dict:
@@ -178,14 +184,20 @@ def _test(node: ast.expr, entry_point: str) -> dict:
             call, read_as = _unwrapped(left)
             return _test_of(call, literal(right), entry_point, read_as=read_as)
         case ast.Compare(
-            left=ast.Call(func=ast.Name(id="abs"), args=[ast.BinOp(left=left, op=ast.Sub(), right=right)]),
+            left=ast.Call(
+                func=ast.Name(id="abs"),
+                args=[ast.BinOp(left=left, op=ast.Sub(), right=right)],
+            ),
             ops=[ast.Lt() | ast.LtE()],
             comparators=[bound],
         ):
             if not _is_call(left, entry_point):
                 left, right = right, left
             return _test_of(left, literal(right), entry_point, tolerance=literal(bound))
-        case ast.Call(func=ast.Attribute(value=ast.Name(id="math"), attr="isclose"), args=[left, right]):
+        case ast.Call(
+            func=ast.Attribute(value=ast.Name(id="math"), attr="isclose"),
+            args=[left, right],
+        ):
             expected = literal(right)
             bounds = {keyword.arg: literal(keyword.value) for keyword in node.keywords}
             if set(bounds) - {"rel_tol", "abs_tol"}:

@@ -116,15 +116,23 @@ def _stratified(problems: list[dict], count: int, seed: int) -> list[dict]:
 
 
 def _block(program: str, prefill: str) -> str:
-    opening = "" if prefill.endswith(_PREFILL) else _PREFILL
-    return f"{opening}{program.rstrip()}\n```"
+    block = f"{program.rstrip()}\n```"
+    if prefill.endswith(_PREFILL):
+        return block
+    return _PREFILL + block
 
 
 def _cases(row: dict) -> list[Case]:
     """The honest block, and right programs with wrong fences around them."""
     body = row["answer"].rstrip("\n")
 
-    def case(name: str, completion: str, tie: str = "never", *, honest: bool = False) -> Case:
+    def case(
+        name: str,
+        completion: str,
+        tie: str = "never",
+        *,
+        honest: bool = False,
+    ) -> Case:
         return Case(name, completion, honest, tie, _PREFILL, row)
 
     return [

@@ -240,25 +240,23 @@ def answer_block(blocks: Sequence[Block]) -> Block | None:
     candidates = _programs(named) if named else unnamed
     if not candidates:
         is_alone = len(named) == 1 and all(block.closed for block in blocks)
-        return named[0] if is_alone else None  # it is no Python: callers check that
+        return named[0] if is_alone else None  # callers find that it is no Python
     unmarked = {key: p for key, p in unnamed.items() if p.acts and key not in candidates}
     programs = unmarked | candidates
     if len(programs) > _MOST_PROGRAMS:
         return None
     answers = []
     for program in programs.values():
-        others = [other for other in programs.values() if other is not program]
-        if not any(_belongs_to(program, other) for other in others):
+        rivals = [rival for rival in programs.values() if rival is not program]
+        if not any(_belongs_to(program, rival) for rival in rivals):
             answers.append(program)
-    if len(answers) != 1 or answers[0].key not in candidates:
-        return None
-    return answers[0].block
+    is_one = len(answers) == 1 and answers[0].key in candidates
+    return answers[0].block if is_one else None
 
 
 def _programs(blocks: Sequence[Block]) -> dict[str, _Program]:
     """The different programs of the blocks by their key; the last block of equal ones."""
-    programs = filter(None, map(_program, blocks))
-    return {program.key: program for program in programs}
+    return {program.key: program for program in map(_program, blocks) if program}
 
 
 def _program(block: Block) -> _Program | None:
@@ -291,12 +289,12 @@ def _does_nothing(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.AnnAssign) and statement.value is None  # "Sum: ten" is words
 
 
-def _belongs_to(program: _Program, other: _Program) -> bool:
-    """Whether the program is no second answer beside the other but a part of it, or an example or a test of it."""
-    is_earlier = program.block.start < other.block.start
-    if len(program.lines) < len(other.lines) and (is_earlier or not program.defines):
-        other_lines = iter(other.lines)
-        if all(line in other_lines for line in program.lines):
+def _belongs_to(program: _Program, rival: _Program) -> bool:
+    """Whether the program is no second answer beside the rival but a part of it, or an example or a test of it."""
+    is_earlier = program.block.start < rival.block.start
+    if len(program.lines) < len(rival.lines) and (is_earlier or not program.defines):
+        rival_lines = iter(rival.lines)
+        if all(line in rival_lines for line in program.lines):
             return True
-    only_tests = all(map(_TESTS.match, program.defines)) and not program.binds & other.defines
-    return only_tests and bool(program.uses & other.defines)
+    only_tests = all(map(_TESTS.match, program.defines)) and not program.binds & rival.defines
+    return only_tests and bool(program.uses & rival.defines)

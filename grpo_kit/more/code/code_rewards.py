@@ -211,8 +211,10 @@ def _opens(prefill: str) -> bool:
 
 
 def _block(honest: Case, name: str, code: str) -> Case:
-    opening = "" if _opens(honest.prefill) else "```python\n"
-    return honest.cheat(name, f"{opening}{code}```", "format")
+    block = f"{code}```"
+    if not _opens(honest.prefill):
+        block = f"```python\n{block}"
+    return honest.cheat(name, block, "format")
 
 
 # ---- programs that try to pass hidden tests without solving anything; CodeTests is checked against them ----

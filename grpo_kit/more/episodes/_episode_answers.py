@@ -69,7 +69,13 @@ class Played(Answers):
         return super().table().assign(turns=turns, done=ends)
 
 
-def play(task: Any, model: Any, tokenizer: Any, rows: Sequence[dict], asked: Asked) -> Played:
+def play(
+    task: Any,
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[dict],
+    asked: Asked,
+) -> Played:
     """Episodes of each row of an EpisodeTask, in parallel."""
     if asked.folder is not None:
         raise ValueError(
@@ -117,7 +123,15 @@ def play(task: Any, model: Any, tokenizer: Any, rows: Sequence[dict], asked: Ask
         cut_off = any(turn.cut_off for turn in episode.turns)
         completions.append(Completion(conversation(episode), tokens, cut_off))
     prompts = [tokenizer.decode(episode.turns[0].prompt_ids) for episode in episodes[::samples]]
-    return Played(task, list(rows), prompts, completions, samples, settings, episodes)
+    return Played(
+        task,
+        list(rows),
+        prompts,
+        completions,
+        samples,
+        settings,
+        episodes,
+    )
 
 
 def conversation(episode: Episode) -> str:

@@ -38,7 +38,12 @@ Writer = Callable[[Any, Any, Config, StepNumbers], AbstractContextManager[Write]
 
 
 @contextmanager
-def plain_turns(model: Any, tokenizer: Any, config: Config, numbers: StepNumbers) -> Iterator[Write]:
+def plain_turns(
+    model: Any,
+    tokenizer: Any,
+    config: Config,
+    numbers: StepNumbers,
+) -> Iterator[Write]:
     """Turns by transformers' generate, each prompt computed from its first token. It plays any causal model."""
     yield lambda prompts, episodes, turn: _plain_turn(model, tokenizer, config, numbers, prompts, episodes)
 
@@ -57,7 +62,13 @@ class EngineTurns:
             self._turn = OrPlainly(self._engine_turn, _plain_turn, "engine")
 
     @contextmanager
-    def __call__(self, model: Any, tokenizer: Any, config: Config, numbers: StepNumbers) -> Iterator[Write]:
+    def __call__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        config: Config,
+        numbers: StepNumbers,
+    ) -> Iterator[Write]:
         """The rollout's write. Afterwards the engine gives its memory back, unless graphs may stay on a card."""
         all_prompts: list[Sequence[int]] = []
         all_completions: list[list[int]] = []

@@ -123,6 +123,7 @@ def episode_measures(batch: Batch, *, success: float, chat: bool) -> dict[str, f
     for index, total in zip(first, totals, strict=True):
         totals_of[batch.groups[index]].append(total)
     groups = totals_of.values()
+    ends = batch.extra["done"]
     texts = list(zip(batch.completions, batch.extra["result"], strict=True))
     pairs: list[tuple[int, int]] = []  # a turn and the one behind it
     for turns in episodes.values():
@@ -139,7 +140,7 @@ def episode_measures(batch: Batch, *, success: float, chat: bool) -> dict[str, f
         "frac_reward_zero_std": fmean(map(_are_equal, groups)),
         "episodes/turns": len(batch) / len(episodes),
         "episodes/success": fmean(total >= success for total in totals),
-        "episodes/unfinished": fmean(not batch.extra["done"][turns[-1]] for turns in episodes.values()),
+        "episodes/unfinished": fmean(not ends[turns[-1]] for turns in episodes.values()),
         "episodes/invalid": fmean(batch.extra["invalid"]),
         "episodes/cut_off": fmean(batch.cut_off),
         "episodes/repeated": share(lambda turn, later: texts[turn] == texts[later]),

@@ -92,8 +92,9 @@ class VectorEnv:
         results = self._call("step", {i: (text,) for i, text in texts.items()}, turn)
         outcomes = {i: self._outcome(result, i, turn) for i, result in results.items()}
         if last:
-            unpaid = [i for i in outcomes if not outcomes[i].done and hasattr(self._playing[i], "settle")]
-            for i, settled in self._call("settle", {i: () for i in unpaid}, turn).items():
+            unfinished = [i for i, outcome in outcomes.items() if not outcome.done]
+            unpaid = [i for i in unfinished if hasattr(self._playing[i], "settle")]
+            for i, settled in self._call("settle", dict.fromkeys(unpaid, ()), turn).items():
                 reward = outcomes[i].reward + self._reward(settled, i, turn)
                 outcomes[i] = outcomes[i]._replace(reward=reward)
         return outcomes
@@ -106,7 +107,8 @@ class VectorEnv:
         observation, reward, done = result
         self._check_text(observation, i, turn)
         reward = self._reward(reward, i, turn)
-        return Outcome(observation, reward, bool(done), bool(getattr(self._playing[i], "invalid", False)))
+        invalid = bool(getattr(self._playing[i], "invalid", False))
+        return Outcome(observation, reward, bool(done), invalid)
 
     def _reward(self, value: Any, i: int, turn: int) -> float:
         try:

@@ -97,7 +97,13 @@ class EpisodeTask(Task):
 
         return fast_episodes(model, config)
 
-    def play(self, model: Any, tokenizer: Any, rows: Sequence[dict], asked: Any) -> Any:
+    def play(
+        self,
+        model: Any,
+        tokenizer: Any,
+        rows: Sequence[dict],
+        asked: Any,
+    ) -> Any:
         """Episodes of the rows, judged: episodes.episode_answers.Played."""
         from grpo_kit.more.episodes._episode_answers import play
 
@@ -129,7 +135,8 @@ class EpisodeTask(Task):
 
     def score(self, policy: Policy, rows: Sequence[dict] | None = None, *, seed: int = 0) -> float:
         """Share of the rows (default held_out) on which the policy succeeds."""
-        return fmean(self._successes(policy, self.held_out if rows is None else rows, seed))
+        rows = self.held_out if rows is None else rows
+        return fmean(self._successes(policy, rows, seed))
 
     def _successes(self, policy: Policy, rows: Sequence[dict], seed: int = 0) -> list[bool]:
         rng, world = random.Random(seed), self.world()
@@ -167,9 +174,11 @@ class EpisodeTask(Task):
             n_right = [sum(successes) for successes in self._plan_successes(plans, rows)]
             best = max(n_right)
             name = f"always {', '.join(plans[n_right.index(best)])}"
-            by_chance = fmean(self.score(_at_random(self.actions), rows, seed=seed + k) for k in range(8))
-            scores = {name: best / len(rows), "random": by_chance}
-            self._blind_scores[key] = dict(sorted(scores.items(), key=lambda item: -item[1]))
+            chance = _at_random(self.actions)
+            plays = [self.score(chance, rows, seed=seed + k) for k in range(8)]
+            scores = {name: best / len(rows), "random": fmean(plays)}
+            ranked = sorted(scores.items(), key=lambda item: -item[1])
+            self._blind_scores[key] = dict(ranked)
         return dict(self._blind_scores[key])
 
     @cached_property

@@ -83,7 +83,12 @@ def shortest(row: Mapping[str, Any], rng: random.Random) -> Any:
 
 
 def grid(
-    n_train: int = 128, n_held_out: int = 64, *, size: int = 5, max_turns: int = 4, seed: int = 0
+    n_train: int = 128,
+    n_held_out: int = 64,
+    *,
+    size: int = 5,
+    max_turns: int = 4,
+    seed: int = 0,
 ) -> EpisodeTask:
     """Doors at most max_turns steps away; no pair of start and door is in both splits.
 

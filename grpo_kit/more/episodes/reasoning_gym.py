@@ -61,13 +61,19 @@ def from_reasoning_gym(
     reward = ReasoningGymScore(name, size=size, **config)
     example = _row(reward, (3 * seed + 2) * _APART, 0)
 
-    def rows(part: int, count: int, argument: str, avoid: Iterable[str]) -> list[dict]:
+    def rows(
+        part: int,
+        count: int,
+        argument: str,
+        avoid: Iterable[str],
+    ) -> list[dict]:
         candidates = (_row(reward, (3 * seed + part) * _APART, index) for index in range(size))
         what = f"{name!r} ({argument}={count})"
         return distinct_rows(lambda: next(candidates, None), count, what=what, avoid=avoid)
 
     held_out = rows(0, n_held_out, "n_held_out", [example["question"]])
-    train = rows(1, n_train, "n_train", [example["question"], *(row["question"] for row in held_out)])
+    questions = [row["question"] for row in [example, *held_out]]
+    train = rows(1, n_train, "n_train", questions)
     # Some data sets have a scorer but no answers: there is no example to show then.
     examples = ()
     if example["answer"]:
@@ -143,8 +149,12 @@ def from_reasoning_gym_tries(
         max_turns=tries,
         max_completion_tokens=max_completion_tokens,
         optimum=optimum if all(answers) else None,
-        actions=tuple(action.replace("{", "{{").replace("}", "}}") for action in actions),
+        actions=tuple(map(_with_doubled_braces, actions)),
     )
+
+
+def _with_doubled_braces(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _only_said(goal: str, actions: Sequence[str], observation: str) -> str:
@@ -192,7 +202,14 @@ class ReasoningGymScore(AnswerReward):
     [0.0]
     """
 
-    def __init__(self, name: str, *, tag: str = "answer", size: int = 1000, **config: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        tag: str = "answer",
+        size: int = 1000,
+        **config: Any,
+    ) -> None:
         super().__init__(f"{name}_score", "entry", tag=tag)
         self.name, self.size, self.config = name, size, config
         self._datasets: dict[int, Any] = {}
@@ -243,7 +260,12 @@ class ReasoningGymScore(AnswerReward):
                 close = [name for name in names if self.name[:4] in name] or names
                 raise ValueError(f"name={self.name!r} is no reasoning-gym data set; there are {close}")
             try:
-                dataset = reasoning_gym.create_dataset(self.name, seed=seed, size=self.size, **self.config)
+                dataset = reasoning_gym.create_dataset(
+                    self.name,
+                    seed=seed,
+                    size=self.size,
+                    **self.config,
+                )
             except (TypeError, AssertionError, ValueError) as error:
                 raise ValueError(f"config={self.config!r} does not fit {self.name!r}: {error}") from error
             self._datasets[seed] = dataset

@@ -40,7 +40,12 @@ def recorded(make: Callable[[], Environment], path: str | Path) -> Callable[[], 
             started = time.perf_counter()
             observation = self.inner.reset(row)
             self.row, self.said = row_key(row), []
-            note(row=self.row, said=[], observation=observation, seconds=time.perf_counter() - started)
+            note(
+                row=self.row,
+                said=[],
+                observation=observation,
+                seconds=time.perf_counter() - started,
+            )
             return observation
 
         def step(self, text: str) -> tuple[str, float, bool]:

@@ -114,7 +114,13 @@ def rollout_episodes(
         prompts = [conversations[i].ids for i in numbers]
         for i in numbers:
             with _as_episode_errors(world, i, turn):
-                check_context(context, len(conversations[i].ids), limit, where="the prompt", mend=_MEND)
+                check_context(
+                    context,
+                    len(conversations[i].ids),
+                    limit,
+                    where="the prompt",
+                    mend=_MEND,
+                )
         written = write(prompts, numbers, turn)
         texts = dict(zip(numbers, map(renderer.text_of, written.completion_ids), strict=True))
         actions = {i: view.said(view.prefill + text) for i, text in texts.items()}
@@ -242,7 +248,17 @@ def _answered(
         result, reward, episode.done, invalid = outcomes[0]
         prompt_ids = list(conversation.ids)
         episode.turns.append(
-            Turn(prompt_ids, ids, None, observation, response, result, reward, invalid, cut_off=False)
+            Turn(
+                prompt_ids,
+                ids,
+                None,
+                observation,
+                response,
+                result,
+                reward,
+                invalid,
+                cut_off=False,
+            )
         )
         if episode.done:
             break

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 _ASKED, _THOUGHT, _ANSWER, _NEXT = "KITASKED", "KITTHOUGHT", "KITANSWER", "KITNEXT"
 _QUESTION = {"role": "user", "content": _ASKED}
 _TOOL_NAME, _CALL_ID = "kitlook", "abcdefghi"
-_CALL = {"id": _CALL_ID, "type": "function", "function": {"name": _TOOL_NAME, "arguments": {"x": "y"}}}
+_CALL = {
+    "id": _CALL_ID,
+    "type": "function",
+    "function": {"name": _TOOL_NAME, "arguments": {"x": "y"}},
+}
 _PROPERTY = {"x": {"type": "string", "description": "what"}}
 _TOOL = {
     "type": "function",
@@ -105,7 +109,9 @@ def audit_turns(tokenizer: PreTrainedTokenizerBase) -> TurnAudit:
 def _rendered(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **options: Any) -> str:
     """The text of a conversation. Templates of vision models accept a text only as a list of parts: the second try."""
     options = {"add_generation_prompt": True, **options}
-    in_parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+    in_parts = []
+    for message in messages:
+        in_parts.append({**message, "content": [{"type": "text", "text": message["content"]}]})
     texts, errors = [], []
     for turns in (messages, in_parts):
         try:
@@ -175,7 +181,12 @@ def _outcome(render: Render, answer: dict[str, Any], next_turn: str) -> tuple[st
     return ("kept" if _THOUGHT in text else "dropped"), text
 
 
-def _extends(text: str, first: str, mark: str, tag: str = "") -> bool:
+def _extends(
+    text: str,
+    first: str,
+    mark: str,
+    tag: str = "",
+) -> bool:
     """Does the text begin with the first prompt and continue with the completion: the tag, white space, the mark?"""
     if not text.startswith(first):
         return False

@@ -225,5 +225,9 @@ def call_reward(
     """
     if len(weights) != 3:
         raise ValueError(f"weights={weights!r}: give three, of validity, accuracy and efficiency")
-    parts = [CallValidity(operations, tag=tag), CallAccuracy(column=column, tag=tag), CallEfficiency(tag=tag)]
+    parts = [
+        CallValidity(operations, tag=tag),
+        CallAccuracy(column=column, tag=tag),
+        CallEfficiency(tag=tag),
+    ]
     return WeightedSum(list(zip(parts, weights, strict=True)))
