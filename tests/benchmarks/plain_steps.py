@@ -12,7 +12,7 @@ from benchmarks.oracle.step_runs import EPSILON, EPSILON_HIGH, MAX_GRAD_NORM, ST
 from benchmarks.oracle.steps import change, weights
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.more.episodes.observation import Renderer
-from grpo_kit.more.episodes.rollout_episodes import rollout_episodes
+from grpo_kit.more.episodes.rollout_episodes import Written, rollout_episodes
 from grpo_kit.objectives import dapo, token_logprobs
 from grpo_kit.rewards.scoring import score_all
 
@@ -108,8 +108,8 @@ class Plain:
             task.train[place]
             for place in dict(zip(recorded["episodes"], recorded["rows"], strict=True)).values()
         ]
-        complete = lambda prompts, who, turn: [(turns[i][turn - 1], None) for i in who]  # noqa: E731
-        return rollout_episodes(task, rows, renderer, task.world(), complete)
+        write = lambda prompts, episodes, turn: Written([turns[i][turn - 1] for i in episodes])  # noqa: E731
+        return rollout_episodes(task, rows, renderer, task.world(), write)
 
     def totals(self, parts, weight, size):
         """Weighted sums over the rewards that judge any of the group; None where one of them does not judge."""

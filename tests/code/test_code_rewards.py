@@ -13,18 +13,8 @@ from hypothesis import strategies as st
 from grpo_kit.more.code import _code_runner as code_runner
 from grpo_kit.more.code import sandbox
 from grpo_kit.more.code._code_harness import as_json, encode
-from grpo_kit.more.code._code_runner import CodeRunner
-from grpo_kit.more.code._code_tests import (
-    Answer,
-    CallTest,
-    Job,
-    StdinTest,
-    _answer,
-    _read_lines,
-    passes,
-    programs_of,
-    read_tests,
-)
+from grpo_kit.more.code._code_runner import CodeRunner, Job, _answer, _read_lines, programs_of
+from grpo_kit.more.code._code_tests import Answer, CallTest, StdinTest, passes, read_tests
 from grpo_kit.more.code._code_values import decode, read_json, same
 from grpo_kit.more.code.code_answer import extract_code, own_code
 from grpo_kit.more.code.code_rewards import CodeFormat, CodeRuns, CodeTests

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from grpo_kit.more.code._code_files import load_problems
-from grpo_kit.more.code._code_runner import CodeRunner
-from grpo_kit.more.code._code_tests import Job, passes, read_tests
+from grpo_kit.more.code._code_runner import CodeRunner, Job
+from grpo_kit.more.code._code_tests import passes, read_tests
 from grpo_kit.more.code._code_values import AssertionNotReadError, decode, literal, read_assertions
 from grpo_kit.more.code.code import code
 from grpo_kit.more.code.sandbox import isolation

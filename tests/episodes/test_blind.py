@@ -43,7 +43,7 @@ def task(codes, actions, **options):
     ],
 )
 def test_how_long_the_sequences_are(actions, max_turns, most, why):
-    assert task(["a"], tuple(map(str, range(actions))), max_turns=max_turns)._most() == most, why
+    assert task(["a"], tuple(map(str, range(actions))), max_turns=max_turns)._longest_plan() == most, why
 
 
 def test_sequences_go_on_from_the_start_until_the_episode_ends():

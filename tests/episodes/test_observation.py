@@ -12,8 +12,7 @@ from grpo_kit.models import load_policy
 from grpo_kit.more.episodes import grid
 from grpo_kit.more.episodes.episode_task import EpisodeTask
 from grpo_kit.more.episodes.observation import Renderer, View, write_turn
-from grpo_kit.more.episodes.rollout_episodes import rollout_episodes
-from grpo_kit.more.episodes.show import show_turns
+from grpo_kit.more.episodes.rollout_episodes import Written, rollout_episodes, show_turns
 from grpo_kit.more.episodes.template_audit import audit_turns
 from grpo_kit.prompts import PromptError, build_prompt
 
@@ -158,7 +157,7 @@ def test_environments_do_not_read_thoughts(prefill, written, said, tokenizer):
 
     def complete(asked, who, turn):
         prompts.extend(asked)
-        return [(sampled(tokenizer, written), None)]
+        return Written([sampled(tokenizer, written)])
 
     rollout_episodes(task, task.train, Renderer(tokenizer, view), task.world(), complete)
     assert heard == [said, said]

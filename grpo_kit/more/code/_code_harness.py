@@ -44,10 +44,10 @@ def encode(value, depth=0):
         number = complex.__pos__(value)
         return {"$complex": [number.real, number.imag]}
     if isinstance(value, dict):
-        pairs = [(encode(k, depth + 1), encode(v, depth + 1)) for k, v in dict.items(value)]
+        pairs = [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in dict.items(value)]
         if all(type(key) is str and not key.startswith("$") for key, _ in pairs):
             return dict(pairs)
-        return {"$dict": [list(pair) for pair in pairs]}
+        return {"$dict": pairs}
     for kind in (list, tuple, set, frozenset):
         if isinstance(value, kind):
             items = [encode(item, depth + 1) for item in kind.__iter__(value)]
@@ -84,9 +84,8 @@ def compiled(source):
 
 def run_script(source):
     """Run the program as a script: its own stdin, stdout and exit code."""
-    builtins.exit = builtins.quit = (
-        sys.exit
-    )  # which Python's site gives to scripts; there is none in the sandbox
+    # Python's site gives these to scripts; there is none in the sandbox.
+    builtins.exit = builtins.quit = sys.exit
     exec(compiled(source), {"__name__": "__main__"})
 
 
@@ -98,10 +97,13 @@ def find(module, entry_point):
     owner, _, name = entry_point.replace("()", "").rpartition(".")
     if not owner and not hasattr(module, name) and hasattr(module, "Solution"):
         owner = "Solution"
-    function = getattr(getattr(module, owner)() if owner else module, name)
-    if not callable(function):
+
+    def function():
+        return getattr(getattr(module, owner)() if owner else module, name)
+
+    if not callable(function()):
         raise TypeError(f"{entry_point} is not callable")
-    return (lambda *args: getattr(getattr(module, owner)(), name)(*args)) if owner else function
+    return (lambda *args: function()(*args)) if owner else function()
 
 
 def call_all(source, entry_point, calls, mark):
@@ -121,19 +123,19 @@ def call_all(source, entry_point, calls, mark):
         pass  # the mark still distinguishes these lines from the program's
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8", errors="replace")
 
-    def tell(place, what):
-        text = as_json(what)
+    def tell(place, result):
+        text = as_json(result)
         if len(text) > LONGEST:
             text = as_json({"other": f"longer than {LONGEST} characters"})
         line = f"\n{mark} {place} {text}\n".encode()
         while line:
             line = line[os.write(out, line) :]
 
-    def failed(error):
+    def described(error):
         try:
-            return {"error": f"{type(error).__name__}: {error}"[:200]}
+            return f"{type(error).__name__}: {error}"[:200]
         except Exception:
-            return {"error": "an exception without a text"}
+            return "an exception without a text"
 
     builtins.exit = builtins.quit = sys.exit
     module = type(sys)("solution")
@@ -148,7 +150,7 @@ def call_all(source, entry_point, calls, mark):
                 raise ValueError(f"exit code {error.code}") from None
         function = find(module, entry_point)
     except Exception as error:
-        tell(-1, failed(error))
+        tell(-1, {"error": described(error)})
         os._exit(1)
     tell(-1, {"value": None})
     inf, nan = float("inf"), float("nan")
@@ -157,13 +159,13 @@ def call_all(source, entry_point, calls, mark):
     for place, text in enumerate(calls):
         args = eval(text, names)
         try:
-            given = function(*args)
+            value = function(*args)
         except Exception as error:
-            tell(place, failed(error))
+            tell(place, {"error": described(error)})
             continue
         try:
-            what = {"value": encode(given)}
+            result = {"value": encode(value)}
         except Exception as error:
-            what = {"other": failed(error)["error"]}
-        tell(place, what)
+            result = {"other": described(error)}
+        tell(place, result)
     os._exit(0)

@@ -1,25 +1,17 @@
-"""Tests of a program: reads them from a data set column, and turns sandbox results into outcomes."""
+"""Tests of a program: reads them from a data set column, and judges the program's answers."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import zip_longest
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from grpo_kit.more.code._code_harness import LONGEST, NOT_PYTHON
-from grpo_kit.more.code._code_values import READ_AS, decode, read_json, same
+from grpo_kit.more.code._code_harness import LONGEST
+from grpo_kit.more.code._code_values import READ_AS, decode, same
 from grpo_kit.rewards.response import python_value
 
-if TYPE_CHECKING:
-    from grpo_kit.more.code.sandbox import SandboxResult
-
-_PLACE = re.compile(r"-?[0-9]{1,6}")
 _ENTRY_POINT = re.compile(r"(?:[^\W\d]\w*(?:\(\))?\.)?([^\W\d]\w*)")
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 
@@ -36,6 +28,11 @@ class CallTest:
     tolerance: float = 1e-9
     read_as: str | None = None
 
+    @property
+    def input(self) -> str:
+        """The text that the program receives."""
+        return self.args
+
 
 @dataclass(frozen=True)
 class StdinTest:
@@ -47,6 +44,16 @@ class StdinTest:
     stdin: str
     stdout: str
     tolerance: float | None = None
+
+    @property
+    def input(self) -> str:
+        """The text that the program receives."""
+        return self.stdin
+
+    @property
+    def expected(self) -> str:
+        """The text that the program should print."""
+        return self.stdout
 
 
 Test = CallTest | StdinTest
@@ -61,37 +68,6 @@ class Answer:
 
     kind: Literal["value", "other", "error", "none"] = "none"
     value: Any = None
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class Job:
-    """A program and its inputs: calls of `entry_point` (argument texts), or texts to read from stdin.
-
-    entry_point: "f", or a method "Solution().f" or "Solution.f"; "f" may also be in a class Solution.
-    """
-
-    source: str
-    entry_point: str | None
-    inputs: tuple[str, ...]
-
-    @classmethod
-    def of(cls, source: str, entry_point: str | None, tests: Sequence[Test]) -> Job:
-        """The program with the inputs of its tests."""
-        inputs = tuple(test.args if isinstance(test, CallTest) else test.stdin for test in tests)
-        return cls(source, entry_point or None, inputs)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a program. parses: it is Python. runs: it ended without an error, and so did every call or input.
-
-    error: the first error, as the child process worded it; "" if there was none.
-    """
-
-    parses: bool
-    runs: bool
-    answers: tuple[Answer, ...]
     error: str = ""
 
 
@@ -124,8 +100,10 @@ def _without_padding(tests: Any) -> Any:
         return [_without_padding(test) if isinstance(test, dict) else test for test in tests]
     if not isinstance(tests, dict):
         return tests
-    called = tests.get("args") is not None
-    return {key: value for key, value in tests.items() if value is not None or called and key == "expected"}
+    is_call = tests.get("args") is not None
+    return {
+        key: value for key, value in tests.items() if value is not None or (is_call and key == "expected")
+    }
 
 
 def function_name(entry_point: str) -> str:
@@ -134,10 +112,10 @@ def function_name(entry_point: str) -> str:
     >>> function_name("Solution().two_sum")
     'two_sum'
     """
-    found = _ENTRY_POINT.fullmatch(entry_point)
-    if not found:
+    match = _ENTRY_POINT.fullmatch(entry_point)
+    if not match:
         raise ValueError(f"entry_point={entry_point!r}: use 'f', 'Solution().f' or 'Solution.f'")
-    return found[1]
+    return match[1]
 
 
 def passes(answer: Answer, test: Test) -> bool:
@@ -148,108 +126,47 @@ def passes(answer: Answer, test: Test) -> bool:
     """
     if answer.kind != "value":
         return False
+    value, expected = answer.value, test.expected
     if isinstance(test, StdinTest):
-        given, expected = _lines(answer.value), _lines(test.stdout)
-        near = test.tolerance is not None and len(given) == len(expected)
-        return given == expected or (near and all(map(_near, given, expected, [test.tolerance] * len(given))))
-    given, expected = answer.value, test.expected
+        return _lines_agree(value, expected, test.tolerance)
     if test.read_as is not None:
+        convert = READ_AS[test.read_as]
         try:
-            given, expected = READ_AS[test.read_as](given), READ_AS[test.read_as](expected)
+            value, expected = convert(value), convert(expected)
         except TypeError:  # no collection, or its items cannot be sorted or hashed
             return False
-    return same(given, expected, tolerance=test.tolerance)
+    return same(value, expected, tolerance=test.tolerance)
 
 
-@cache
-def _child() -> str:
-    return Path(__file__).with_name("_code_harness.py").read_text(encoding="utf-8")
-
-
-def programs_of(job: Job, mark: str) -> list[tuple[str, str]]:
-    """(code, stdin) of each process of the job. ascii() because a program's text may hold anything."""
-    if job.entry_point is not None:
-        call = f"call_all({ascii(job.source)}, {ascii(job.entry_point)}, {ascii(job.inputs)}, {mark!r})"
-        return [(f"{_child()}\n{call}\n", "")]
-    code = f"{_child()}\nrun_script({ascii(job.source)})\n"
-    # A "\r" before the line's end would reach the program through input().
-    return [(code, stdin.replace("\r\n", "\n")) for stdin in job.inputs or ("",)]
-
-
-def outcome_of(job: Job, results: Sequence[SandboxResult], mark: str) -> Outcome:
-    """The outcome of a job from the sandbox results of its programs (see programs_of, called with the same mark)."""
-    if any(result.exit_code == NOT_PYTHON and result.status == "error" for result in results):
-        return Outcome(False, False, (Answer(),) * len(job.inputs), "not Python")
-    if job.entry_point is None:
-        answers = [_printed(result) for result in results]
-        loaded = Answer("value")
-    else:
-        loaded, *answers = _read_lines(results[0].stdout, mark, len(job.inputs))
-    judged = [loaded, *answers]
-    wrong = next((answer for answer in judged if answer.kind not in ("value", "other")), None)
-    error = "" if wrong is None else wrong.error or _why(results[0])
-    return Outcome(True, wrong is None, tuple(answers[: len(job.inputs)]), error)
-
-
-def _printed(result: SandboxResult) -> Answer:
-    if not result.ok:
-        return Answer("error", error=_why(result))
-    if len(result.stdout) > LONGEST:  # outcomes are kept: flooded stdout must not fill memory
-        return Answer("other", error="longer than a result may be")
-    return Answer("value", result.stdout)
-
-
-def _read_lines(stdout: str, mark: str, calls: int) -> list[Answer]:
-    """Answers -1 .. calls - 1 from the written lines; a call with two answers counts as not answered."""
-    found: dict[int, list[str]] = {}
-    for line in stdout.split("\n"):
-        head, _, rest = line.partition(" ")
-        place, _, text = rest.partition(" ")
-        if head == mark and _PLACE.fullmatch(place):
-            found.setdefault(int(place), []).append(text)
-    texts = [found.get(place, []) for place in range(-1, calls)]
-    return [_answer(written[0]) if len(written) == 1 else Answer() for written in texts]
-
-
-def _answer(text: str) -> Answer:
-    # The program may write anything here. The limit on length bounds the work: in a set, integers whose hashes
-    # collide (multiples of 2**61 - 1) cost the square of their number.
-    if len(text) > LONGEST:
-        return Answer("other", error="longer than a result may be")
-    try:
-        data = read_json(text)
-        ((kind, inside),) = data.items()
-        if kind == "value":
-            return Answer("value", decode(inside))
-    except (ValueError, TypeError, AttributeError, OverflowError):
-        return Answer("other", error="unreadable")
-    return Answer("error" if kind == "error" else "other", error=str(inside)[:200])
-
-
-def _why(result: SandboxResult) -> str:
-    """The limit that stopped the program, or the last line of the traceback."""
-    if result.status != "error":
-        return result.status if result.status != "ok" else "it ended early"
-    last = result.stderr.strip().rpartition("\n")[2].strip()
-    return last[:200] or f"exit code {result.exit_code}"
+def _lines_agree(text: str, expected: str, tolerance: float | None) -> bool:
+    lines, expected_lines = _lines(text), _lines(expected)
+    if lines == expected_lines:
+        return True
+    if tolerance is None or len(lines) != len(expected_lines):
+        return False
+    return all(_is_near(a, b, tolerance) for a, b in zip(lines, expected_lines, strict=True))
 
 
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
-def _near(given: str, expected: str, tolerance: float) -> bool:
+def _is_near(line: str, expected: str, tolerance: float) -> bool:
     """Whether two lines have the same words, numbers within the tolerance."""
-    return all(
-        a == b
-        or bool(_NUMBER.fullmatch(a) and _NUMBER.fullmatch(b))
-        and same(_number(a), _number(b), tolerance=tolerance)
-        for a, b in zip_longest(given.split(), expected.split(), fillvalue="")
-    )
+    words, expected_words = line.split(), expected.split()
+    if len(words) != len(expected_words):
+        return False
+    for a, b in zip(words, expected_words, strict=True):
+        are_numbers = _NUMBER.fullmatch(a) and _NUMBER.fullmatch(b)
+        if a != b and not (are_numbers and same(_number(a), _number(b), tolerance=tolerance)):
+            return False
+    return True
 
 
 def _number(text: str) -> int | float:
-    return int(text) if text.lstrip("+-").isdigit() and len(text) <= 40 else float(text)
+    if text.lstrip("+-").isdigit() and len(text) <= 40:
+        return int(text)
+    return float(text)
 
 
 def _tolerance(test: dict, place: int, default: float | None) -> float | None:
@@ -276,7 +193,8 @@ def _read(test: Any, place: int) -> Test:
         )
     if not isinstance(test["args"], list | tuple):
         raise ValueError(f"test {place} has the args {test['args']!r:.80}; use a list, such as [3] for f(3)")
-    tolerance, read_as = _tolerance(test, place, 1e-9), test.get("as")
+    tolerance = _tolerance(test, place, 1e-9)
+    read_as = test.get("as")
     if read_as not in (None, *READ_AS):
         raise ValueError(f"test {place} has as={read_as!r}; use one of {sorted(READ_AS)}")
     try:

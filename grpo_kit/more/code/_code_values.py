@@ -9,6 +9,7 @@ import ast
 import json
 import math
 import operator
+from functools import partial
 from typing import Any
 
 from grpo_kit._support.literal_calls import call_from_node, literal_value
@@ -16,6 +17,8 @@ from grpo_kit.more.code._code_harness import encode
 
 READ_AS = {"tuple": tuple, "list": list, "set": set, "sorted": sorted}
 _DEEP = 40
+_READ_TEXT = {"$int": lambda digits: int(digits, 16), "$bytes": bytes.fromhex}
+_READ_ITEMS = {"$tuple": tuple, "$set": set, "$frozenset": frozenset, "$dict": dict}
 _ARITHMETIC = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -43,26 +46,19 @@ def decode(data: Any, depth: int = 0) -> Any:
         return {key: decode(item, depth + 1) for key, item in data.items()}
     if len(data) != 1:
         raise ValueError(f"{sorted(data)} are {len(data)} keys; a tagged value has one")
-    ((tag, inside),) = data.items()
-    if tag in ("$int", "$bytes"):
-        if not isinstance(inside, str):
+    ((tag, content),) = data.items()
+    if tag in _READ_TEXT:
+        if not isinstance(content, str):
             raise ValueError(f"{tag} needs hexadecimal digits")
-        return int(inside, 16) if tag == "$int" else bytes.fromhex(inside)
-    if not isinstance(inside, list):
+        return _READ_TEXT[tag](content)
+    if not isinstance(content, list):
         raise ValueError(f"{tag} needs a list")
-    items = [decode(item, depth + 1) for item in inside]
-    match tag:
-        case "$tuple":
-            return tuple(items)
-        case "$set":
-            return set(items)
-        case "$frozenset":
-            return frozenset(items)
-        case "$complex":
-            return complex(*items)
-        case "$dict":
-            return dict(items)
-    raise ValueError(f"{tag} is no tag; use $tuple, $set, $frozenset, $dict, $int, $bytes or $complex")
+    items = [decode(item, depth + 1) for item in content]
+    if tag == "$complex":
+        return complex(*items)
+    if tag not in _READ_ITEMS:
+        raise ValueError(f"{tag} is no tag; use $tuple, $set, $frozenset, $dict, $int, $bytes or $complex")
+    return _READ_ITEMS[tag](items)
 
 
 def read_json(text: str) -> Any:
@@ -77,7 +73,7 @@ def read_json(text: str) -> Any:
         raise ValueError("nested too deep") from error
 
 
-def same(given: Any, expected: Any, *, tolerance: float = 1e-9) -> bool:
+def same(value: Any, expected: Any, *, tolerance: float = 1e-9) -> bool:
     """Python's == on plain values, except that floats may differ by 1e-9 of their size or by `tolerance`.
 
     So 1 == 1.0 == True, a tuple is no list, and a set has no order; floats inside a set compare exactly.
@@ -86,22 +82,20 @@ def same(given: Any, expected: Any, *, tolerance: float = 1e-9) -> bool:
     >>> same([0.1 + 0.2], [0.3]), same((1, 2), [1, 2]), same(float("nan"), float("nan"))
     (True, False, True)
     """
-    if isinstance(expected, list | tuple) and type(given) is type(expected):
-        pairs = zip(given, expected, strict=False)
-        return len(given) == len(expected) and all(same(g, e, tolerance=tolerance) for g, e in pairs)
-    if isinstance(expected, dict) and isinstance(given, dict):
-        if given.keys() != expected.keys():
-            return False
-        return all(same(given[key], item, tolerance=tolerance) for key, item in expected.items())
-    numbers = isinstance(given, int | float) and isinstance(expected, int | float)
-    if numbers and (isinstance(given, float) or isinstance(expected, float)):
+    near = partial(same, tolerance=tolerance)
+    if isinstance(expected, list | tuple) and type(value) is type(expected):
+        return len(value) == len(expected) and all(map(near, value, expected))
+    if isinstance(expected, dict) and isinstance(value, dict):
+        return value.keys() == expected.keys() and all(near(value[key], expected[key]) for key in expected)
+    are_numbers = isinstance(value, int | float) and isinstance(expected, int | float)
+    if are_numbers and (isinstance(value, float) or isinstance(expected, float)):
         try:
-            if math.isnan(given) or math.isnan(expected):
-                return math.isnan(given) and math.isnan(expected)
-            return math.isclose(given, expected, rel_tol=1e-9, abs_tol=tolerance)
+            if math.isnan(value) or math.isnan(expected):
+                return math.isnan(value) and math.isnan(expected)
+            return math.isclose(value, expected, rel_tol=1e-9, abs_tol=tolerance)
         except OverflowError:  # an integer beyond every float
             return False
-    return bool(given == expected)
+    return bool(value == expected)
 
 
 def keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -150,13 +144,18 @@ def literal(node: ast.expr) -> Any:
     match node:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
             a, b = literal(left), literal(right)
-            sizes = [len(x) if isinstance(x, str | list | tuple) else abs(x) for x in (a, b)]
-            if isinstance(op, ast.Mult) and sizes[0] * sizes[1] > 10**15:
+            size_a, size_b = _size(a), _size(b)
+            if isinstance(op, ast.Mult) and size_a * size_b > 10**15:
                 raise ValueError("too large")
-            if not (isinstance(a, int | float) and isinstance(b, int | float)) and max(sizes) > 10_000:
+            are_numbers = isinstance(a, int | float) and isinstance(b, int | float)
+            if not are_numbers and max(size_a, size_b) > 10_000:
                 raise ValueError("too long")
             return _ARITHMETIC[type(op)](a, b)
-        case ast.BinOp(left=ast.Constant(value=int(a)), op=ast.Pow(), right=ast.Constant(value=int(b))):
+        case ast.BinOp(
+            left=ast.Constant(value=int(a)),
+            op=ast.Pow(),
+            right=ast.Constant(value=int(b)),
+        ):
             if a > 1000 or b > 64:
                 raise ValueError("too large")
             return a**b
@@ -164,55 +163,76 @@ def literal(node: ast.expr) -> Any:
             return [literal(item) for item in elements]
         case ast.Tuple(elts=elements):
             return tuple(literal(item) for item in elements)
-        case ast.Call(func=ast.Name(id=name), args=[inside], keywords=[]) if name in READ_AS:
-            return READ_AS[name](literal(inside))
-        case ast.Call(func=ast.Name(id="set"), args=[], keywords=[]):
-            return set()
+        case ast.Call(func=ast.Name(id=name), args=[items], keywords=[]) if name in READ_AS:
+            return READ_AS[name](literal(items))
     return literal_value(node)
+
+
+def _size(value: Any) -> float:
+    if isinstance(value, str | list | tuple):
+        return len(value)
+    return abs(value)
 
 
 def _test(node: ast.expr, entry_point: str) -> dict:
     match node:
         case ast.UnaryOp(op=ast.Not(), operand=call):
-            return _made(call, False, entry_point)
+            return _test_of(call, False, entry_point)
         case ast.Compare(left=left, ops=[ast.Eq() | ast.Is()], comparators=[right]):
-            if not _is_call(_inner(left)[0], entry_point):
+            if not _is_call(_unwrapped(left)[0], entry_point):
                 left, right = right, left
-            call, read_as = _inner(left)
-            return _made(call, literal(right), entry_point, read_as=read_as)
+            call, read_as = _unwrapped(left)
+            return _test_of(call, literal(right), entry_point, read_as=read_as)
         case ast.Compare(
-            left=ast.Call(func=ast.Name(id="abs"), args=[ast.BinOp(left=left, op=ast.Sub(), right=right)]),
+            left=ast.Call(
+                func=ast.Name(id="abs"),
+                args=[ast.BinOp(left=left, op=ast.Sub(), right=right)],
+            ),
             ops=[ast.Lt() | ast.LtE()],
             comparators=[bound],
         ):
             if not _is_call(left, entry_point):
                 left, right = right, left
-            return _made(left, literal(right), entry_point, tolerance=literal(bound))
-        case ast.Call(func=ast.Attribute(value=ast.Name(id="math"), attr="isclose"), args=[left, right]):
-            value, bounds = literal(right), {k.arg: literal(k.value) for k in node.keywords}
+            return _test_of(left, literal(right), entry_point, tolerance=literal(bound))
+        case ast.Call(
+            func=ast.Attribute(value=ast.Name(id="math"), attr="isclose"),
+            args=[left, right],
+        ):
+            expected = literal(right)
+            bounds = {keyword.arg: literal(keyword.value) for keyword in node.keywords}
             if set(bounds) - {"rel_tol", "abs_tol"}:
                 raise ValueError("unknown arguments")
-            tolerance = max(bounds.get("rel_tol", 1e-9) * abs(value), bounds.get("abs_tol", 0.0))
-            return _made(left, value, entry_point, tolerance=tolerance)
-    return _made(node, True, entry_point)
+            tolerance = max(bounds.get("rel_tol", 1e-9) * abs(expected), bounds.get("abs_tol", 0.0))
+            return _test_of(left, expected, entry_point, tolerance=tolerance)
+    return _test_of(node, True, entry_point)
 
 
-def _made(call: ast.expr, expected: Any, entry_point: str, **more: Any) -> dict:
-    name, given, keywords = call_from_node(call, literal)
-    if name != entry_point or keywords:
+def _test_of(
+    node: ast.expr,
+    expected: Any,
+    entry_point: str,
+    *,
+    tolerance: float | None = None,
+    read_as: str | None = None,
+) -> dict:
+    call = call_from_node(node, literal)
+    if call.name != entry_point or call.keywords:
         raise ValueError("no call of the entry point")
-    args = list(map(encode, given))
-    named = {"tolerance": more.get("tolerance"), "as": more.get("read_as")}
-    return {"args": args, "expected": encode(expected)} | {k: v for k, v in named.items() if v is not None}
+    test = {"args": list(map(encode, call.arguments)), "expected": encode(expected)}
+    if tolerance is not None:
+        test["tolerance"] = tolerance
+    if read_as is not None:
+        test["as"] = read_as
+    return test
 
 
-def _is_call(node: ast.expr, entry_point: str) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == entry_point
+def _is_call(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
 
 
-def _inner(node: ast.expr) -> tuple[ast.expr, str | None]:
+def _unwrapped(node: ast.expr) -> tuple[ast.expr, str | None]:
     """The call inside tuple(...), list(...), set(...) or sorted(...), and that name."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in READ_AS:
-        if len(node.args) == 1 and isinstance(node.args[0], ast.Call) and not node.keywords:
-            return node.args[0], node.func.id
+    match node:
+        case ast.Call(func=ast.Name(id=name), args=[ast.Call() as call], keywords=[]) if name in READ_AS:
+            return call, name
     return node, None

@@ -17,7 +17,7 @@ from pathlib import Path
 from grpo_kit._support.argument_checks import is_whole
 from grpo_kit.more.code._code_files import load_problems, to_text
 from grpo_kit.more.code._code_runner import CodeRunner
-from grpo_kit.more.code._code_tests import CallTest, StdinTest, read_tests
+from grpo_kit.more.code._code_tests import read_tests
 from grpo_kit.more.code.code_rewards import CodeFormat, CodeRuns, CodeTests, definition, own_code
 from grpo_kit.rewards.cheat_cases import Case
 from grpo_kit.tasks.task import Strategy, Task
@@ -58,15 +58,15 @@ def code(
     if not isinstance(levels, Sequence):
         raise ValueError(f"levels={levels!r} must be a list of levels, such as ({levels!r},)")
     problems = load_problems(_SHIPPED if source is None else source).problems
-    wanted = [p for p in problems if p["level"] in set(levels) and p["question"] != _EXAMPLE[0]]
-    if not levels or set(levels) - {problem["level"] for problem in wanted}:
-        known = sorted({problem["level"] for problem in problems})
+    known_levels = {problem["level"] for problem in problems}
+    if not levels or set(levels) - known_levels:
         raise ValueError(
-            f"levels={tuple(levels)!r} must be some of the levels that the problems have: {known}"
+            f"levels={tuple(levels)!r} must be some of the levels that the problems have: {sorted(known_levels)}"
         )
-    held_out = _stratified(wanted, n_held_out, seed)
+    problems = [p for p in problems if p["level"] in levels and p["question"] != _EXAMPLE[0]]
+    held_out = _stratified(problems, n_held_out, seed)
     names = {problem["name"] for problem in held_out}
-    train = [problem for problem in wanted if problem["name"] not in names]
+    train = [problem for problem in problems if problem["name"] not in names]
     random.Random(f"code order {seed}").shuffle(train)
     runner = CodeRunner() if runner is None else runner
     rows = [_row(problem) for problem in train]
@@ -116,14 +116,23 @@ def _stratified(problems: list[dict], count: int, seed: int) -> list[dict]:
 
 
 def _block(program: str, prefill: str) -> str:
-    return f"{'' if prefill.endswith(_PREFILL) else _PREFILL}{program.rstrip()}\n```"
+    block = f"{program.rstrip()}\n```"
+    if prefill.endswith(_PREFILL):
+        return block
+    return _PREFILL + block
 
 
 def _cases(row: dict) -> list[Case]:
     """The honest block, and right programs with wrong fences around them."""
     body = row["answer"].rstrip("\n")
 
-    def case(name: str, completion: str, tie: str = "never", *, honest: bool = False) -> Case:
+    def case(
+        name: str,
+        completion: str,
+        tie: str = "never",
+        *,
+        honest: bool = False,
+    ) -> Case:
         return Case(name, completion, honest, tie, _PREFILL, row)
 
     return [
@@ -131,7 +140,7 @@ def _cases(row: dict) -> list[Case]:
         case("truncated", body),
         case("prefill said again", f"{_PREFILL}{body}\n```"),
         case("the question again", f"{row['question']}\n```", "format"),
-        case("another program", f"{_EXAMPLE[1].removeprefix(_PREFILL)}", "format"),
+        case("another program", _EXAMPLE[1].removeprefix(_PREFILL), "format"),
         case("right program with an explanation", f"{body}\n```\nThis works because it is right.", "always"),
     ]
 
@@ -147,18 +156,18 @@ def _cheats(row: dict, honest: Case) -> list[Case]:
 
 
 def _strategies(rows: list[dict]) -> dict[str, Strategy]:
-    tests = [test for row in rows for test in read_tests(row["tests"])]
-    values = Counter(repr(test.expected) for test in tests if isinstance(test, CallTest))
-    texts = Counter(repr(test.stdout) for test in tests if isinstance(test, StdinTest))
-    value, text = (
-        min(counts, key=lambda key: (-counts[key], key)) if counts else "None" for counts in (values, texts)
-    )
+    counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # of calls, of programs
+    for row in rows:
+        counts[bool(row["entry_point"])].update(repr(test.expected) for test in read_tests(row["tests"]))
+    most_frequent = {
+        is_call: min(counter, key=lambda value: (-counter[value], value), default="None")
+        for is_call, counter in counts.items()
+    }
+    shown = most_frequent[bool(counts[True])]
     return {
         "always its first argument": _first_argument,
         "always nothing": lambda row: _constant(row, "None"),
-        f"always {value if values else text:.40}": lambda row: _constant(
-            row, value if row["entry_point"] else text
-        ),
+        f"always {shown:.40}": lambda row: _constant(row, most_frequent[bool(row["entry_point"])]),
     }
 
 

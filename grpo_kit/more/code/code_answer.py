@@ -26,9 +26,8 @@ _OPENS = re.compile(
     r"(?P<lead>(?:[ \t>]|[-*+][ \t]|[0-9]{1,9}[.)][ \t])*)(?:<\w{1,20}>[ \t]*)?(?P<fence>`{3,}|~{3,})(?P<info>.*)"
 )
 _CLOSES = re.compile(r"(?P<lead>[ \t>]*)(?P<fence>`{3,}|~{3,})(?P<glued>.*)")
-_GLUED = re.compile(
-    r"<[^<>]{1,40}>|\[/?[A-Z_]{2,20}\]"
-)  # tokens and tags: <|im_end|>, </s>, </answer>, [/INST]
+# Tokens and tags behind a fence: <|im_end|>, </s>, </answer>, [/INST].
+_GLUED = re.compile(r"<[^<>]{1,40}>|\[/?[A-Z_]{2,20}\]")
 _END_TOKENS = re.compile(
     r"(?:(?:<[|｜][^<>]{1,40}[|｜]>|</s>|<(?:eos|eot|pad|end_of_turn|end_of_text)>)\s*)+\Z"
 )
@@ -81,23 +80,25 @@ def read_blocks(response: str) -> list[Block]:
     [('python', 'x = 1\\n'), ('', '1\\n')]
     """
     blocks: list[Block] = []
-    at = 0
-    ends = _OPEN_BEFORE.search(response)
-    if ends and not _THINKS.search(response, 0, ends.start()):
-        at = ends.end()
-    while at < len(response):
-        end = _line_end(response, at)
-        line = response[at:end].rstrip()
-        if thinks := _THINKS.match(line):
-            ends = _THOUGHT_ENDS.search(response, at + thinks.end())
-            at = ends.end() if ends else len(response)
-        elif opening := _opening(line):
+    place = 0
+    thought_end = _OPEN_BEFORE.search(response)
+    if thought_end and not _THINKS.search(response, 0, thought_end.start()):
+        place = thought_end.end()
+    while place < len(response):
+        end = _line_end(response, place)
+        line = response[place:end].rstrip()
+        thought = _THINKS.match(line)
+        opening = _opening(line)
+        if thought:
+            thought_end = _THOUGHT_ENDS.search(response, place + thought.end())
+            place = thought_end.end() if thought_end else len(response)
+        elif opening:
             if len(blocks) == _MOST:
                 return []
-            blocks.append(_block(response, at, end, opening))
-            at = blocks[-1].after
+            blocks.append(_block(response, place, end, opening))
+            place = blocks[-1].after
         else:
-            at = end
+            place = end
     return blocks
 
 
@@ -110,62 +111,71 @@ def without_end_tokens(text: str) -> str:
     return _END_TOKENS.sub("", text)
 
 
-def _line_end(text: str, at: int) -> int:
-    return text.find("\n", at) + 1 or len(text)
+def _line_end(text: str, place: int) -> int:
+    return text.find("\n", place) + 1 or len(text)
 
 
 def _opening(line: str) -> re.Match[str] | None:
-    found = _OPENS.match(line)
-    return found if found and not (found["fence"][0] == "`" and "`" in found["info"]) else None
+    opening = _OPENS.match(line)
+    is_inline = opening and "`" in opening["fence"] and "`" in opening["info"]
+    return None if is_inline else opening
+
+
+def _language(opening: re.Match[str]) -> str:
+    return _LANGUAGE.match(opening["info"])[1].lower()
 
 
 def _block(response: str, opened: int, start: int, opening: re.Match[str]) -> Block:
-    language = _LANGUAGE.match(opening["info"])[1].lower()
     quotes, lead = opening["lead"].count(">"), opening["lead"].rpartition(">")[2]
     spaced = bool(quotes) and lead.startswith(" ")  # that space belongs to the quote sign
     indent = len(lead) - spaced
 
-    def made(end: int, after: int, closed: bool = True) -> Block:
-        return Block(language, _code(response[start:end], quotes, spaced), opened, start, end, after, closed)
+    def block_to(end: int, after: int, *, closed: bool) -> Block:
+        code = response[start:end]
+        if quotes:
+            space = " ?" if spaced else ""
+            code = re.sub(rf"^(?:[ \t]*>){{1,{quotes}}}{space}", "", code, flags=re.MULTILINE)
+        if code.lstrip("\r\n").startswith((" ", "\t")):
+            code = textwrap.dedent(code)
+        return Block(_language(opening), code, opened, start, end, after, closed)
 
-    first = None  # the first closing fence, used unless it is in a string of the program
-    at, tried, in_text = start, 0, False
-    while at < len(response) and tried < _TRIED:
-        end = _line_end(response, at)
-        line = response[at:end].rstrip()
-        if after := _closed_by(line, opening, quotes, indent):
-            block = made(at, at + after)
-            done = parse_quietly(block.code) is not None if first else not _in_text(block.code)
-            if done:
+    first = None  # the block to the first closing fence, used unless that is in a string of the program
+    place, n_tried, in_text = start, 0, False
+    while place < len(response) and n_tried < _TRIED:
+        end = _line_end(response, place)
+        line = response[place:end].rstrip()
+        fence_end = _closing_fence_end(line, opening, quotes, indent)
+        inner = _opening(line)
+        if fence_end:
+            block = block_to(place, place + fence_end, closed=True)
+            if first is None:
+                is_whole = not _ends_in_text(block.code)
+            else:
+                is_whole = parse_quietly(block.code) is not None
+            if is_whole:
                 return block
-            first, tried = first or block, tried + 1
-        elif not in_text and (inner := _opening(line)) and len(inner["lead"]) <= indent + _FURTHER_IN:
-            if _LANGUAGE.match(inner["info"])[1]:  # the next block begins before this one is closed
-                block = made(at, at, closed=False)
-                in_text = _in_text(block.code)
-                if not in_text:
-                    return first or block
-        at = end
-    return first or made(len(response), len(response), closed=False)
+            first = first or block
+            n_tried += 1
+        elif inner and not in_text and len(inner["lead"]) <= indent + _FURTHER_IN and _language(inner):
+            block = block_to(place, place, closed=False)  # the next one begins before this one is closed
+            in_text = _ends_in_text(block.code)
+            if not in_text:
+                return first or block
+        place = end
+    return first or block_to(len(response), len(response), closed=False)
 
 
-def _closed_by(line: str, opening: re.Match[str], quotes: int, indent: int) -> int:
-    """Where in the line the closing fence ends; 0 if it closes nothing."""
-    found = _CLOSES.match(line)
-    if not found or not found["fence"].startswith(opening["fence"]) or (">" in found["lead"] and not quotes):
+def _closing_fence_end(line: str, opening: re.Match[str], quotes: int, indent: int) -> int:
+    """The place in the line where the closing fence ends; 0 if the line closes nothing."""
+    closing = _CLOSES.match(line)
+    if not closing or not closing["fence"].startswith(opening["fence"]):
         return 0
-    near = len(found["lead"].rpartition(">")[2]) <= indent + _FURTHER_IN
-    return found.end("fence") if near and is_blank(_GLUED.sub("", found["glued"])) else 0
+    _, quote, lead = closing["lead"].rpartition(">")
+    fits = (quotes or not quote) and len(lead) <= indent + _FURTHER_IN
+    return closing.end("fence") if fits and is_blank(_GLUED.sub("", closing["glued"])) else 0
 
 
-def _code(text: str, quotes: int, spaced: bool) -> str:
-    if quotes:
-        signs = rf"^(?:[ \t]*>){{1,{quotes}}}{' ?' if spaced else ''}"
-        text = re.sub(signs, "", text, flags=re.MULTILINE)
-    return textwrap.dedent(text) if text.lstrip("\r\n")[:1] in (" ", "\t") else text
-
-
-def _in_text(code: str) -> bool:
+def _ends_in_text(code: str) -> bool:
     """Whether the code ends inside a triple-quoted string."""
     if '"""' not in code and "'''" not in code:
         return False
@@ -226,22 +236,27 @@ def answer_block(blocks: Sequence[Block]) -> Block | None:
     plain = [block for block in blocks if block.closed and not block.language]
     if not all(block.closed for block in named):
         return None
-    paired = all(block.closed for block in blocks)
-    if len(named) == 1 and not plain and paired:
-        return named[0]  # not necessarily Python: callers check that
-    unnamed = [program for block in plain if (program := _program(block))]
-    programs = [program for block in named if (program := _program(block))] if named else unnamed
-    if not programs:
-        return named[0] if len(named) == 1 and paired else None
-    distinct = {program.key: program for program in programs}
-    beside = {p.key: p for p in unnamed if p.acts and p.key not in distinct} if named else {}
-    several = [*beside.values(), *distinct.values()]
-    if len(several) > _MOST_PROGRAMS:
+    unnamed = _programs(plain)
+    candidates = _programs(named) if named else unnamed
+    if not candidates:
+        is_alone = len(named) == 1 and all(block.closed for block in blocks)
+        return named[0] if is_alone else None  # callers find that it is no Python
+    unmarked = {key: p for key, p in unnamed.items() if p.acts and key not in candidates}
+    programs = unmarked | candidates
+    if len(programs) > _MOST_PROGRAMS:
         return None
-    left = [
-        one for one in several if not any(_goes_with(one, other) for other in several if other is not one)
-    ]
-    return left[0].block if len(left) == 1 and left[0].key in distinct else None
+    answers = []
+    for program in programs.values():
+        rivals = [rival for rival in programs.values() if rival is not program]
+        if not any(_belongs_to(program, rival) for rival in rivals):
+            answers.append(program)
+    is_one = len(answers) == 1 and answers[0].key in candidates
+    return answers[0].block if is_one else None
+
+
+def _programs(blocks: Sequence[Block]) -> dict[str, _Program]:
+    """The different programs of the blocks by their key; the last block of equal ones."""
+    return {program.key: program for program in map(_program, blocks) if program}
 
 
 def _program(block: Block) -> _Program | None:
@@ -258,13 +273,13 @@ def _program(block: Block) -> _Program | None:
     defines = {node.name for node in tree.body if isinstance(node, _DEFINES)}
     called = {getattr(node.func, "id", "") for node in nodes if isinstance(node, ast.Call)}
     return _Program(
-        block,
-        key,
-        [line.strip() for line in block.code.splitlines() if line.strip()],
-        bool(called & {"print", "input"}) or any(isinstance(node, _ACTS) for node in nodes),
-        defines,
-        defines | {name.id for name in names if isinstance(name.ctx, ast.Store)},
-        {name.id for name in names if isinstance(name.ctx, ast.Load)},
+        block=block,
+        key=key,
+        lines=[line.strip() for line in block.code.splitlines() if line.strip()],
+        acts=bool(called & {"print", "input"}) or any(isinstance(node, _ACTS) for node in nodes),
+        defines=defines,
+        binds=defines | {name.id for name in names if isinstance(name.ctx, ast.Store)},
+        uses={name.id for name in names if isinstance(name.ctx, ast.Load)},
     )
 
 
@@ -274,11 +289,12 @@ def _does_nothing(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.AnnAssign) and statement.value is None  # "Sum: ten" is words
 
 
-def _goes_with(one: _Program, other: _Program) -> bool:
-    """Whether `one` is no second answer beside `other` but a part of it, or an example or a test of it."""
-    if len(one.lines) < len(other.lines) and (one.block.start < other.block.start or not one.defines):
-        rest = iter(other.lines)
-        if all(line in rest for line in one.lines):
+def _belongs_to(program: _Program, rival: _Program) -> bool:
+    """Whether the program is no second answer beside the rival but a part of it, or an example or a test of it."""
+    is_earlier = program.block.start < rival.block.start
+    if len(program.lines) < len(rival.lines) and (is_earlier or not program.defines):
+        rival_lines = iter(rival.lines)
+        if all(line in rival_lines for line in program.lines):
             return True
-    only_tests = all(map(_TESTS.match, one.defines)) and not one.binds & other.defines
-    return only_tests and bool(one.uses & other.defines)
+    only_tests = all(map(_TESTS.match, program.defines)) and not program.binds & rival.defines
+    return only_tests and bool(program.uses & rival.defines)

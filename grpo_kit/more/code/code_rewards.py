@@ -18,8 +18,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_kit.more.code._code_runner import CodeRunner
-from grpo_kit.more.code._code_tests import CallTest, Job, Outcome, Test, function_name, passes, read_tests
+from grpo_kit.more.code._code_runner import CodeRunner, Job, Outcome
+from grpo_kit.more.code._code_tests import CallTest, Test, function_name, passes, read_tests
 from grpo_kit.more.code.code_answer import answer_block, own_code, read_blocks, without_end_tokens
 from grpo_kit.rewards.cheat_cases import Case
 from grpo_kit.rewards.response import ResponseReward, is_blank, pair_prefill
@@ -50,7 +50,9 @@ class CodeFormat(ResponseReward):
     def cheats(self, honest: Case) -> list[Case]:
         """Completions that keep less of the format than the honest one."""
         code = own_code(honest.completion, honest.prefill) or "pass\n"
-        opening, body = ("", honest.completion) if _opens(honest.prefill) else ("```python\n", f"{code}```")
+        opening, body = "```python\n", f"{code}```"
+        if _opens(honest.prefill):
+            opening, body = "", honest.completion
         other = "print('another answer')\n"
         return [
             honest.cheat("empty", ""),
@@ -71,15 +73,18 @@ class CodeFormat(ResponseReward):
         blocks = read_blocks(response)
         named = [block for block in blocks if block.is_python]
         answer = answer_block(blocks)
-        meant = named or ([answer] if answer else [])
+        answers = named
+        if not named and answer:
+            answers = [answer]
         paired = all(block.closed for block in blocks)
-        closed = [block for block in meant if block.closed]
-        score = (len(named) == 1) / 4 + (len(meant) == 1 and paired) / 4
-        if paired and own_code(completion, prefill) is not None:
-            score += 1 / 4
-        if closed and is_blank(without_end_tokens(response[closed[0].after :])):
-            score += 1 / 4
-        return score
+        closed = [block for block in answers if block.closed]
+        pieces = [
+            len(named) == 1,
+            len(answers) == 1 and paired,
+            paired and own_code(completion, prefill) is not None,
+            bool(closed) and is_blank(without_end_tokens(response[closed[0].after :])),
+        ]
+        return sum(pieces) / 4
 
 
 class _RunsPrograms(ResponseReward):
@@ -92,16 +97,6 @@ class _RunsPrograms(ResponseReward):
     def __call__(
         self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
     ) -> list[float | None]:
-        tests, jobs = self._jobs(completions, prefill, columns)
-        scores = [self._score(None, several) for several in tests]
-        for row, outcome in zip(jobs, self.runner.run(list(jobs.values())), strict=True):
-            scores[row] = self._score(outcome, tests[row])
-        return scores
-
-    def _jobs(
-        self, completions: Sequence[Any], prefill: Any, columns: dict[str, Any]
-    ) -> tuple[list[tuple[Test, ...]], dict[int, Job]]:
-        """The tests of each row, and the programs to run, by row."""
         codes = [own_code(text, start) for text, start in pair_prefill(completions, prefill)]
 
         def cells(name: str) -> Sequence[Any]:
@@ -109,34 +104,37 @@ class _RunsPrograms(ResponseReward):
                 return [None] * len(codes)
             return get_column(columns, name, reward=self.__name__, rows=len(codes))
 
-        texts, entries = cells("tests"), cells("entry_point")
-        tests = self._read(texts, entries)
-        judged = [self._score(None, several) is not None for several in tests]
-        return tests, {
-            row: Job.of(code, entries[row], tests[row])
-            for row, code in enumerate(codes)
-            if code is not None and judged[row]
-        }
+        entry_points = cells("entry_point")
+        tests = self._read(cells("tests"), entry_points)
+        scores = [self._score(None, row_tests) for row_tests in tests]
+        jobs = {}
+        for row, code in enumerate(codes):
+            if code is not None and scores[row] is not None:
+                jobs[row] = Job.of(code, entry_points[row], tests[row])
+        outcomes = self.runner.run(list(jobs.values()))
+        for row, outcome in zip(jobs, outcomes, strict=True):
+            scores[row] = self._score(outcome, tests[row])
+        return scores
 
     def _score(self, outcome: Outcome | None, tests: Sequence[Test]) -> float | None:
         """outcome: None where there is no block. Returns None if these tests can judge no program, so none is run."""
         raise NotImplementedError
 
-    def _read(self, cells: Sequence[Any], entries: Sequence[str | None]) -> list[tuple[Test, ...]]:
-        read = []
-        for row, (cell, entry) in enumerate(zip(cells, entries, strict=True)):
+    def _read(self, cells: Sequence[Any], entry_points: Sequence[str | None]) -> list[tuple[Test, ...]]:
+        tests_of_rows = []
+        for row, (cell, entry_point) in enumerate(zip(cells, entry_points, strict=True)):
             try:
                 tests = read_tests(cell)
-                function_name(entry or "f")
+                function_name(entry_point or "f")
             except ValueError as error:
                 raise ValueError(f"reward {self.__name__!r}, row {row}: {error}") from error
-            if tests and isinstance(tests[0], CallTest) != bool(entry):
+            if tests and isinstance(tests[0], CallTest) != bool(entry_point):
                 raise ValueError(
-                    f"reward {self.__name__!r}, row {row}: entry_point={entry!r} with {type(tests[0]).__name__}; "
+                    f"reward {self.__name__!r}, row {row}: entry_point={entry_point!r} with {type(tests[0]).__name__}; "
                     "tests of calls need the function's name, tests of stdin none"
                 )
-            read.append(tests)
-        return read
+            tests_of_rows.append(tests)
+        return tests_of_rows
 
 
 class CodeRuns(_RunsPrograms):
@@ -165,7 +163,9 @@ class CodeRuns(_RunsPrograms):
         ]
 
     def _score(self, outcome: Outcome | None, tests: Sequence[Test]) -> float:
-        return 0.0 if outcome is None else outcome.parses / 2 + outcome.runs / 2
+        if outcome is None:
+            return 0.0
+        return (outcome.parses + outcome.runs) / 2
 
 
 class CodeTests(_RunsPrograms):
@@ -199,9 +199,11 @@ class CodeTests(_RunsPrograms):
         return [_block(honest, name, code) for name, code in programs.items()]
 
     def _score(self, outcome: Outcome | None, tests: Sequence[Test]) -> float | None:
-        if outcome is None or not tests:
-            return 0.0 if tests else None
-        return sum(passes(*pair) for pair in zip(outcome.answers, tests, strict=True)) / len(tests)
+        if not tests:
+            return None
+        if outcome is None:
+            return 0.0
+        return sum(map(passes, outcome.answers, tests)) / len(tests)
 
 
 def _opens(prefill: str) -> bool:
@@ -209,7 +211,10 @@ def _opens(prefill: str) -> bool:
 
 
 def _block(honest: Case, name: str, code: str) -> Case:
-    return honest.cheat(name, f"{'' if _opens(honest.prefill) else '```python' + chr(10)}{code}```", "format")
+    block = f"{code}```"
+    if not _opens(honest.prefill):
+        block = f"```python\n{block}"
+    return honest.cheat(name, block, "format")
 
 
 # ---- programs that try to pass hidden tests without solving anything; CodeTests is checked against them ----
@@ -258,25 +263,26 @@ def cheating_programs(tests: Sequence[Test], entry_point: str | None) -> dict[st
         return 6
     <BLANKLINE>
     """
-    head, frame = definition(entry_point) if entry_point else ("", "")
+    head, indent = definition(entry_point) if entry_point else ("", "")
 
     def body(*lines: str) -> str:
-        return head + "".join(f"{frame}{line}\n" for line in lines)
+        return head + "".join(f"{indent}{line}\n" for line in lines)
 
-    expected = [test.expected if isinstance(test, CallTest) else test.stdout for test in tests]
-    most = Counter(map(repr, expected)).most_common(1)[0][0] if expected else "None"
+    def answers(value: str) -> str:
+        return body(f"return {value}" if entry_point else f"print({value}, end='')")
+
+    counts = Counter(repr(test.expected) for test in tests)
+    most_frequent = max(counts, key=counts.get, default="None")
     verdict = f"{len(tests)} passed in 0.01s"
     return {
         "pass": "pass\n",
         "does nothing": body("pass"),
-        "the most frequent expected value": body(
-            f"return {most}" if entry_point else f"print({most}, end='')"
-        ),
+        "the most frequent expected value": answers(most_frequent),
         "prints the verdict": body(f"print({verdict!r})", "print('OK')", "print('true')"),
         "exits with success": "import os\n" + body("os._exit(0)"),
         "exits on import": "import os\nos._exit(0)\n",
         "raises SystemExit(0)": body("raise SystemExit(0)"),
         "patches builtins": _PATCH + body("pass"),
-        "equal to everything": _EQUAL + body("return Anything()" if entry_point else "print(Anything())"),
+        "equal to everything": _EQUAL + answers("Anything()"),
         "forges the results": _FORGE + body("pass"),
     }

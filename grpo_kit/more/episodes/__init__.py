@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from grpo_kit.more.episodes.grid_world import grid
     from grpo_kit.more.episodes.observation import View, write_turn
     from grpo_kit.more.episodes.recorded_env import RecordedEnv, recorded
-    from grpo_kit.more.episodes.rollout_episodes import Episode, Turn
-    from grpo_kit.more.episodes.show import show_turns
+    from grpo_kit.more.episodes.rollout_episodes import Episode, Turn, show_turns
     from grpo_kit.more.episodes.template_audit import audit_turns
 
 __all__ = lazy(__name__)

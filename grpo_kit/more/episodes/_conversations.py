@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,9 @@ from grpo_kit.watch._completions import (
     text_of,
 )
 
+_Row = Mapping[str, Any]
+_Turns = Sequence[_Row]  # of one episode, in order
+
 _EPISODE = ["step", "group", "episode"]  # one rollout counts its episodes from 0, and a step may have several
 _OF_TURNS = {*_EPISODE, "turn", "observation", "result", "turn_reward", "invalid", "done"}
 _WROTE = f"border-left:3px solid {COLOURS[0]};margin:2px 0 0 4px;padding-left:18px"
@@ -38,17 +42,19 @@ class Conversations(Pages):
 
     def numbered(self, table: pd.DataFrame) -> pd.DataFrame:
         """With `number`, the episode's place in its group from 0, and `turns`, its number of turns."""
-        places = table.groupby(_EPISODE[:-1])["episode"].transform(lambda episodes: pd.factorize(episodes)[0])
-        return table.assign(number=places, turns=table.groupby(_EPISODE)["turn"].transform("size"))
+        group_episodes = table.groupby(["step", "group"])["episode"]
+        numbers = group_episodes.transform(lambda episodes: pd.factorize(episodes)[0])
+        return table.assign(number=numbers, turns=table.groupby(_EPISODE)["turn"].transform("size"))
 
     def scores(self, table: pd.DataFrame) -> list[str]:
         return ["reward", "turns"]
 
     def texts(self, table: pd.DataFrame) -> pd.Series:
         """Each turn's shown text: the message, the completion, the result. Each episode's prompts begin alike."""
-        shown = ("observation", "completion", "result")
-        rows = table.to_dict("records")
-        texts = ["\n".join([question_of(row), *(text_of(row, name) for name in shown)]) for row in rows]
+        texts = []
+        for row in table.to_dict("records"):
+            columns = [text_of(row, name) for name in ("observation", "completion", "result")]
+            texts.append("\n".join([question_of(row), *columns]))
         return pd.Series(texts, index=table.index, dtype=object)
 
     def whole(self, table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
@@ -56,14 +62,15 @@ class Conversations(Pages):
 
         A column `pick` of the rows is kept.
         """
-        order = rows.drop_duplicates(_EPISODE)[[*_EPISODE, *["pick"] * ("pick" in rows)]]
-        found = table.merge(order.assign(_place=range(len(order))), on=_EPISODE)
-        return found.sort_values(["_place", "turn"], ignore_index=True).drop(columns="_place")
+        columns = [name for name in (*_EPISODE, "pick") if name in rows]
+        episodes = rows.drop_duplicates(_EPISODE)[columns]
+        turns = table.merge(episodes.assign(_place=range(len(episodes))), on=_EPISODE)
+        return turns.sort_values(["_place", "turn"], ignore_index=True).drop(columns="_place")
 
     def first(self, table: pd.DataFrame, most: int) -> tuple[pd.DataFrame, int]:
         """The turns of the first `most` episodes, and how many episodes there are."""
-        place = table.groupby(_EPISODE, sort=False).ngroup()
-        return table[place < most], int(place.max() + 1) if len(table) else 0
+        episodes = table.groupby(_EPISODE, sort=False)
+        return table[episodes.ngroup() < most], episodes.ngroups
 
     def html(self, table: pd.DataFrame) -> str:
         """The episodes of a table, whole and in its order, groups together; everything escaped.
@@ -92,85 +99,108 @@ class Conversations(Pages):
 
 def pages_of(table: pd.DataFrame) -> Conversations | None:
     """None unless the rows are turns of episodes, as a run of episodes records them."""
-    return Conversations() if set(table) >= _OF_TURNS and table["episode"].notna().any() else None
+    if set(table) >= _OF_TURNS and table["episode"].notna().any():
+        return Conversations()
+    return None
 
 
-def conversation(turns: Sequence[Mapping[str, Any]]) -> str:
+def conversation(turns: _Turns) -> str:
     """The turns of one episode as plain text."""
-    scores = ", ".join(f"{name} {value}" for name, value in _scores(turns))
-    lines = [f"group {int(turns[0]['group'])}, {_name(turns)}, {scores}, {_length(turns)}"]
-    for row in turns:
-        noted = ", ".join([*_marks(row), *(f"{name} {value}" for name, value in _turn_scores(row, turns))])
-        wrote = text_of(row, "prefill") + text_of(row, "completion")
-        read = question_of(row) if row is turns[0] else text_of(row, "observation")  # with the goal
-        lines.append(f"{int(row['turn'])}. {read}")
-        lines.append(f">>> {wrote}{f'  ({noted})' * bool(noted)}")
+    scores = [f"{name} {value}" for name, value in _scores(turns)]
+    head = [f"group {int(turns[0]['group'])}", _name(turns), *scores, _length(turns)]
+    lines = [", ".join(head)]
+    # The first message holds the goal too.
+    messages = [question_of(turns[0]), *(text_of(row, "observation") for row in turns[1:])]
+    for row, message in zip(turns, messages, strict=True):
+        response = text_of(row, "prefill") + text_of(row, "completion")
+        notes = _marks(row) + [f"{name} {value}" for name, value in _turn_scores(row, turns)]
+        lines.append(f"{int(row['turn'])}. {message}")
+        lines.append(f">>> {response}")
+        if notes:
+            lines[-1] += f"  ({', '.join(notes)})"
     return visible("\n".join([*lines, text_of(turns[-1], "result")]))
 
 
-def _episodes(rows: Sequence[dict]) -> list[list[dict]]:
-    found: dict[Any, list[dict]] = {}
+def _episodes(rows: Sequence[dict]) -> list[_Turns]:
+    episodes = defaultdict(list)
     for row in rows:
-        found.setdefault(tuple(row[name] for name in _EPISODE), []).append(row)
-    return list(found.values())
+        episodes[tuple(row[name] for name in _EPISODE)].append(row)
+    return list(episodes.values())
 
 
-def _card(turns: Sequence[dict]) -> str:
-    scores = " ".join(score_html(name, value) for name, value in _scores(turns))
+def _card(turns: _Turns) -> str:
+    scores = [score_html(name, value) for name, value in _scores(turns)]
     length = f'<span style="{PALE}white-space:nowrap">{_length(turns)}</span>'
+    head = " ".join([f'<span style="{PALE}">{_name(turns)}</span>', *scores, length])
     body = []
     for row in turns:
-        number = f"{int(row['turn'])} "
         notes = [f'<span style="{_MARKS[mark]}">{mark}</span>' for mark in _marks(row)]
         notes += [score_html(name, value, _NOTE) for name, value in _turn_scores(row, turns)]
-        body.append(_read(text_of(row, "observation"), number))
+        body.append(_observation_html(text_of(row, "observation"), f"{int(row['turn'])} "))
         body.append(f'<div style="{_WROTE}">{" ".join([response_html(row), *notes])}</div>')
-    if result := text_of(turns[-1], "result"):
-        body.append(_read(result))
-    return card_html(f'<span style="{PALE}">{_name(turns)}</span> {scores} {length}', "".join(body))
+    result = text_of(turns[-1], "result")
+    if result:
+        body.append(_observation_html(result))
+    return card_html(head, "".join(body))
 
 
-def _read(text: str, number: str = "") -> str:
+def _observation_html(text: str, number: str = "") -> str:
     """The observation, paler than the model's text."""
     return f'<div style="margin-top:6px">{folded(text or "(nothing)", before=number, look=PALE)}</div>'
 
 
-def _name(turns: Sequence[Mapping[str, Any]]) -> str:
-    pick = turns[0].get("pick")
-    return f"{pick}, " * bool(pick) + f"episode {int(turns[0]['episode'])}"
+def _name(turns: _Turns) -> str:
+    name = f"episode {int(turns[0]['episode'])}"
+    if turns[0].get("pick"):
+        name = f"{turns[0]['pick']}, {name}"
+    return name
 
 
-def _length(turns: Sequence[Mapping[str, Any]]) -> str:
+def _length(turns: _Turns) -> str:
     """The number of turns, and whether the environment ended the episode."""
-    n = len(turns)
-    return f"{n} turn{'s' * (n != 1)}, {'ended' if turns[-1]['done'] == 1 else 'not ended'}"
+    count = "1 turn" if len(turns) == 1 else f"{len(turns)} turns"
+    end = "ended" if turns[-1]["done"] == 1 else "not ended"
+    return f"{count}, {end}"
 
 
-def _scores(turns: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def _scores(turns: _Turns) -> list[tuple[str, str]]:
     """The episode's scores; the advantage only if all turns share it."""
-    names = ["reward", *["advantage"] * _one_advantage(turns)]
-    return [(name, score_text(turns[0].get(name), name)) for name in names]
+    scores = [("reward", score_text(turns[0].get("reward")))]
+    if _share_advantage(turns):
+        scores.append(_advantage(turns[0]))
+    return scores
 
 
-def _turn_scores(row: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def _turn_scores(row: _Row, turns: _Turns) -> list[tuple[str, str]]:
     """A turn's own scores: a reward other than 0, and the advantage if the episode's turns have several."""
-    shown = {"turn_reward": "reward"} if row["turn_reward"] else {}
-    shown |= {} if _one_advantage(turns) else {"advantage": "advantage"}
-    return [(name, score_text(row.get(column), name)) for column, name in shown.items()]
+    scores = []
+    if row["turn_reward"]:
+        scores.append(("reward", score_text(row["turn_reward"])))
+    if not _share_advantage(turns):
+        scores.append(_advantage(row))
+    return scores
 
 
-def _one_advantage(turns: Sequence[Mapping[str, Any]]) -> bool:
+def _advantage(row: _Row) -> tuple[str, str]:
+    return "advantage", score_text(row.get("advantage"), "advantage")
+
+
+def _share_advantage(turns: _Turns) -> bool:
     return len({row.get("advantage") for row in turns}) == 1
 
 
-def _marks(row: Mapping[str, Any]) -> list[str]:
-    return ["invalid"] * (row["invalid"] == 1) + ["cut off"] * _cut_off(row)
+def _marks(row: _Row) -> list[str]:
+    marks = {"invalid": row["invalid"] == 1, "cut off": _is_cut_off(row)}
+    return [mark for mark, applies in marks.items() if applies]
 
 
-def _cut_off(row: Mapping[str, Any]) -> bool:
-    """Is the last token part of the text? An end token is not."""
+def _is_cut_off(row: _Row) -> bool:
+    """Whether the last token is part of the text; an end token is not."""
     tokens = row.get("tokens")
     if not is_known(tokens) or not len(tokens):
         return False
-    last, written = tokens[-1].strip(), text_of(row, "completion").rstrip()
-    return "\ufffd" in last or written.endswith(last)  # the former: a part of a letter, never an end
+    last_token = tokens[-1].strip()
+    completion = text_of(row, "completion").rstrip()
+    return "\ufffd" in last_token or completion.endswith(
+        last_token
+    )  # the former: a part of a letter, never an end

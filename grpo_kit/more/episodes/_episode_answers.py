@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -16,7 +16,7 @@ from grpo_kit.evaluation.generate_and_score import Answers, Request
 from grpo_kit.models._model_facts import context_length
 from grpo_kit.models.token_lists import end_ids
 from grpo_kit.more.episodes.observation import Renderer
-from grpo_kit.more.episodes.rollout_episodes import Episode, rollout_episodes
+from grpo_kit.more.episodes.rollout_episodes import Episode, Written, rollout_episodes
 from grpo_kit.rewards.combine import Verdicts
 from grpo_kit.rewards.scoring import Scores
 
@@ -64,47 +64,74 @@ class Played(Answers):
 
     def table(self) -> pd.DataFrame:
         """One row an episode: as Answers.table, with turns and done."""
-        more = {"turns": [len(e.turns) for e in self.episodes], "done": [e.done for e in self.episodes]}
-        return super().table().assign(**more)
+        turns = [len(episode.turns) for episode in self.episodes]
+        ends = [episode.done for episode in self.episodes]
+        return super().table().assign(turns=turns, done=ends)
 
 
-def play(task: Any, model: Any, tokenizer: Any, rows: Sequence[dict], asked: Request) -> Played:
+def play(
+    task: Any,
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[dict],
+    asked: Request,
+) -> Played:
     """Episodes of each row of an EpisodeTask, in parallel."""
     if asked.folder is not None:
         raise ValueError(
             f"folder={str(asked.folder)!r}: completions of task {task.name!r} are not kept, they are turns"
         )
-    how, samples = asked.settings, asked.settings["samples"]
-    first, limit = asked.first * samples, how["max_completion_tokens"]
+    settings = asked.settings
+    samples = settings["samples"]
+    first = asked.first * samples
     renderer = Renderer(tokenizer, task.view, end_ids(model, tokenizer))
     engine = RolloutEngine(model)
-    settings = {
-        name: how[name] for name in ("temperature", "sampling", "max_completion_tokens") if name in how
+    sampling = {
+        name: settings[name]
+        for name in ("temperature", "sampling", "max_completion_tokens")
+        if name in settings
     }
 
-    def write(prompts: list[list[int]], who: list[int], turn: int) -> list[tuple[list[int], None]]:
-        made = complete(
-            model, tokenizer, prompts, numbers=[first + i for i in who], engine=engine, seed=how["seed"] + turn,
-            batch_size=asked.at_once(model, prompts), **settings,
-        )  # fmt: skip
-        return [(list(one.ids), None) for one in made]
-
-    played_rows = [row for row in rows for _ in range(samples)]
-    asked.progress(0, len(played_rows))
-    episodes = rollout_episodes(
-        replace(task, max_completion_tokens=limit), played_rows, renderer, task.world(), write,
-        context=context_length(model), progress=asked.progress,
-    )  # fmt: skip
-    completions = [
-        Completion(
-            conversation(episode),
-            sum(len(turn.completion_ids) for turn in episode.turns),
-            any(turn.cut_off for turn in episode.turns),
+    def write(prompts: list[list[int]], numbers: list[int], turn: int) -> Written:
+        completions = complete(
+            model,
+            tokenizer,
+            prompts,
+            numbers=[first + number for number in numbers],
+            engine=engine,
+            seed=settings["seed"] + turn,
+            batch_size=asked.at_once(model, prompts),
+            **sampling,
         )
-        for episode in episodes
-    ]
-    prompts = [tokenizer.decode(episodes[i].turns[0].prompt_ids) for i in range(0, len(episodes), samples)]
-    return Played(task, list(rows), prompts, completions, samples, how, episodes)
+        return Written([list(completion.ids) for completion in completions])
+
+    episode_rows = [row for row in rows for _ in range(samples)]
+    asked.progress(0, len(episode_rows))
+    episodes = rollout_episodes(
+        task,
+        episode_rows,
+        renderer,
+        task.world(),
+        write,
+        max_completion_tokens=settings["max_completion_tokens"],
+        context=context_length(model),
+        progress=asked.progress,
+    )
+    completions = []
+    for episode in episodes:
+        tokens = sum(len(turn.completion_ids) for turn in episode.turns)
+        cut_off = any(turn.cut_off for turn in episode.turns)
+        completions.append(Completion(conversation(episode), tokens, cut_off))
+    prompts = [tokenizer.decode(episode.turns[0].prompt_ids) for episode in episodes[::samples]]
+    return Played(
+        task,
+        list(rows),
+        prompts,
+        completions,
+        samples,
+        settings,
+        episodes,
+    )
 
 
 def conversation(episode: Episode) -> str:
@@ -113,5 +140,9 @@ def conversation(episode: Episode) -> str:
     >>> conversation(Episode({}, []))
     ''
     """
-    lines = [line for turn in episode.turns for line in (turn.observation, f"> {turn.completion.strip()}")]
-    return "\n".join([*lines, *[turn.result for turn in episode.turns[-1:]]])
+    lines = []
+    for turn in episode.turns:
+        lines += [turn.observation, f"> {turn.completion.strip()}"]
+    if episode.turns:
+        lines.append(episode.turns[-1].result)
+    return "\n".join(lines)

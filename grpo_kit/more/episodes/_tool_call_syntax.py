@@ -32,6 +32,7 @@ _BETWEEN = re.compile(r"[\s;]*")
 _BESIDE_A_CALL = {"id", "type", "index"}  # keys of a call in JSON without meaning for it
 _ARGUMENTS = {"arguments", "parameters"}
 _NONE = ("constant", None)
+_Value = tuple[str, Any]  # kind and content
 
 
 class Call(NamedTuple):
@@ -83,17 +84,16 @@ def gold_calls(gold: Any) -> list[Call] | None:
     >>> gold_calls({"name": "f", "arguments": '{"a": 1}'}) == gold_calls([{"f": {"a": [1]}}]) == parse_calls("f(a=1)")
     True
     """
-    calls: list[Call] = []
     gold = python_value(gold)
-    for item in [gold] if isinstance(gold, str | Mapping) else gold if isinstance(gold, Iterable) else []:
+    if not isinstance(gold, Iterable):
+        return None
+    items = [gold] if isinstance(gold, str | Mapping) else gold
+    calls: list[Call] = []
+    for item in items:
         try:
-            data = item if isinstance(item, str) else _from_table(item)
-            read = parse_calls(data) if isinstance(data, str) else _bfcl(data) or _json_calls(data)
+            calls += _calls_of_item(item)
         except (ValueError, RecursionError):
-            read = None
-        if read is None:
             return None
-        calls += read
     return calls or None
 
 
@@ -103,14 +103,12 @@ def call_text(call: Call) -> str:
     >>> call_text(parse_calls("f( 2,b = {'k':[x]} )")[0])
     "f(2, b={'k': [x]})"
     """
-    given = [
-        *map(_value_text, call.arguments),
-        *(f"{key}={_value_text(value)}" for key, value in call.keywords),
-    ]
-    return f"{call.name}({', '.join(given)})"
+    arguments = list(map(_value_text, call.arguments))
+    arguments += [f"{key}={_value_text(value)}" for key, value in call.keywords]
+    return f"{call.name}({', '.join(arguments)})"
 
 
-def call_distance(calls: Sequence[Call], wanted: Sequence[Call]) -> float:
+def call_distance(calls: Sequence[Call], expected: Sequence[Call]) -> float:
     """Edit distance between two sequences of calls, over the longer one's length: in [0, 1], 0 if they are equal.
 
     A call that is missing, extra or of another name costs 1. A call of the right name costs half the share of its
@@ -119,12 +117,25 @@ def call_distance(calls: Sequence[Call], wanted: Sequence[Call]) -> float:
     >>> call_distance(parse_calls("add(2, 3)"), parse_calls("add(2, 4); neg(1)"))  # (0.25 + 1) / 2
     0.625
     """
-    row = [float(place) for place in range(len(wanted) + 1)]
-    for done, call in enumerate(calls, 1):
-        above, row = row, [float(done)]
-        for place, gold in enumerate(wanted):
-            row.append(min(above[place] + _difference(call, gold), above[place + 1] + 1, row[place] + 1))
-    return row[-1] / max(len(calls), len(wanted), 1)
+    row = [float(place) for place in range(len(expected) + 1)]
+    for n_read, call in enumerate(calls, 1):
+        last_row, row = row, [float(n_read)]
+        for place, gold in enumerate(expected):
+            replaced = last_row[place] + _difference(call, gold)
+            row.append(min(replaced, last_row[place + 1] + 1, row[place] + 1))
+    return row[-1] / max(len(calls), len(expected), 1)
+
+
+def _calls_of_item(item: Any) -> list[Call]:
+    """The calls of a gold's dict or text; ValueError if it holds none."""
+    if not isinstance(item, str):
+        item = _from_table(item)
+    if not isinstance(item, str):
+        return _bfcl(item) or _json_calls(item)
+    calls = parse_calls(item)
+    if calls is None:
+        raise ValueError("no calls")
+    return calls
 
 
 def _from_table(item: Any) -> Any:
@@ -134,12 +145,12 @@ def _from_table(item: Any) -> Any:
         return [_from_table(call) for call in item]
     if not isinstance(item, dict):
         return item
-    there = {key: value for key, value in item.items() if value is not None}
-    if isinstance(there.get("function"), dict):  # OpenAI's
-        there["function"] = _from_table(there["function"])
-    if "name" in there and item.keys() & _ARGUMENTS and not there.keys() & _ARGUMENTS:
-        there["arguments"] = {}
-    return there
+    filled = {key: value for key, value in item.items() if value is not None}
+    if isinstance(filled.get("function"), dict):  # OpenAI's
+        filled["function"] = _from_table(filled["function"])
+    if "name" in filled and item.keys() & _ARGUMENTS and not filled.keys() & _ARGUMENTS:
+        filled["arguments"] = {}
+    return filled
 
 
 def _json_value(value: Any) -> Any:
@@ -150,7 +161,9 @@ def _json_value(value: Any) -> Any:
         return [_json_value(item) for item in value]
     if isinstance(value, Decimal):
         return float(value)
-    return gold_text(value) if isinstance(value, date | time) else value
+    if isinstance(value, date | time):
+        return gold_text(value)
+    return value
 
 
 def _difference(a: Call, b: Call) -> float:
@@ -158,57 +171,82 @@ def _difference(a: Call, b: Call) -> float:
         return 0.0
     if a.name != b.name:
         return 1.0
-    given, gold = (dict([*enumerate(call.arguments), *call.keywords]) for call in (a, b))
-    places = given.keys() | gold.keys()
-    missing = object()
-    return sum(given.get(place, missing) != gold.get(place, missing) for place in places) / len(places) / 2
+    arguments_a = dict([*enumerate(a.arguments), *a.keywords])
+    arguments_b = dict([*enumerate(b.arguments), *b.keywords])
+    places = arguments_a.keys() | arguments_b.keys()
+    # No value is None: a missing argument differs from every one.
+    n_different = sum(arguments_a.get(place) != arguments_b.get(place) for place in places)
+    return n_different / len(places) / 2
 
 
 def _bare(text: str) -> str:
     """The text without tokens that end a turn, and without its fence if it is a single block."""
     text = without_end_tokens(text).strip(" \t\r\n\ufeff\u200b")
     blocks = read_blocks(text)
-    if len(blocks) == 1 and blocks[0].closed and is_blank(text[: blocks[0].opened] + text[blocks[0].after :]):
-        return blocks[0].code.strip()
-    return text
+    if len(blocks) != 1 or not blocks[0].closed:
+        return text
+    (block,) = blocks
+    text_beside = text[: block.opened] + text[block.after :]
+    return block.code.strip() if is_blank(text_beside) else text
 
 
 def _read(text: str) -> list[Call]:
     if text.startswith(_MARK):
-        pieces = [piece.strip() for piece in text.removesuffix("[/TOOL_CALLS]").split(_MARK)[1:]]
-        found = [(piece, _NAMED.fullmatch(piece)) for piece in pieces]
-        return [call for piece, named in found for call in ([_named(named)] if named else _read(piece))]
+        return _marked_calls(text)
     text = text.removeprefix("<|python_tag|>").strip()
     wrapped = list(_WRAPPED.finditer(text))
     if wrapped and is_blank(_WRAPPED.sub("", text)):
-        inner = [[_named(one)] if one["name"] else _read(one["inside"].strip()) for one in wrapped]
-        return [call for calls in inner for call in calls]
+        calls = []
+        for match in wrapped:
+            if match["name"]:
+                calls.append(_named_call(match))
+            else:
+                calls += _read(match["inside"].strip())
+        return calls
     if re.match(r"\{|\[\s*\{", text):
         with suppress(ValueError):  # not JSON: Python's {'name': 'f', ...}, or nothing
             return _json_text(text)
+    return _python_calls(text)
+
+
+def _marked_calls(text: str) -> list[Call]:
+    calls = []
+    for piece in text.removesuffix("[/TOOL_CALLS]").split(_MARK)[1:]:
+        piece = piece.strip()
+        named = _NAMED.fullmatch(piece)
+        if named:
+            calls.append(_named_call(named))
+        else:
+            calls += _read(piece)
+    return calls
+
+
+def _python_calls(text: str) -> list[Call]:
     tree = parse_quietly("\n".join(line.strip() for line in text.split("\n")))
     if tree is None:
         raise ValueError("no Python")
     calls: list[Call] = []
     for statement in tree.body:
         node = statement.value if isinstance(statement, ast.Expr) else None
-        for one in node.elts if isinstance(node, ast.List) else [node]:
-            calls += _from_dict(one) if isinstance(one, ast.Dict) else [_call(one)]
+        nodes = node.elts if isinstance(node, ast.List) else [node]
+        for item in nodes:
+            if isinstance(item, ast.Dict):
+                _value(item)  # raises for a key given twice
+                calls += _json_calls(literal_value(item))
+            else:
+                call = call_from_node(item, _value)
+                keywords = sorted(call.keywords.items())
+                calls.append(Call(call.name, call.arguments, tuple(keywords)))
     return calls
-
-
-def _from_dict(node: ast.Dict) -> list[Call]:
-    _value(node)  # raises for a key given twice
-    return _json_calls(literal_value(node))
 
 
 def _json_text(text: str) -> list[Call]:
     """Consecutive JSON values, separated by white space or ;."""
-    calls, at = [], 0
-    while at < len(text):
-        value, at = _JSON.raw_decode(text, at)
+    calls, place = [], 0
+    while place < len(text):
+        value, place = _JSON.raw_decode(text, place)
         calls += _json_calls(value)
-        at = _BETWEEN.match(text, at).end()
+        place = _BETWEEN.match(text, place).end()
     return calls
 
 
@@ -221,35 +259,43 @@ _JSON = json.JSONDecoder(object_pairs_hook=keys_once, parse_constant=_refuse)
 
 def _json_calls(data: Any) -> list[Call]:
     if isinstance(data, list | tuple):
-        return [call for item in data for call in _json_calls(item)]
+        calls = []
+        for item in data:
+            calls += _json_calls(item)
+        return calls
     if not isinstance(data, Mapping):
         raise ValueError("no call")
-    said = {key: value for key, value in data.items() if key not in _BESIDE_A_CALL}
-    if set(said) == {"function"}:  # OpenAI's
-        return _json_calls(said["function"])
-    name, arguments = said.get("name"), [said[key] for key in _ARGUMENTS if key in said]
-    if not isinstance(name, str) or not name.strip() or not len(arguments) == 1 == len(said) - 1:
+    fields = {key: value for key, value in data.items() if key not in _BESIDE_A_CALL}
+    if set(fields) == {"function"}:  # OpenAI's
+        return _json_calls(fields["function"])
+    name = fields.get("name")
+    arguments = fields.keys() & _ARGUMENTS
+    if not isinstance(name, str) or not name.strip() or len(arguments) != 1 or len(fields) != 2:
         raise ValueError("a call is its name and its arguments, nothing else")
-    return [_made(name, arguments[0])]
+    return [_call(name, fields[arguments.pop()])]
 
 
-def _made(name: str, given: Any) -> Call:
-    given = {} if given is None or given == "" else given
-    given = _JSON.decode(given) if isinstance(given, str) else given
-    if isinstance(given, list | tuple):
-        return Call(name, tuple(map(_plain, given)))
-    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+def _call(name: str, arguments: Any) -> Call:
+    """The call with these arguments: an object, a list, JSON text of one, or None or "" for none."""
+    if arguments is None or arguments == "":
+        arguments = {}
+    if isinstance(arguments, str):
+        arguments = _JSON.decode(arguments)
+    if isinstance(arguments, list | tuple):
+        return Call(name, tuple(map(_plain, arguments)))
+    if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
         raise ValueError("arguments that are no object")
-    return Call(name, (), tuple(sorted((key, _plain(value)) for key, value in given.items())))
+    keywords = sorted((key, _plain(value)) for key, value in arguments.items())
+    return Call(name, (), tuple(keywords))
 
 
-def _named(found: re.Match[str]) -> Call:
+def _named_call(match: re.Match[str]) -> Call:
     """A call whose name comes before its arguments: JSON, or <parameter=...> tags."""
-    inside = found["arguments"]
-    parameters = _PARAMETER.findall(inside)
-    if not parameters or not is_blank(_PARAMETER.sub("", inside)):
-        return _made(found["name"], inside.strip())
-    return _made(found["name"], keys_once([(key, _json_or_text(value)) for key, value in parameters]))
+    text = match["arguments"]
+    parameters = _PARAMETER.findall(text)
+    if not parameters or not is_blank(_PARAMETER.sub("", text)):
+        return _call(match["name"], text.strip())
+    return _call(match["name"], keys_once([(key, _json_or_text(value)) for key, value in parameters]))
 
 
 def _json_or_text(text: str) -> Any:
@@ -263,16 +309,20 @@ def _bfcl(data: Any) -> list[Call]:
     """The call of {"f": {"a": [1]}}; none if the object is of another kind, or allows a choice."""
     if not isinstance(data, Mapping) or len(data) != 1:
         return []
-    ((name, given),) = data.items()
-    if isinstance(given, Mapping):
-        given = {key: values for key, values in given.items() if values is not None}
-    one_each = isinstance(given, Mapping) and all(isinstance(v, list) and len(v) == 1 for v in given.values())
-    if not one_each or any(isinstance(value, Mapping) for (value,) in given.values()):
+    ((name, arguments),) = data.items()
+    if not isinstance(arguments, Mapping):
         return []
-    return [_made(name, {key: value for key, (value,) in given.items()})]
+    single = {}
+    for key, values in arguments.items():
+        if values is None:
+            continue
+        if not isinstance(values, list) or len(values) != 1 or isinstance(values[0], Mapping):
+            return []
+        single[key] = values[0]
+    return [_call(name, single)]
 
 
-def _plain(value: Any) -> tuple[str, Any]:
+def _plain(value: Any) -> _Value:
     match value:
         case bool() | None:
             return "constant", value
@@ -287,48 +337,40 @@ def _plain(value: Any) -> tuple[str, Any]:
     raise ValueError("no plain value")
 
 
-def _dict(pairs: list[tuple[Any, Any]]) -> tuple[str, Any]:
+def _dict(pairs: list[tuple[Any, Any]]) -> _Value:
     if len({key for key, _ in pairs}) < len(pairs):
         raise ValueError("a key is given twice")
     return "dict", frozenset(pairs)
 
 
-def _without_none(value: tuple[str, Any]) -> tuple[str, Any]:
-    kind, inside = value
+def _without_none(value: _Value) -> _Value:
+    kind, content = value
     if kind == "list":
-        return kind, tuple(map(_without_none, inside))
+        return kind, tuple(map(_without_none, content))
     if kind == "dict":
-        return kind, frozenset((key, _without_none(item)) for key, item in inside if item != _NONE)
+        return kind, frozenset((key, _without_none(item)) for key, item in content if item != _NONE)
     return value
 
 
-def _call(node: ast.expr | None) -> Call:
-    call = call_from_node(node, _value)
-    return Call(call.name, call.arguments, tuple(sorted(call.keywords.items())))
-
-
-def _value(node: ast.expr) -> tuple[str, Any]:
+def _value(node: ast.expr) -> _Value:
     match node:
-        case ast.Constant():
-            return _plain(node.value)
-        case ast.UnaryOp(op=sign, operand=ast.Constant(value=number)) if type(number) in (int, float):
-            if isinstance(sign, ast.UAdd):
-                return "number", number
-            if isinstance(sign, ast.USub):
-                return "number", -number
+        case ast.Constant() | ast.UnaryOp():
+            return _plain(literal_value(node))
         case ast.Name():
             return "name", node.id
         case ast.List() | ast.Tuple():
             return "list", tuple(map(_value, node.elts))
         case ast.Dict() if None not in node.keys:
-            return _dict(list(zip(map(_value, node.keys), map(_value, node.values), strict=True)))
+            keys, values = map(_value, node.keys), map(_value, node.values)
+            return _dict(list(zip(keys, values, strict=True)))
     raise ValueError("no plain value")
 
 
-def _value_text(value: tuple[str, Any]) -> str:
-    kind, inside = value
+def _value_text(value: _Value) -> str:
+    kind, content = value
     if kind == "list":
-        return f"[{', '.join(map(_value_text, inside))}]"
+        return f"[{', '.join(map(_value_text, content))}]"
     if kind == "dict":
-        return f"{{{', '.join(sorted(f'{_value_text(key)}: {_value_text(item)}' for key, item in inside))}}}"
-    return inside if kind == "name" else repr(inside)
+        items = sorted(f"{_value_text(key)}: {_value_text(item)}" for key, item in content)
+        return f"{{{', '.join(items)}}}"
+    return content if kind == "name" else repr(content)

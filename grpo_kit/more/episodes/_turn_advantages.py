@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from itertools import chain, pairwise
 from statistics import fmean, stdev
 
 import torch
@@ -43,19 +44,26 @@ def turn_advantages(
         raise ValueError(
             f"discount={discount!r} is not used by credit='episode'; use credit='return' or 'state'"
         )
-    totals = torch.tensor([e.total for e in episodes], dtype=torch.float64)
-    groups = totals.view(-1, group_size)
-    whole = group_advantages(totals, group_size, scale=scale, eps=_EPS)
-    whole = whole.masked_fill((groups.amax(1) - groups.amin(1) < _SAME).repeat_interleave(group_size), 0.0)
+    totals = [episode.total for episode in episodes]
+    scaled = group_advantages(
+        torch.tensor(totals, dtype=torch.float64), group_size, scale=scale, eps=_EPS
+    ).tolist()
+    for start in range(0, len(totals), group_size):
+        end = start + group_size
+        if _are_equal(totals[start:end]):
+            scaled[start:end] = [0.0] * group_size
     if credit == "episode":
-        return [[a] * len(e.turns) for a, e in zip(whole.tolist(), episodes, strict=True)]
-    returns = [e.returns(discount) for e in episodes]
+        return [[advantage] * len(episode.turns) for advantage, episode in zip(scaled, episodes, strict=True)]
+    keys = []
+    for index, episode in enumerate(episodes):
+        states = range(len(episode.turns))
+        if credit == "state":
+            states = [tuple(turn.prompt_ids) for turn in episode.turns]
+        keys.append([(index // group_size, state) for state in states])
+    by_turn = _standardised([episode.returns(discount) for episode in episodes], keys, scale)
     if credit == "return":
-        keys = [[(i // group_size, t) for t in range(len(e.turns))] for i, e in enumerate(episodes)]
-        return _standardised(returns, keys, scale)
-    keys = [[(i // group_size, tuple(turn.prompt_ids)) for turn in e.turns] for i, e in enumerate(episodes)]
-    steps = _standardised(returns, keys, scale)
-    return [[a + b for b in line] for a, line in zip(whole.tolist(), steps, strict=True)]
+        return by_turn
+    return [[advantage + extra for extra in turns] for advantage, turns in zip(scaled, by_turn, strict=True)]
 
 
 def _standardised(
@@ -63,20 +71,30 @@ def _standardised(
 ) -> list[list[float]]:
     """Each value minus the mean of the values with its key, over their spread; exactly 0 where those are equal."""
     compared = defaultdict(list)
-    for line, names in zip(values, keys, strict=True):
-        for value, name in zip(line, names, strict=True):
-            compared[name].append(value)
-    everything = [value for line in values for value in line]
-    means, spreads = {}, {}
-    for name, several in compared.items():
-        if max(several) - min(several) < _SAME:
+    for row, row_keys in zip(values, keys, strict=True):
+        for value, key in zip(row, row_keys, strict=True):
+            compared[key].append(value)
+    mean_and_divisor = {}
+    for key, group in compared.items():
+        if _are_equal(group):
             continue
-        means[name] = fmean(several)
-        spreads[name] = 1.0 if scale == "none" else _spread(several if scale == "group" else everything)
-    return [
-        [(v - means[k]) / spreads[k] if k in means else 0.0 for v, k in zip(line, names, strict=True)]
-        for line, names in zip(values, keys, strict=True)
-    ]
+        divisor = 1.0
+        if scale == "group":
+            divisor = _spread(group)
+        elif scale == "batch":
+            divisor = _spread(list(chain.from_iterable(values)))
+        mean_and_divisor[key] = fmean(group), divisor
+    standardised = []
+    for row, row_keys in zip(values, keys, strict=True):
+        standardised.append([])
+        for value, key in zip(row, row_keys, strict=True):
+            mean, divisor = mean_and_divisor.get(key, (value, 1.0))
+            standardised[-1].append((value - mean) / divisor)
+    return standardised
+
+
+def _are_equal(values: Sequence[float]) -> bool:
+    return max(values) - min(values) < _SAME
 
 
 def _spread(values: Sequence[float]) -> float:
@@ -96,43 +114,50 @@ def episode_measures(batch: Batch, *, success: float, chat: bool) -> dict[str, f
     share of a later prompt that was read before and is computed anew.
     batch: turns, as EpisodeSample makes them. An episode is known by its group and its number.
     """
-    found: dict[tuple[int, int], list[int]] = {}
-    for place, key in enumerate(zip(batch.groups, batch.extra["episode"], strict=True)):
-        found.setdefault(key, []).append(place)
-    totals = [batch.rewards[places[0]] for places in found.values()]
-    groups: dict[int, list[float]] = {}
-    for (group, _), total in zip(found, totals, strict=True):
-        groups.setdefault(group, []).append(total)
-    pairs = [pair for places in found.values() for pair in zip(places, places[1:], strict=False)]
-    said = list(zip(batch.completions, batch.extra["result"], strict=True))
-    made = {
-        "reward": fmean(totals),
-        **{
-            f"reward/{name}": fmean(p[places[0]] for places in found.values())
-            for name, p in batch.parts.items()
-        },
-        "reward_std": fmean(stdev(some) if len(some) > 1 else 0.0 for some in groups.values()),
-        "frac_reward_zero_std": fmean(float(max(some) - min(some) < _SAME) for some in groups.values()),
-        "episodes/turns": len(batch) / len(found),
-        "episodes/success": fmean(float(total >= success) for total in totals),
-        "episodes/unfinished": fmean(float(not batch.extra["done"][places[-1]]) for places in found.values()),
-        "episodes/invalid": fmean(map(float, batch.extra["invalid"])),
-        "episodes/cut_off": fmean(map(float, batch.cut_off)),
-        "episodes/repeated": fmean([float(said[a] == said[b]) for a, b in pairs] or [0.0]),
+    episodes: dict[tuple[int, int], list[int]] = defaultdict(list)  # the batch's indices of each one's turns
+    for index, key in enumerate(zip(batch.groups, batch.extra["episode"], strict=True)):
+        episodes[key].append(index)
+    first = [turns[0] for turns in episodes.values()]
+    totals = [batch.rewards[index] for index in first]
+    totals_of: dict[int, list[float]] = defaultdict(list)
+    for index, total in zip(first, totals, strict=True):
+        totals_of[batch.groups[index]].append(total)
+    groups = totals_of.values()
+    ends = batch.extra["done"]
+    texts = list(zip(batch.completions, batch.extra["result"], strict=True))
+    pairs: list[tuple[int, int]] = []  # a turn and the one behind it
+    for turns in episodes.values():
+        pairs.extend(pairwise(turns))
+
+    def share(condition: Callable[[int, int], float]) -> float:
+        return fmean([condition(turn, later) for turn, later in pairs] or [0.0])
+
+    measures = {"reward": fmean(totals)}
+    for name, part in batch.parts.items():
+        measures[f"reward/{name}"] = fmean(part[index] for index in first)
+    measures |= {
+        "reward_std": fmean(stdev(group) if len(group) > 1 else 0.0 for group in groups),
+        "frac_reward_zero_std": fmean(map(_are_equal, groups)),
+        "episodes/turns": len(batch) / len(episodes),
+        "episodes/success": fmean(total >= success for total in totals),
+        "episodes/unfinished": fmean(not ends[turns[-1]] for turns in episodes.values()),
+        "episodes/invalid": fmean(batch.extra["invalid"]),
+        "episodes/cut_off": fmean(batch.cut_off),
+        "episodes/repeated": share(lambda turn, later: texts[turn] == texts[later]),
     }
     if chat:
-        made["episodes/forked"] = fmean([float(not _goes_on(batch, a, b)) for a, b in pairs] or [0.0])
-        made["episodes/reread"] = fmean([_reread(batch, a, b) for a, b in pairs] or [0.0])
-    return made
+        measures["episodes/forked"] = share(lambda turn, later: not _extends(batch, turn, later))
+        measures["episodes/reread"] = share(lambda turn, later: _reread(batch, turn, later))
+    return measures
 
 
-def _goes_on(batch: Batch, turn: int, later: int) -> bool:
-    """Does the later prompt begin with the turn's tokens? The last of them may be the end."""
+def _extends(batch: Batch, turn: int, later: int) -> bool:
+    """Whether the later prompt begins with the turn's tokens; the last of them may be the end."""
     so_far = [*batch.prompt_ids[turn], *batch.completion_ids[turn][:-1]]
     return batch.prompt_ids[later][: len(so_far)] == so_far
 
 
 def _reread(batch: Batch, turn: int, later: int) -> float:
-    """What the turn had read and the later prompt does not begin with, as a share of that prompt, at most 1."""
+    """The share of the later prompt, at most 1, that the turn had read and this prompt does not begin with."""
     before, prompt = batch.prompt_ids[turn], batch.prompt_ids[later]
     return min(1.0, (len(before) - common_length(before, prompt)) / len(prompt))

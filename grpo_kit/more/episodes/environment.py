@@ -6,8 +6,9 @@ import asyncio
 import json
 import math
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from grpo_kit.rewards.scoring import RewardError
@@ -67,7 +68,7 @@ class VectorEnv:
             try:
                 self._pool.append(self.make())
             except Exception as error:
-                raise EpisodeError(f"the environment could not be made: {_said(error)}") from error
+                raise EpisodeError(f"the environment could not be made: {_described(error)}") from error
         self._playing, self._rows = self._pool[: len(rows)], list(rows)
         for i, environment in enumerate(self._playing):
             for method in ("reset", "step"):
@@ -75,55 +76,50 @@ class VectorEnv:
                     raise EpisodeError(
                         f"{self._name(i)} has no {method}(); see grpo_kit.more.episodes.Environment"
                     )
-        everyone = range(len(rows))
-        calls = [lambda i=i: self._playing[i].reset(dict(self._rows[i])) for i in everyone]
-        found = self._call(calls, list(everyone), turn=0)
-        for i, observation in enumerate(found):
+        observations = self._call("reset", {i: (dict(row),) for i, row in enumerate(rows)}, turn=0)
+        for i, observation in observations.items():
             self._check_text(observation, i, turn=0)
-        return found
+        return list(observations.values())
 
     def step(self, texts: Mapping[int, str], turn: int, *, last: bool = False) -> dict[int, Outcome]:
         """One turn (from 1) of the episodes: {episode number: the model's text} -> {episode number: Outcome}.
 
         last: this is the last possible turn; if an environment has settle(), its reward is added.
         """
-        who = list(texts)
-        for i in who:
+        for i in texts:
             if getattr(self._playing[i], "invalid", False):
                 self._playing[i].invalid = False
-        calls = [lambda i=i: self._playing[i].step(texts[i]) for i in who]
-        made = {
-            i: self._checked(found, i, turn)
-            for i, found in zip(who, self._call(calls, who, turn), strict=True)
-        }
-        open_still = (
-            [i for i in who if not made[i].done and hasattr(self._playing[i], "settle")] if last else []
-        )
-        settled = self._call([lambda i=i: self._playing[i].settle() for i in open_still], open_still, turn)
-        for i, earned in zip(open_still, settled, strict=True):
-            made[i] = made[i]._replace(reward=made[i].reward + self._reward(earned, i, turn))
-        return made
+        results = self._call("step", {i: (text,) for i, text in texts.items()}, turn)
+        outcomes = {i: self._outcome(result, i, turn) for i, result in results.items()}
+        if last:
+            unfinished = [i for i, outcome in outcomes.items() if not outcome.done]
+            unpaid = [i for i in unfinished if hasattr(self._playing[i], "settle")]
+            for i, settled in self._call("settle", dict.fromkeys(unpaid, ()), turn).items():
+                reward = outcomes[i].reward + self._reward(settled, i, turn)
+                outcomes[i] = outcomes[i]._replace(reward=reward)
+        return outcomes
 
-    def _reward(self, given: Any, i: int, turn: int) -> float:
+    def _outcome(self, result: Any, i: int, turn: int) -> Outcome:
+        if not isinstance(result, tuple) or len(result) != 3:
+            raise EpisodeError(
+                f"{self.where(i, turn)}: step() gave {result!r:.200}; it has to give (observation, reward, done)"
+            )
+        observation, reward, done = result
+        self._check_text(observation, i, turn)
+        reward = self._reward(reward, i, turn)
+        invalid = bool(getattr(self._playing[i], "invalid", False))
+        return Outcome(observation, reward, bool(done), invalid)
+
+    def _reward(self, value: Any, i: int, turn: int) -> float:
         try:
-            reward = float(given)
+            reward = float(value)
         except (TypeError, ValueError):
             reward = math.nan
         if not math.isfinite(reward):
             raise EpisodeError(
-                f"{self.where(i, turn)}: the reward is {given!r:.200}; it has to be a finite number"
+                f"{self.where(i, turn)}: the reward is {value!r:.200}; it has to be a finite number"
             )
         return reward
-
-    def _checked(self, found: Any, i: int, turn: int) -> Outcome:
-        if not isinstance(found, tuple) or len(found) != 3:
-            raise EpisodeError(
-                f"{self.where(i, turn)}: step() gave {found!r:.200}; it has to give (observation, reward, done)"
-            )
-        observation, reward, done = found
-        self._check_text(observation, i, turn)
-        reward = self._reward(reward, i, turn)
-        return Outcome(observation, reward, bool(done), bool(getattr(self._playing[i], "invalid", False)))
 
     def _check_text(self, observation: Any, i: int, turn: int) -> None:
         if not isinstance(observation, str):
@@ -136,31 +132,34 @@ class VectorEnv:
                 f"the environment shorten it. It begins {observation[:80]!r}"
             )
 
-    def _call(self, calls: Sequence[Callable[[], Any]], who: Sequence[int], turn: int) -> list[Any]:
-        if self.seconds is None:
-            return [self._one(call, i, turn) for call, i in zip(calls, who, strict=True)]
-        made: list[list[Any]] = [[] for _ in calls]
-        threads = []
+    def _call(self, method: str, arguments: Mapping[int, tuple], turn: int) -> dict[int, Any]:
+        """The results of a method, by episode number; arguments: by episode number."""
+        calls = {i: partial(getattr(self._playing[i], method), *args) for i, args in arguments.items()}
+        if self.seconds is not None:
+            calls = self._in_threads(calls, turn)
+        results = {}
+        for i, call in calls.items():
+            try:
+                results[i] = call()
+            except (Exception, SystemExit, asyncio.CancelledError) as error:
+                raise EpisodeError(f"{self.where(i, turn)}: {_described(error)}") from error
+        return results
+
+    def _in_threads(self, calls: Mapping[int, Callable[[], Any]], turn: int) -> dict[int, Callable[[], Any]]:
+        """Functions that return, or raise, what the calls did: these have all ended."""
+        futures: dict[int, Future] = {i: Future() for i in calls}
         try:
-            for call, box in zip(calls, made, strict=True):
+            for i, call in calls.items():
                 # Daemons: a thread that never returns must not keep Python from ending.
-                threads.append(threading.Thread(target=_into, args=(call, box), daemon=True))
-                threads[-1].start()
-            end = time.monotonic() + self.seconds
-            for thread, box, i in zip(threads, made, who, strict=True):
-                thread.join(max(0.0, end - time.monotonic()))
-                if not box:
+                threading.Thread(target=_resolve, args=(futures[i], call), daemon=True).start()
+            wait(futures.values(), timeout=self.seconds)
+            for i, future in futures.items():
+                if not future.done():
                     raise EpisodeError(f"{self.where(i, turn)}: no answer within {self.seconds:g} s")
         except BaseException:  # including the stop button
             self._pool = []  # its objects may still be running
             raise
-        return [self._one(lambda box=box: _out(box), i, turn) for box, i in zip(made, who, strict=True)]
-
-    def _one(self, call: Callable[[], Any], i: int, turn: int) -> Any:
-        try:
-            return call()
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
-            raise EpisodeError(f"{self.where(i, turn)}: {_said(error)}") from error
+        return {i: future.result for i, future in futures.items()}
 
     def _name(self, i: int) -> str:
         return f"environment {type(self._playing[i]).__name__}"
@@ -168,27 +167,22 @@ class VectorEnv:
     def where(self, i: int, turn: int) -> str:
         """The environment, row and turn in words."""
         row = self._rows[i]
-        told = row.get("question", row) if isinstance(row, Mapping) else row
-        others = {k: v for k, v in row.items() if k != "question"} if isinstance(row, Mapping) else {}
-        rest = f" {row_key(others):.160}" if others else ""
-        return f"{self._name(i)}, row {told!r:.120}{rest}, {'reset' if turn == 0 else f'turn {turn}'}"
+        columns = {name: value for name, value in row.items() if name != "question"}
+        row_text = f"row {row.get('question', row)!r:.120}"
+        if columns:
+            row_text += f" {row_key(columns):.160}"
+        moment = "reset" if turn == 0 else f"turn {turn}"
+        return f"{self._name(i)}, {row_text}, {moment}"
 
 
-def _into(call: Callable[[], Any], box: list[Any]) -> None:
+def _resolve(future: Future, call: Callable[[], Any]) -> None:
     try:
-        box.append((call(), None))
+        future.set_result(call())
     except BaseException as error:  # raised in the waiting thread
-        box.append((None, error))
+        future.set_exception(error)
 
 
-def _out(box: list[Any]) -> Any:
-    value, error = box[0]
-    if error is not None:
-        raise error
-    return value
-
-
-def _said(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from statistics import fmean
 from typing import Any
 
@@ -72,10 +73,10 @@ class EpisodeTask(Task):
             if not rows:
                 raise ValueError(f"task {self.name!r}: {split} is empty; give at least one row")
             for place, row in enumerate(rows):
-                if not isinstance(row.get("question"), str) or not row["question"].strip():
+                question = row.get("question")
+                if not isinstance(question, str) or not question.strip():
                     raise ValueError(
-                        f"task {self.name!r}: {split} row {place} has the question {row.get('question')!r}; give the "
-                        "goal as text"
+                        f"task {self.name!r}: {split} row {place} has the question {question!r}; give the goal as text"
                     )
         shared = {row_key(row) for row in self.train} & {row_key(row) for row in self.held_out}
         if shared:
@@ -96,7 +97,13 @@ class EpisodeTask(Task):
 
         return fast_episodes(model, config)
 
-    def play(self, model: Any, tokenizer: Any, rows: Sequence[dict], asked: Any) -> Any:
+    def play(
+        self,
+        model: Any,
+        tokenizer: Any,
+        rows: Sequence[dict],
+        asked: Any,
+    ) -> Any:
         """Episodes of the rows, judged: episodes.episode_answers.Played."""
         from grpo_kit.more.episodes._episode_answers import play
 
@@ -105,17 +112,20 @@ class EpisodeTask(Task):
     def questions(self, rows: Sequence[dict]) -> list[str]:
         """The messages of the rows' first turns; of slow environments, which are called only when played, the goals."""
         goals = [row["question"] for row in rows]
-        seen = goals if self.seconds else self.world().reset(rows)
-        return [self.view.message(g, [], text or g).strip() for g, text in zip(goals, seen, strict=True)]
+        observations = goals if self.seconds else self.world().reset(rows)
+        pairs = zip(goals, observations, strict=True)
+        return [self.view.message(goal, [], observation or goal).strip() for goal, observation in pairs]
 
     def made_of(self) -> dict[str, Any]:
-        """What counts in its digest, besides name, rows and length."""
+        """The parts of its digest besides name, rows and length."""
         return {"view": asdict(self.view), "turns": self.max_turns, "success": self.success}
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """Can policies without observations be scored? Empty if a step costs time, or if a RecordedEnv counts steps."""
-        return () if self.seconds or isinstance(self.environment, RecordedEnv) else self.actions
+        """The actions of policies without observations; none if a step costs time, or if a RecordedEnv counts steps."""
+        if self.seconds or isinstance(self.environment, RecordedEnv):
+            return ()
+        return self.actions
 
     def best_constant(self, rows: Sequence[dict] | None = None) -> tuple[str, float]:
         """Name and success, in [0, 1], of the best policy that reads no observation, on the rows (default held_out)."""
@@ -125,16 +135,19 @@ class EpisodeTask(Task):
 
     def score(self, policy: Policy, rows: Sequence[dict] | None = None, *, seed: int = 0) -> float:
         """Share of the rows (default held_out) on which the policy succeeds."""
-        return fmean(self._succeeds(policy, self.held_out if rows is None else rows, seed))
+        rows = self.held_out if rows is None else rows
+        return fmean(self._successes(policy, rows, seed))
 
-    def _succeeds(self, policy: Policy, rows: Sequence[dict], seed: int = 0) -> list[bool]:
+    def _successes(self, policy: Policy, rows: Sequence[dict], seed: int = 0) -> list[bool]:
         rng, world = random.Random(seed), self.world()
         observations = dict(enumerate(world.reset(rows)))
         players = [policy(row, rng) for row in rows]
         totals = [0.0] * len(rows)
         for turn in range(1, self.max_turns + 1):
-            said = {i: self.view.completion_saying(players[i](seen)) for i, seen in observations.items()}
-            texts = {i: self.view.said(self.view.prefill + text) for i, text in said.items()}
+            texts = {}
+            for i, observation in observations.items():
+                completion = self.view.completion_saying(players[i](observation))
+                texts[i] = self.view.said(self.view.prefill + completion)
             outcomes = world.step(texts, turn, last=turn == self.max_turns)
             for i, outcome in outcomes.items():
                 totals[i] += outcome.reward
@@ -153,28 +166,48 @@ class EpisodeTask(Task):
         if not self.actions:
             return {}
         rows = self.held_out if rows is None else rows
-        known = self.__dict__.setdefault("_blind", {})  # every evaluation needs it
         key = (seed, *map(row_key, rows))
-        if key not in known:
-            plans = [p for n in range(1, self._most() + 1) for p in itertools.product(self.actions, repeat=n)]
-            best, place = max((sum(right), -i) for i, right in enumerate(self._by_plans(plans, rows)))
-            by_chance = fmean(self.score(_at_random(self.actions), rows, seed=seed + k) for k in range(8))
-            named = {f"always {', '.join(plans[-place])}": best / len(rows), "random": by_chance}
-            known[key] = dict(sorted(named.items(), key=lambda item: -item[1]))
-        return dict(known[key])
+        if key not in self._blind_scores:
+            plans: list[tuple[str, ...]] = []
+            for length in range(1, self._longest_plan() + 1):
+                plans += itertools.product(self.actions, repeat=length)
+            n_right = [sum(successes) for successes in self._plan_successes(plans, rows)]
+            best = max(n_right)
+            name = f"always {', '.join(plans[n_right.index(best)])}"
+            chance = _at_random(self.actions)
+            plays = [self.score(chance, rows, seed=seed + k) for k in range(8)]
+            scores = {name: best / len(rows), "random": fmean(plays)}
+            ranked = sorted(scores.items(), key=lambda item: -item[1])
+            self._blind_scores[key] = dict(ranked)
+        return dict(self._blind_scores[key])
 
-    def _by_plans(self, plans: Sequence[Sequence[str]], rows: Sequence[dict]) -> Iterator[tuple[bool, ...]]:
-        """On which of the rows each plan succeeds; a row is played once, for whatever rows it is among later."""
-        known = self.__dict__.setdefault("_of_plans", {})
-        if new := [row for row in rows if row_key(row) not in known]:
-            found = [self._succeeds(_planned(plan), new) for plan in plans]
-            known.update(zip(map(row_key, new), zip(*found, strict=True), strict=True))
-        return zip(*(known[row_key(row)] for row in rows), strict=True)
+    @cached_property
+    def _blind_scores(self) -> dict[tuple, dict[str, float]]:
+        """The results of blind, by seed and rows: every evaluation needs them."""
+        return {}
 
-    def _most(self) -> int:
+    @cached_property
+    def _row_successes(self) -> dict[str, tuple[bool, ...]]:
+        """Of each row that was played: the success of every plan."""
+        return {}
+
+    def _plan_successes(
+        self, plans: Sequence[Sequence[str]], rows: Sequence[dict]
+    ) -> Iterator[tuple[bool, ...]]:
+        """Of each plan: its success on each of the rows. A row is played once, whatever rows it is among later."""
+        new = [row for row in rows if row_key(row) not in self._row_successes]
+        if new:
+            by_plan = [self._successes(_planned(plan), new) for plan in plans]
+            for row, successes in zip(new, zip(*by_plan, strict=True), strict=True):
+                self._row_successes[row_key(row)] = successes
+        return zip(*(self._row_successes[row_key(row)] for row in rows), strict=True)
+
+    def _longest_plan(self) -> int:
         """The longest length at which all sequences of actions are tried."""
-        fit = [n for n in range(1, self.max_turns + 1) if len(self.actions) ** n <= _MOST_PLANS]
-        return max(fit, default=1)
+        length = 1
+        while length < self.max_turns and len(self.actions) ** (length + 1) <= _MOST_PLANS:
+            length += 1
+        return length
 
     def __repr__(self) -> str:
         return f"EpisodeTask({self.name!r}, train={len(self.train)}, held_out={len(self.held_out)})"
@@ -182,15 +215,17 @@ class EpisodeTask(Task):
 
 def worked(environment: Environment, policy: Policy, row: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The (observation, response) turns of a policy's episode, for a worked example."""
-    observation, done, turns = environment.reset(row), False, []
     respond = policy(row, random.Random(0))
+    turns: list[tuple[str, str]] = []
+    observation, done = environment.reset(row), False
     while not done:
         if len(turns) == _LONGEST_EXAMPLE:
             raise ValueError(
                 f"row={row!r:.200}: the policy did not end the episode in {_LONGEST_EXAMPLE} turns"
             )
-        turns.append((observation, respond(observation)))
-        observation, _, done = environment.step(turns[-1][1])
+        response = respond(observation)
+        turns.append((observation, response))
+        observation, _, done = environment.step(response)
     return turns
 
 

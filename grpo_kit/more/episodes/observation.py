@@ -33,8 +33,11 @@ def write_turn(goal: str, actions: Sequence[str], observation: str) -> str:
     You did: up, then left.
     The door is above you.
     """
-    lines = [f"Goal: {goal}"] if goal else []
-    lines += [f"You did: {', then '.join(actions)}."] if actions else []
+    lines = []
+    if goal:
+        lines.append(f"Goal: {goal}")
+    if actions:
+        lines.append(f"You did: {', then '.join(actions)}.")
     return "\n".join([*lines, observation])
 
 
@@ -72,20 +75,21 @@ class View:
 
     def message(self, goal: str, actions: Sequence[str], observation: str) -> str:
         """The user's message of the turn after these actions."""
-        first = not actions
-        shown = [] if self.chat else list(actions)
+        if actions and not self.repeat_goal:
+            goal = ""
+        listed = [] if self.chat else list(actions)
         if self.actions is not None:
-            shown = shown[len(shown) - min(self.actions, len(shown)) :]
-        return self.write(goal if self.repeat_goal or first else "", shown, observation)
+            listed = listed[max(0, len(listed) - self.actions) :]
+        return self.write(goal, listed, observation)
 
     def example_pairs(self) -> list[tuple[str, str]]:
         """The worked episodes as (message, response) pairs, written like the model's own turns."""
         pairs = []
         for goal, turns in self.examples:
-            done: list[str] = []
+            actions: list[str] = []
             for observation, response in turns:
-                pairs.append((self.message(goal, done, observation), response))
-                done.append(self.action_of(response))
+                pairs.append((self.message(goal, actions, observation), response))
+                actions.append(self.action_of(response))
         return pairs
 
     def said(self, response: str) -> str:
@@ -97,12 +101,16 @@ class View:
         opens, closes = THOUGHT
         if closes in response:
             return response.rpartition(closes)[2].strip()
-        return "" if opens in response else response
+        if opens in response:
+            return ""
+        return response
 
     def completion_saying(self, action: str) -> str:
         """A completion of this view with the action and no thought."""
         opens, closes = THOUGHT
-        return f"\n{closes}\n\n{action}" if opens in self.prefill and closes not in self.prefill else action
+        if opens in self.prefill and closes not in self.prefill:
+            return f"\n{closes}\n\n{action}"
+        return action
 
     def action_of(self, response: str) -> str:
         """The response as later turns quote it: without prefill and thought, on one line; "nothing" if empty."""
@@ -134,15 +142,11 @@ class Renderer:
     # ---- the first turn, and every turn of a view without chat --------------------------------------------------
 
     @cached_property
-    def _frame(self) -> tuple[str, str]:
-        """The text before and behind a message in a prompt of one message."""
-        before, _, behind = self._built(PROBE).rpartition(PROBE)
-        return before, behind
-
-    def _built(self, message: str) -> str:
+    def _probe_prompt(self) -> str:
+        """The prompt of one message, the PROBE."""
         view = self.view
         return build_prompt(
-            self.tokenizer, message, system=view.system, prefill=view.prefill, examples=view.example_pairs()
+            self.tokenizer, PROBE, system=view.system, prefill=view.prefill, examples=view.example_pairs()
         )
 
     @cached_property
@@ -158,8 +162,8 @@ class Renderer:
                 )
         if not message:
             raise PromptError("a turn's message is blank; give an observation")
-        before, behind = self._frame
-        return before + message + behind
+        before, _, after = self._probe_prompt.rpartition(PROBE)
+        return before + message + after
 
     def text_of(self, completion_ids: Sequence[int]) -> str:
         """The completion's text without template_tokens, also without those spelled out in other tokens."""
@@ -177,71 +181,64 @@ class Renderer:
         """The episode's first prompt."""
         message = self.view.message(goal, [], observation).strip()
         text = self._one_message(message)
-        made = Conversation(goal, messages=[{"role": "user", "content": message}], text=text)
-        made.ids = self._ids(text)
-        return made
+        messages = [{"role": "user", "content": message}]
+        return Conversation(goal, messages=messages, ids=self._ids(text), text=text)
 
     # ---- later turns ----------------------------------------------------------------------------------------------
 
-    def next(self, made: Conversation, completion_ids: Sequence[int], observation: str) -> None:
-        """Appends a completion and the observation to it, and makes the next prompt; changes `made`."""
-        view, tokenizer = self.view, self.tokenizer
-        written = list(completion_ids if self.cut_off(completion_ids) else completion_ids[:-1])
-        completion = self.text_of(completion_ids)
-        made.actions.append(view.action_of(view.prefill + completion))
-        message = view.message(made.goal, made.actions, observation).strip()
+    def next(self, conversation: Conversation, completion_ids: Sequence[int], observation: str) -> None:
+        """Appends a completion and the observation to the conversation, and makes its next prompt."""
+        view = self.view
+        response = view.prefill + self.text_of(completion_ids)
+        conversation.actions.append(view.action_of(response))
+        message = view.message(conversation.goal, conversation.actions, observation).strip()
+        one_message = self._one_message(message)  # raises for text that would be read as the template's own
         if not view.chat:
-            made.text = self._one_message(message)
-            made.ids = self._ids(made.text)
+            conversation.text, conversation.ids = one_message, self._ids(one_message)
             return
-        made.messages += [
-            {"role": "assistant", "content": view.prefill + completion},
-            {"role": "user", "content": message},
-        ]
-        behind = self._behind(message)
-        gone_on = made.text + tokenizer.decode(written) + behind
-        served = gone_on
+        conversation.messages.append({"role": "assistant", "content": response})
+        conversation.messages.append({"role": "user", "content": message})
+        before, after = self._around_next_message
+        added = before + message + after
+        words = list(completion_ids)
+        if not self.cut_off(completion_ids):
+            del words[-1]  # the end token
+        continued = conversation.text + self.tokenizer.decode(words) + added
+        text = continued
         if view.thoughts != "kept":
-            served = self._chat([*self._before, *made.messages])
-        if served == gone_on:
-            made.ids = [*made.ids, *written, *self._ids(behind, special=False)]
+            text = self._chat([*self._opening_messages, *conversation.messages])
+        if text == continued:
+            conversation.ids = [*conversation.ids, *words, *self._ids(added, special=False)]
         else:
-            made.ids = self._ids(served)
-        made.text = served
+            conversation.ids = self._ids(text)
+        conversation.text = text
 
     @cached_property
-    def _turn_over(self) -> tuple[str, str]:
+    def _around_next_message(self) -> tuple[str, str]:
         """The template's text between an answer and the next message, and between that message and the next answer."""
-        asked = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": _ANSWER}]
-        text = self._chat([*self._before, *asked, {"role": "user", "content": _NEXT}])
-        between, _, behind = text.partition(_ANSWER)[2].partition(_NEXT)
-        if not between or _NEXT not in text:
+        turn = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": _ANSWER}]
+        text = self._chat([*self._opening_messages, *turn, {"role": "user", "content": _NEXT}])
+        before, _, after = text.partition(_ANSWER)[2].partition(_NEXT)
+        if not before or _NEXT not in text:
             raise PromptError(
                 "the chat template cannot render a second message of the user's; use View(chat=False)"
             )
-        return between, behind
-
-    def _behind(self, message: str) -> str:
-        between, behind = self._turn_over
-        self._one_message(message)  # raises for text that would be read as the template's own
-        return between + message + behind
+        return before, after
 
     @cached_property
-    def _around(self) -> tuple[str, str]:
+    def _around_chat(self) -> tuple[str, str]:
         """The text that a rendered conversation loses in front (a BOS that the tokenizer adds); and its prefill."""
-        plain, built = (
-            self._rendered([*self._before, {"role": "user", "content": PROBE}]),
-            self._built(PROBE),
-        )
+        rendered = self._rendered([*self._opening_messages, {"role": "user", "content": PROBE}])
         for bos in ("", self.tokenizer.bos_token or ""):
-            if built.startswith(plain.removeprefix(bos)):
-                return bos, built[len(plain.removeprefix(bos)) :]
+            start = rendered.removeprefix(bos)
+            if self._probe_prompt.startswith(start):
+                return bos, self._probe_prompt.removeprefix(start)
         raise PromptError(
             "the chat template renders an open answer in a way of its own; use View(chat=False)"
         )
 
     @cached_property
-    def _before(self) -> list[dict[str, Any]]:
+    def _opening_messages(self) -> list[dict[str, Any]]:
         """System text and worked episodes as messages."""
         return opening_messages(self.view.system, self.view.example_pairs())
 
@@ -250,8 +247,8 @@ class Renderer:
 
     def _chat(self, messages: list[dict[str, Any]]) -> str:
         """Rendered as on a server, with the assistant's turn open behind the prefill."""
-        bos, behind = self._around
-        return self._rendered(messages).removeprefix(bos) + behind
+        bos, after = self._around_chat
+        return self._rendered(messages).removeprefix(bos) + after
 
     def _ids(self, text: str, *, special: bool = True) -> list[int]:
         return self.tokenizer(text, add_special_tokens=special)["input_ids"]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from grpo_kit._support.argument_checks import check_whole
@@ -60,19 +61,23 @@ def from_reasoning_gym(
     reward = ReasoningGymScore(name, size=size, **config)
     example = _row(reward, (3 * seed + 2) * _APART, 0)
 
-    def rows(part: int, count: int, argument: str, avoid: Iterable[str]) -> list[dict]:
-        base, index = (3 * seed + part) * _APART, iter(range(size))
-
-        def draw() -> dict | None:
-            place = next(index, None)
-            return None if place is None else _row(reward, base, place)
-
-        return distinct_rows(draw, count, what=f"{name!r} ({argument}={count})", avoid=avoid)
+    def rows(
+        part: int,
+        count: int,
+        argument: str,
+        avoid: Iterable[str],
+    ) -> list[dict]:
+        candidates = (_row(reward, (3 * seed + part) * _APART, index) for index in range(size))
+        what = f"{name!r} ({argument}={count})"
+        return distinct_rows(lambda: next(candidates, None), count, what=what, avoid=avoid)
 
     held_out = rows(0, n_held_out, "n_held_out", [example["question"]])
-    train = rows(1, n_train, "n_train", [example["question"], *(row["question"] for row in held_out)])
+    questions = [row["question"] for row in [example, *held_out]]
+    train = rows(1, n_train, "n_train", questions)
     # Some data sets have a scorer but no answers: there is no example to show then.
-    examples = ((example["question"], f"<answer>{example['answer']}</answer>"),) if example["answer"] else ()
+    examples = ()
+    if example["answer"]:
+        examples = ((example["question"], f"<answer>{example['answer']}</answer>"),)
     task = Task(
         name=name,
         train=train,
@@ -119,11 +124,15 @@ def from_reasoning_gym_tries(
     )
     reward = once.rewards[0]
 
-    def say(answer: str) -> str:
+    def completion_of(answer: str) -> str:
         return f"<answer>{answer}</answer>".removeprefix(prefill)
+
+    def optimum(row: Mapping[str, Any], rng: random.Random) -> Callable[[str], str]:
+        return lambda observation: completion_of(row["answer"])
 
     answers = Counter(row["answer"] for row in once.train)
     frequent = sorted(answers, key=lambda text: (-answers[text], text))[:4]
+    actions = [completion_of(text) for text in frequent if text]
     return EpisodeTask(
         name,
         train=once.train,
@@ -134,14 +143,18 @@ def from_reasoning_gym_tries(
             repeat_goal=False,
             system=system,
             prefill=prefill,
-            examples=tuple((question, [(question, said)]) for question, said in once.examples),
+            examples=tuple((question, [(question, answer)]) for question, answer in once.examples),
             write=_only_said,
         ),
         max_turns=tries,
         max_completion_tokens=max_completion_tokens,
-        optimum=(lambda row, rng: lambda observation: say(row["answer"])) if all(answers) else None,
-        actions=tuple(say(text).replace("{", "{{").replace("}", "}}") for text in frequent if text),
+        optimum=optimum if all(answers) else None,
+        actions=tuple(map(_with_doubled_braces, actions)),
     )
+
+
+def _with_doubled_braces(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _only_said(goal: str, actions: Sequence[str], observation: str) -> str:
@@ -165,11 +178,16 @@ class Tries:
         answer = own_answer(text, "", self.reward.tag)
         score = None if answer is None else self.reward.score(answer, self.entry)
         self.invalid = score is None
+        score = score or 0.0
         self.left -= 1
-        if (score or 0.0) >= _RIGHT:
+        if score >= _RIGHT:
             return "Right.", 1.0, True
-        told = f"Write one answer in <{self.reward.tag}> tags." if answer is None else "That is not right."
-        return (told, score or 0.0, True) if self.left == 0 else (f"{told} Try again.", 0.0, False)
+        message = "That is not right."
+        if answer is None:
+            message = f"Write one answer in <{self.reward.tag}> tags."
+        if self.left == 0:
+            return message, score, True
+        return f"{message} Try again.", 0.0, False
 
 
 class ReasoningGymScore(AnswerReward):
@@ -184,7 +202,14 @@ class ReasoningGymScore(AnswerReward):
     [0.0]
     """
 
-    def __init__(self, name: str, *, tag: str = "answer", size: int = 1000, **config: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        tag: str = "answer",
+        size: int = 1000,
+        **config: Any,
+    ) -> None:
         super().__init__(f"{name}_score", "entry", tag=tag)
         self.name, self.size, self.config = name, size, config
         self._datasets: dict[int, Any] = {}
@@ -195,9 +220,9 @@ class ReasoningGymScore(AnswerReward):
         """The clipped score of one answer text for the row named by entry ("<seed>:<index>")."""
         if answer is None:
             return 0.0
-        dataset, row = self._dataset_of(entry), self.row(entry)
+        row = self.row(entry)
         try:
-            score = float(dataset.score_answer(answer, row))
+            score = float(self._dataset_of(entry).score_answer(answer, row))
         except Exception as error:  # noqa: BLE001  a third party's scorer on text it was not written for
             if not self._complained:
                 _LOG.warning(
@@ -205,7 +230,9 @@ class ReasoningGymScore(AnswerReward):
                 )
                 self._complained = True
             return None
-        return None if math.isnan(score) else min(1.0, max(0.0, score))
+        if math.isnan(score):
+            return None
+        return min(1.0, max(0.0, score))
 
     def row(self, entry: str) -> dict[str, Any]:
         """The data set's own row, with question, answer and metadata."""
@@ -229,13 +256,19 @@ class ReasoningGymScore(AnswerReward):
             from reasoning_gym.factory import DATASETS
 
             if self.name not in DATASETS:
-                close = [known for known in sorted(DATASETS) if self.name[:4] in known] or sorted(DATASETS)
+                names = sorted(DATASETS)
+                close = [name for name in names if self.name[:4] in name] or names
                 raise ValueError(f"name={self.name!r} is no reasoning-gym data set; there are {close}")
             try:
-                made = reasoning_gym.create_dataset(self.name, seed=seed, size=self.size, **self.config)
+                dataset = reasoning_gym.create_dataset(
+                    self.name,
+                    seed=seed,
+                    size=self.size,
+                    **self.config,
+                )
             except (TypeError, AssertionError, ValueError) as error:
                 raise ValueError(f"config={self.config!r} does not fit {self.name!r}: {error}") from error
-            self._datasets[seed] = made
+            self._datasets[seed] = dataset
         return self._datasets[seed]
 
 

@@ -15,8 +15,6 @@ import pandas as pd
 from grpo_kit.more.episodes.environment import Environment, row_key
 from grpo_kit.record.run_path import path_of
 
-_UNKNOWN = "Nothing happens."
-
 
 def recorded(make: Callable[[], Environment], path: str | Path) -> Callable[[], Environment]:
     """Environments like those of `make` that add every reset and step to the file, a JSON object a line.
@@ -39,33 +37,43 @@ def recorded(make: Callable[[], Environment], path: str | Path) -> Callable[[], 
             self.inner = make()
 
         def reset(self, row: Mapping[str, Any]) -> str:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             observation = self.inner.reset(row)
             self.row, self.said = row_key(row), []
-            note(row=self.row, said=[], observation=observation, seconds=time.perf_counter() - begun)
+            note(
+                row=self.row,
+                said=[],
+                observation=observation,
+                seconds=time.perf_counter() - started,
+            )
             return observation
 
         def step(self, text: str) -> tuple[str, float, bool]:
-            begun = time.perf_counter()
-            found = self.inner.step(text)
+            started = time.perf_counter()
+            result = self.inner.step(text)
             self.said.append(text.strip())
             try:
-                observation, reward, done = found
-                self.last = dict(
-                    row=self.row, said=self.said, observation=str(observation), reward=float(reward), done=bool(done),
-                    invalid=self.invalid, seconds=time.perf_counter() - begun,
-                )  # fmt: skip
+                observation, reward, done = result
+                self.last = {
+                    "row": self.row,
+                    "said": self.said,
+                    "observation": str(observation),
+                    "reward": float(reward),
+                    "done": bool(done),
+                    "invalid": self.invalid,
+                    "seconds": time.perf_counter() - started,
+                }
             except (TypeError, ValueError):
-                return found  # breaks the contract; the player raises the error
+                return result  # breaks the contract; the player raises the error
             note(**self.last)
-            return found
+            return result
 
         def settle(self) -> float:
             if not hasattr(self.inner, "settle"):
                 return 0.0
-            earned = float(self.inner.settle())
-            note(**self.last, settled=earned)
-            return earned
+            reward = float(self.inner.settle())
+            note(**self.last, settled=reward)
+            return reward
 
         @property
         def invalid(self) -> bool:
@@ -90,13 +98,15 @@ class RecordedEnv:
     >>> task = replace(task, environment=mock)  # doctest: +SKIP
     """
 
-    def __init__(self, path: str | Path, *, unknown: str = _UNKNOWN, latency: float | str = 0.0) -> None:
+    def __init__(
+        self, path: str | Path, *, unknown: str = "Nothing happens.", latency: float | str = 0.0
+    ) -> None:
         if latency != "recorded" and not (isinstance(latency, (int, float)) and latency >= 0):
             raise ValueError(f"latency={latency!r} must be seconds of at least 0, or 'recorded'")
         self.path, self.unknown, self.latency = path_of(path), unknown, latency
         self.known: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
-        text = self.path.read_text(encoding="utf-8")
-        for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):  # skip a half line
+        *lines, _ = self.path.read_text(encoding="utf-8").split("\n")  # behind the last newline: half a line
+        for number, line in enumerate(lines, start=1):
             try:
                 entry = json.loads(line)
                 self.known[entry["row"], tuple(entry["said"])] = entry
@@ -114,7 +124,7 @@ class RecordedEnv:
 
     def missing(self) -> pd.DataFrame:
         """Steps that were never recorded, most often first: row, said (the episode's actions), times."""
-        rows = [(row, " | ".join(said), times) for (row, said), times in self._missing.most_common()]
+        rows = [(row, " | ".join(actions), times) for (row, actions), times in self._missing.most_common()]
         return pd.DataFrame(rows, columns=["row", "said", "times"])
 
     def report(self) -> str:
@@ -123,43 +133,47 @@ class RecordedEnv:
         >>> RecordedEnv("phone.jsonl").report()  # doctest: +SKIP
         '12 of 640 steps (1.9 %) asked for what was never recorded; missing() lists them.'
         """
-        lost = sum(self._missing.values())
-        share = f"{lost} of {self.asked} steps ({100 * lost / max(self.asked, 1):.1f} %)"
-        return f"{share} asked for what was never recorded{'; missing() lists them' if lost else ''}."
+        unknown = sum(self._missing.values())
+        share = f"{unknown} of {self.asked} steps ({100 * unknown / max(self.asked, 1):.1f} %)"
+        hint = "; missing() lists them" if unknown else ""
+        return f"{share} asked for what was never recorded{hint}."
 
-    def look_up(self, row: str, said: tuple[str, ...]) -> dict[str, Any] | None:
+    def look_up(self, row: str, actions: tuple[str, ...]) -> dict[str, Any] | None:
         """The recorded step, after its latency. If it was not recorded: None, and the step is counted."""
-        entry = self.known.get((row, said))
+        entry = self.known.get((row, actions))
         with self._lock:
             self.asked += 1
             if entry is None:
-                self._missing[row, said] += 1
-        wait = entry["seconds"] if self.latency == "recorded" and entry else self.latency
-        if wait != "recorded" and wait:
-            time.sleep(wait)
+                self._missing[row, actions] += 1
+        if self.latency != "recorded":
+            time.sleep(self.latency)
+        elif entry is not None:
+            time.sleep(entry["seconds"])
         return entry
 
 
 class _Played:
     """One environment of a RecordedEnv."""
 
-    def __init__(self, mock: RecordedEnv) -> None:
-        self.mock, self.invalid = mock, False
+    def __init__(self, recording: RecordedEnv) -> None:
+        self.recording, self.invalid = recording, False
 
     def reset(self, row: Mapping[str, Any]) -> str:
-        self.row, self.said, self.invalid, self.settled = row_key(row), (), False, 0.0
-        entry = self.mock.known.get((self.row, ()))
+        self.row, self.actions, self.invalid, self.settled = row_key(row), (), False, 0.0
+        entry = self.recording.known.get((self.row, ()))
         if entry is None:
-            raise ValueError(f"{self.mock.path} has no episode of this row; record it first: {self.row:.200}")
+            raise ValueError(
+                f"{self.recording.path} has no episode of this row; record it first: {self.row:.200}"
+            )
         return entry["observation"]
 
     def step(self, text: str) -> tuple[str, float, bool]:
-        said = (*self.said, text.strip())
-        entry = self.mock.look_up(self.row, said)
+        actions = (*self.actions, text.strip())
+        entry = self.recording.look_up(self.row, actions)
         if entry is None:
             self.invalid = True
-            return self.mock.unknown, 0.0, False
-        self.said, self.invalid = said, entry["invalid"]
+            return self.recording.unknown, 0.0, False
+        self.actions, self.invalid = actions, entry["invalid"]
         self.settled = entry.get("settled", 0.0)
         return entry["observation"], entry["reward"], entry["done"]
 
@@ -169,5 +183,7 @@ class _Played:
 
 def _drop_half_a_line(path: Path) -> None:
     """Removes the half line of a killed recording, behind which nothing could be read."""
-    if path.is_file() and not (text := path.read_bytes()).endswith(b"\n") and text:
-        path.write_bytes(text[: text.rfind(b"\n") + 1])
+    if path.is_file():
+        whole_lines, newline, half_line = path.read_bytes().rpartition(b"\n")
+        if half_line:
+            path.write_bytes(whole_lines + newline)

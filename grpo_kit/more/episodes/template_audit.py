@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from grpo_kit.more.episodes.observation import THOUGHT
 from grpo_kit.prompts import NO_TEMPLATE, PromptError
 
 if TYPE_CHECKING:
@@ -22,21 +24,28 @@ if TYPE_CHECKING:
 
 # Words that no template writes or searches for.
 _ASKED, _THOUGHT, _ANSWER, _NEXT = "KITASKED", "KITTHOUGHT", "KITANSWER", "KITNEXT"
-_CALL = {"type": "function", "function": {"name": "kitlook", "arguments": {"x": "y"}}}
+_QUESTION = {"role": "user", "content": _ASKED}
+_TOOL_NAME, _CALL_ID = "kitlook", "abcdefghi"
+_CALL = {
+    "id": _CALL_ID,
+    "type": "function",
+    "function": {"name": _TOOL_NAME, "arguments": {"x": "y"}},
+}
 _PROPERTY = {"x": {"type": "string", "description": "what"}}
 _TOOL = {
     "type": "function",
     "function": {
-        "name": "kitlook",
+        "name": _TOOL_NAME,
         "description": "Look.",
         "parameters": {"type": "object", "properties": _PROPERTY, "required": ["x"]},
     },
 }
+_OPENS, _CLOSES = THOUGHT
 # Names under which servers return a thought beside the answer.
 FIELDS = ("reasoning_content", "reasoning", "thinking")
 _NEXT_TURNS: dict[str, dict[str, Any]] = {
     "a user turn": {"role": "user", "content": _NEXT},
-    "a tool result": {"role": "tool", "name": "kitlook", "tool_call_id": "abcdefghi", "content": _NEXT},
+    "a tool result": {"role": "tool", "name": _TOOL_NAME, "tool_call_id": _CALL_ID, "content": _NEXT},
     "a system turn": {"role": "system", "content": _NEXT},
 }
 _TAG = re.compile(r"</?[A-Za-z][\w-]*>")
@@ -71,12 +80,10 @@ class TurnAudit:
         return f"<ul>{lines}</ul>{self.table.fillna('').to_html()}"
 
 
-def audit_turns(
-    tokenizer: PreTrainedTokenizerBase, *, tags: tuple[str, str] = ("<think>", "</think>")
-) -> TurnAudit:
+def audit_turns(tokenizer: PreTrainedTokenizerBase) -> TurnAudit:
     """How the tokenizer's chat template treats the thoughts of earlier turns, found by rendering conversations.
 
-    tags: the tags around a thought that is part of the text.
+    A thought that is part of the text stands in <think> tags, as in a View.
     Raises ValueError for a tokenizer without chat template, and for a template that cannot render a single question.
 
     >>> audit_turns(tokenizer)  # doctest: +SKIP
@@ -84,14 +91,14 @@ def audit_turns(
     """
     if not getattr(tokenizer, "chat_template", None):
         raise PromptError(NO_TEMPLATE)
-    render = _renderer(tokenizer)
+    render = partial(_rendered, tokenizer)
     try:
-        opened = render([_user()])
-        bare = render([_user()], add_generation_prompt=False)
+        prompt = render([_QUESTION])
+        bare_prompt = render([_QUESTION], add_generation_prompt=False)
     except Exception as error:
         raise ValueError(f"the chat template cannot render one question of a user: {error}") from error
-    opens = _opens(opened, bare)
-    rows = {next_: _row(render, next_, tags) for next_ in _NEXT_TURNS}
+    opens = _opens(prompt.removeprefix(bare_prompt))
+    rows = {next_turn: _row(render, next_turn) for next_turn in _NEXT_TURNS}
     table = pd.DataFrame.from_dict(rows, orient="index").astype(object)
     return TurnAudit(opens, table.rename_axis("before"), _sentences(opens, table))
 
@@ -99,79 +106,74 @@ def audit_turns(
 # ---- conversations --------------------------------------------------------------------------------------------------
 
 
-def _renderer(tokenizer: PreTrainedTokenizerBase) -> Render:
-    """Messages -> text. Templates of vision models accept a text only as a list of parts: the second try."""
-
-    def render(
-        messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **more: Any
-    ) -> str:
-        made = lambda turns: tokenizer.apply_chat_template(  # noqa: E731
-            turns, tokenize=False, add_generation_prompt=add_generation_prompt, **more
-        )
+def _rendered(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **options: Any) -> str:
+    """The text of a conversation. Templates of vision models accept a text only as a list of parts: the second try."""
+    options = {"add_generation_prompt": True, **options}
+    in_parts = []
+    for message in messages:
+        in_parts.append({**message, "content": [{"type": "text", "text": message["content"]}]})
+    texts, errors = [], []
+    for turns in (messages, in_parts):
         try:
-            text = made([dict(message) for message in messages])
-            if _ASKED in text:
-                return text
-        except Exception:
-            text = None
-        parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
-        try:
-            seen = made(parts)
-        except Exception:
-            if text is None:
-                raise
-            return text
-        return seen if text is None or _ASKED in seen else text
-
-    return render
+            texts.append(tokenizer.apply_chat_template(turns, tokenize=False, **options))
+        except Exception as error:
+            errors.append(error)
+            continue
+        if _ASKED in texts[-1]:
+            return texts[-1]
+    if not texts:
+        raise errors[-1]
+    return texts[0]
 
 
-def _user() -> dict[str, Any]:
-    return {"role": "user", "content": _ASKED}
-
-
-def _answers(next_: str, tags: tuple[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _answers(next_turn: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """(where the thought is, the assistant's message); before a tool result also without a text of its own."""
-    calls = {"tool_calls": [{**_CALL, "id": "abcdefghi"}]} if next_ == "a tool result" else {}
-    for text in (_ANSWER, "") if calls else (_ANSWER,):
-        yield (
-            "in_text",
-            {"role": "assistant", "content": f"{tags[0]}\n{_THOUGHT}\n{tags[1]}\n\n{text}", **calls},
-        )
+    message: dict[str, Any] = {"role": "assistant"}
+    contents = [_ANSWER]
+    if next_turn == "a tool result":
+        message["tool_calls"] = [_CALL]
+        contents.append("")
+    for content in contents:
+        yield "in_text", {**message, "content": f"{_OPENS}\n{_THOUGHT}\n{_CLOSES}\n\n{content}"}
         for name in FIELDS:
-            yield "in_field", {"role": "assistant", "content": text, name: _THOUGHT, **calls}
+            yield "in_field", {**message, "content": content, name: _THOUGHT}
 
 
-def _row(render: Render, next_: str, tags: tuple[str, str]) -> dict[str, Any]:
+def _row(render: Render, next_turn: str) -> dict[str, Any]:
     """One row of TurnAudit.table."""
-    tools = {"tools": [_TOOL]} if next_ == "a tool result" else {}
-    after = _NEXT_TURNS[next_]
-    first = render([_user()], **tools)
-    found = {"in_text": "refused", "in_field": "refused"}
+    if next_turn == "a tool result":
+        render = partial(render, tools=[_TOOL])
+    first = render([_QUESTION])
+    answers = list(_answers(next_turn))
+    outcomes = {"in_text": "refused", "in_field": "refused"}
     extends = None
-    for where, message in _answers(next_, tags):
-        outcome, text = _outcome(render, [_user(), message, after], tools)
-        if _RANK.index(outcome) > _RANK.index(found[where]):
-            found[where] = outcome
+    for place, answer in answers:
+        outcome, text = _outcome(render, answer, next_turn)
+        outcomes[place] = max(outcomes[place], outcome, key=_RANK.index)
         if outcome in ("kept", "dropped"):
-            extends = bool(extends) or (outcome == "kept" and _goes_on(text, first, _THOUGHT, tags))
-    plain = next(message for _, message in _answers(next_, tags))
-    plain = {**plain, "content": _ANSWER}
-    outcome, text = _outcome(render, [_user(), plain, after], tools)
-    without = block = None
+            extends = bool(extends) or (outcome == "kept" and _extends(text, first, _THOUGHT, _OPENS))
+    outcome, text = _outcome(render, {**answers[0][1], "content": _ANSWER}, next_turn)
+    extends_without = empty_block = None
     if outcome == "dropped":  # there was none to keep
-        mark = _ANSWER if _ANSWER in text else "kitlook"
-        without = _goes_on(text, first, mark, ())
-        block = bool(_BLOCK.search(_between(text, mark)))
-    return {**found, "extends": extends, "extends_without": without, "empty_block": block}
+        mark = _ANSWER if _ANSWER in text else _TOOL_NAME
+        extends_without = _extends(text, first, mark)
+        answer_text = text.partition(_ASKED)[2].partition(mark)[0]
+        empty_block = bool(_BLOCK.search(answer_text))
+    return {
+        **outcomes,
+        "extends": extends,
+        "extends_without": extends_without,
+        "empty_block": empty_block,
+    }
 
 
 _RANK = ("refused", "no such turn", "dropped", "kept")
 
 
-def _outcome(render: Render, messages: list[dict[str, Any]], tools: dict[str, Any]) -> tuple[str, str]:
+def _outcome(render: Render, answer: dict[str, Any], next_turn: str) -> tuple[str, str]:
+    """The fate of the answer's thought, one of _RANK, and the rendered text."""
     try:
-        text = render(messages, **tools)
+        text = render([_QUESTION, answer, _NEXT_TURNS[next_turn]])
     except Exception:  # templates raise anything
         return "refused", ""
     if _NEXT not in text:
@@ -179,57 +181,59 @@ def _outcome(render: Render, messages: list[dict[str, Any]], tools: dict[str, An
     return ("kept" if _THOUGHT in text else "dropped"), text
 
 
-def _goes_on(text: str, first: str, mark: str, tags: Sequence[str]) -> bool:
-    """Does the text begin with the first prompt and continue with the completion: tags, white space, the mark?"""
+def _extends(
+    text: str,
+    first: str,
+    mark: str,
+    tag: str = "",
+) -> bool:
+    """Does the text begin with the first prompt and continue with the completion: the tag, white space, the mark?"""
     if not text.startswith(first):
         return False
-    between = text[len(first) :].split(mark, 1)[0]
-    for tag in tags[:1]:
-        between = between.replace(tag, "", 1)
-    return not between.strip() or mark == "kitlook" and not _BLOCK.search(between)
+    between = text.removeprefix(first).partition(mark)[0].replace(tag, "", 1)
+    return not between.strip() or (mark == _TOOL_NAME and not _BLOCK.search(between))
 
 
-def _between(text: str, mark: str) -> str:
-    """The text from the question to the mark."""
-    return text.split(_ASKED, 1)[-1].split(mark, 1)[0]
-
-
-def _opens(opened: str, bare: str) -> str:
-    """Tags that the template itself writes behind the header."""
-    added = opened.removeprefix(bare) if opened.startswith(bare) else opened
-    tags = list(_TAG.finditer(added))
-    rest = added[tags[0].start() :] if tags else ""
-    return rest if rest and not _TAG.sub("", rest).strip() else ""
+def _opens(header: str) -> str:
+    """The tags at the end of the assistant's header, from the first on; "" if other text follows one."""
+    tag = _TAG.search(header)
+    if not tag:
+        return ""
+    tail = header[tag.start() :]
+    return "" if _TAG.sub("", tail).strip() else tail
 
 
 # ---- words ----------------------------------------------------------------------------------------------------------
 
 
 def _sentences(opens: str, table: pd.DataFrame) -> list[str]:
-    best = {next_: max((row["in_text"], row["in_field"]), key=_RANK.index) for next_, row in table.iterrows()}
-    named = lambda outcome: [n for n in best if best[n] == outcome]  # noqa: E731
-    parts = [
-        f"{'not rendered' if outcome == 'no such turn' else outcome} before {_and(named(outcome))}"
-        for outcome in ("dropped", "kept", "refused", "no such turn")
-        if named(outcome)
-    ]
-    said = [f"Thoughts of earlier turns are {'; '.join(parts)}."]
-    forks = [n for n in best if table.loc[n, "extends"] is False]
+    best = [max(row["in_text"], row["in_field"], key=_RANK.index) for _, row in table.iterrows()]
+    parts = []
+    for outcome in ("dropped", "kept", "refused", "no such turn"):
+        turns = [
+            turn for turn, turn_outcome in zip(table.index, best, strict=True) if turn_outcome == outcome
+        ]
+        if turns:
+            words = outcome.replace("no such turn", "not rendered")
+            parts.append(f"{words} before {_and(turns)}")
+    sentences = [f"Thoughts of earlier turns are {'; '.join(parts)}."]
+    forks = list(table.index[table["extends"].eq(False)])
     if forks:
-        said.append(
+        sentences.append(
             f"Before {_and(forks)} the next prompt does not go on from what was written: each turn is a row of its own."
         )
-    if opens and _BLOCK.search(opens):
-        said.append(
+    if _BLOCK.search(opens):
+        sentences.append(
             f"The template itself writes an empty thought, {opens!r}: the model is asked not to think."
         )
     elif opens:
-        said.append(f"The template itself opens {opens!r}: give it as the prefill, and rewards see it.")
-    blocks = [n for n in best if table.loc[n, "empty_block"] is True]
+        sentences.append(f"The template itself opens {opens!r}: give it as the prefill, and rewards see it.")
+    blocks = list(table.index[table["empty_block"].eq(True)])
     if blocks:
-        said.append(f"An answer without a thought gets an empty one before {_and(blocks)}.")
-    return said
+        sentences.append(f"An answer without a thought gets an empty one before {_and(blocks)}.")
+    return sentences
 
 
 def _and(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    *names, last = names
+    return f"{', '.join(names)} and {last}" if names else last

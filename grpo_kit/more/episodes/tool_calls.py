@@ -24,26 +24,27 @@ class _CallReward(AnswerReward):
 
     def score(self, answer: str | None, gold: Any = None) -> float | None:
         """A score in [0, 1]; None if there is a gold column and its value is no sequence of calls."""
-        wanted = gold_calls(gold) if self.columns else []
-        if wanted is None:
+        expected = gold_calls(gold) if self.columns else []
+        if expected is None:
             return None
         calls = None if answer is None else parse_calls(answer)
         if not calls:
             return 0.0
-        score = self._rate(calls, wanted)
-        if not _may_be_padded(gold, wanted):
-            return score
-        bare_calls, bare_wanted = ([call.without_none() for call in many] for many in (calls, wanted))
-        return max(score, self._rate(bare_calls, bare_wanted))
+        score = self._rate(calls, expected)
+        if _may_be_padded(gold, expected):
+            bare_calls = [call.without_none() for call in calls]
+            bare_expected = [call.without_none() for call in expected]
+            score = max(score, self._rate(bare_calls, bare_expected))
+        return score
 
-    def _rate(self, calls: list[Call], wanted: list[Call]) -> float:
+    def _rate(self, calls: list[Call], expected: list[Call]) -> float:
         raise NotImplementedError
 
 
-def _may_be_padded(gold: Any, wanted: list[Call]) -> bool:
-    """May a table have filled keys of the gold with None? Then all dicts of arguments have the same keys."""
+def _may_be_padded(gold: Any, expected: list[Call]) -> bool:
+    """Whether a table may have filled keys of the gold with None: all dicts of arguments then have the same keys."""
+    keys = {tuple(dict(call.keywords)) for call in expected if call.keywords}
     items = [gold] if isinstance(gold, str | Mapping) else gold
-    keys = {tuple(key for key, _ in call.keywords) for call in wanted if call.keywords}
     return len(keys) == 1 and not any(isinstance(item, str) for item in items)
 
 
@@ -74,28 +75,29 @@ class CallValidity(_CallReward):
     def cheats(self, honest: Case) -> list[Case]:
         """Texts that only look like calls, and calls of operations that do not exist."""
         name, count = next(iter(self.operations.items()))
-        inside = ", ".join("1" * (count or 0))
+        arguments = ", ".join("1" * (count or 0))
         texts = {
             "unknown operation": "no_such_operation(1)",
             "import": "__import__('os').system('true')",
             "operation's name alone": name,
-            "attribute": f"self.{name}({inside})",
-            "assigned": f"x = {name}({inside})",
-            "nested": f"{name}({name}({inside}))",
-            "starred": f"{name}(*[{inside}])",
-            "calls in a comment": f"# {name}({inside})",
-            "call in a text": f"'{name}({inside})'",
+            "attribute": f"self.{name}({arguments})",
+            "assigned": f"x = {name}({arguments})",
+            "nested": f"{name}({name}({arguments}))",
+            "starred": f"{name}(*[{arguments}])",
+            "calls in a comment": f"# {name}({arguments})",
+            "call in a text": f"'{name}({arguments})'",
         }
         if count is not None:
-            texts["one argument too many"] = f"{name}({', '.join('1' * (count + 1))})"
+            arguments = ", ".join("1" * (count + 1))
+            texts["one argument too many"] = f"{name}({arguments})"
         return answer_cases(honest, texts, tag=self.tag)
 
-    def _rate(self, calls: list[Call], wanted: list[Call]) -> float:
-        return float(all(self._known(call) for call in calls))
+    def _rate(self, calls: list[Call], expected: list[Call]) -> float:
+        return float(all(map(self._is_valid, calls)))
 
-    def _known(self, call: Call) -> bool:
-        given = len(call.arguments) + len(call.keywords)
-        return call.name in self.operations and self.operations[call.name] in (None, given)
+    def _is_valid(self, call: Call) -> bool:
+        n_arguments = len(call.arguments) + len(call.keywords)
+        return call.name in self.operations and self.operations[call.name] in (None, n_arguments)
 
 
 class CallAccuracy(_CallReward):
@@ -122,34 +124,37 @@ class CallAccuracy(_CallReward):
 
     def cheats(self, honest: Case) -> list[Case]:
         """Sequences near the gold but wrong; no cases without a gold."""
-        wanted = gold_calls(honest.columns[self.column])
-        if wanted is None:
+        column = honest.columns[self.column]
+        expected = gold_calls(column)
+        if expected is None:
             return []
-        gold = list(map(call_text, wanted))
+        calls = list(map(call_text, expected))
+        names = [call.name for call in expected]
+        sequence = "; ".join(calls)
+        doubled = [text for text in calls for _ in range(2)]
         texts = {
-            "all calls twice": "; ".join(gold * 2),
-            "every call twice": "; ".join(text for text in gold for _ in range(2)),
-            "one call, many times": "; ".join(gold[:1] * (len(gold) + 20)),
-            "arguments dropped": "; ".join(f"{text.partition('(')[0]}()" for text in gold),
-            "names alone": "; ".join(text.partition("(")[0] for text in gold),
-            "calls as one text": repr("; ".join(gold)),
-            "calls as a list of texts": f"[{', '.join(map(repr, gold))}]",
-            "a call in a call": f"print({gold[0]})",
-            "two sequences in tags": "".join(f"<tool_call>{text}</tool_call>" for text in gold * 2),
-            "calls after words": f"The calls are {'; '.join(gold)}",
-            "calls commented out": "\n".join(f"# {text}" for text in gold),
-            "two sequences with or": f"{'; '.join(gold)} or {gold[0]}",
+            "all calls twice": f"{sequence}; {sequence}",
+            "every call twice": "; ".join(doubled),
+            "one call, many times": "; ".join(calls[:1] * (len(calls) + 20)),
+            "arguments dropped": "; ".join(f"{name}()" for name in names),
+            "names alone": "; ".join(names),
+            "calls as one text": repr(sequence),
+            "calls as a list of texts": f"[{', '.join(map(repr, calls))}]",
+            "a call in a call": f"print({calls[0]})",
+            "two sequences in tags": "".join(f"<tool_call>{text}</tool_call>" for text in calls * 2),
+            "calls after words": f"The calls are {sequence}",
+            "calls commented out": "\n".join(f"# {text}" for text in calls),
+            "two sequences with or": f"{sequence} or {calls[0]}",
         }
-        if len(gold) > 1:
-            texts["a call dropped"] = "; ".join(gold[1:])
-            texts["last call dropped"] = "; ".join(gold[:-1])
-            texts["order turned round"] = "; ".join(gold[::-1])
-        paid = honest.columns[self.column]
-        differ = {name: text for name, text in texts.items() if self.score(text, paid) != 1.0}
-        return answer_cases(honest, differ, tag=self.tag)
+        if len(calls) > 1:
+            texts["a call dropped"] = "; ".join(calls[1:])
+            texts["last call dropped"] = "; ".join(calls[:-1])
+            texts["order turned round"] = "; ".join(calls[::-1])
+        wrong = {name: text for name, text in texts.items() if self.score(text, column) != 1.0}
+        return answer_cases(honest, wrong, tag=self.tag)
 
-    def _rate(self, calls: list[Call], wanted: list[Call]) -> float:
-        return math.exp(-self.alpha * call_distance(calls, wanted))
+    def _rate(self, calls: list[Call], expected: list[Call]) -> float:
+        return math.exp(-self.alpha * call_distance(calls, expected))
 
 
 class CallShape(_CallReward):
@@ -167,9 +172,9 @@ class CallShape(_CallReward):
     def __init__(self, *, column: str = "calls", tag: str = "answer") -> None:
         super().__init__("call_shape", column, tag=tag)
 
-    def _rate(self, calls: list[Call], wanted: list[Call]) -> float:
-        shared = Counter(call.name for call in calls) & Counter(call.name for call in wanted)
-        return 2 * shared.total() / (len(calls) + len(wanted))
+    def _rate(self, calls: list[Call], expected: list[Call]) -> float:
+        shared = Counter(call.name for call in calls) & Counter(call.name for call in expected)
+        return 2 * shared.total() / (len(calls) + len(expected))
 
 
 class CallEfficiency(_CallReward):
@@ -196,7 +201,7 @@ class CallEfficiency(_CallReward):
             honest, {"nothing, commented": "# nothing to do", "a semicolon": ";"}, tag=self.tag
         )
 
-    def _rate(self, calls: list[Call], wanted: list[Call]) -> float:
+    def _rate(self, calls: list[Call], expected: list[Call]) -> float:
         return max(0.0, 1 - len(calls) / self.n_max)
 
 
@@ -220,5 +225,9 @@ def call_reward(
     """
     if len(weights) != 3:
         raise ValueError(f"weights={weights!r}: give three, of validity, accuracy and efficiency")
-    parts = [CallValidity(operations, tag=tag), CallAccuracy(column=column, tag=tag), CallEfficiency(tag=tag)]
+    parts = [
+        CallValidity(operations, tag=tag),
+        CallAccuracy(column=column, tag=tag),
+        CallEfficiency(tag=tag),
+    ]
     return WeightedSum(list(zip(parts, weights, strict=True)))

@@ -140,8 +140,8 @@ def isolation() -> Literal["sandlock", "bubblewrap"] | None:
     return _working()[0]
 
 
-def _result(fields: dict, out: bytes, err: bytes) -> SandboxResult:
-    return SandboxResult(out.decode("utf-8", "replace"), err.decode("utf-8", "replace"), **fields)
+def _result(fields: dict, stdout: bytes, stderr: bytes) -> SandboxResult:
+    return SandboxResult(stdout.decode("utf-8", "replace"), stderr.decode("utf-8", "replace"), **fields)
 
 
 def _pool(allow_unsafe: bool) -> Pool:
@@ -180,16 +180,17 @@ def _working() -> tuple[Literal["sandlock", "bubblewrap"] | None, list[str]]:
 def _try_out() -> tuple[Literal["sandlock", "bubblewrap"] | None, list[str]]:
     problems = []
     if sys.platform != "linux" or not syscalls.supported():
-        this = f"{platform.system()} on {platform.machine()}"
-        return None, [f"isolation needs Linux on x86-64 or aarch64, and this is {this}"]
+        machine = f"{platform.system()} on {platform.machine()}"
+        return None, [f"isolation needs Linux on x86-64 or aarch64, and this is {machine}"]
     for kind in ("sandlock", "bubblewrap"):
         limits = {"seconds": 30.0, "memory_mb": 256, "output_kb": 64}
         try:
-            fields, out, err = _shared_pool(kind).run([(b"print('runs')", b"")], limits, 1)[0]
+            fields, stdout, stderr = _shared_pool(kind).run([(b"print('runs')", b"")], limits, 1)[0]
         except (LauncherError, OSError) as problem:
             problems.append(f"{kind}: {problem}")
             continue
-        if out == b"runs\n" and fields["status"] == "ok":
+        if stdout == b"runs\n" and fields["status"] == "ok":
             return kind, problems
-        problems.append(f"{kind}: {err.decode(errors='replace').strip()[-300:] or fields['status']}")
+        reason = stderr.decode(errors="replace").strip()[-300:] or fields["status"]
+        problems.append(f"{kind}: {reason}")
     return None, problems

@@ -88,10 +88,10 @@ def bubblewrap(bwrap: str, python: dict, work: str, filter_file: int) -> list[st
     stdlib = {os.path.dirname(entry) for entry in python["entries"]}
     readable = {python["executable"], "/etc/ld.so.cache", *stdlib}
     # Mount a library's folder, so that one mount does for dozens, unless installed packages lie below it.
-    for path in python["libraries"]:
-        folder = os.path.dirname(path)
-        beside_packages = any(one.startswith(folder + os.sep) for one in stdlib)
-        readable.add(path if beside_packages else folder)
+    for library in python["libraries"]:
+        folder = os.path.dirname(library)
+        beside_packages = any(path.startswith(folder + os.sep) for path in stdlib)
+        readable.add(library if beside_packages else folder)
     for path in sorted(readable):  # outer before inner
         if os.path.exists(path):
             arguments += ["--ro-bind", path, path]

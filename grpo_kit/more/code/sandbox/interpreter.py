@@ -31,12 +31,13 @@ def _aliases(path: str) -> list[str]:
     """`path` and the links beside it that lead to it: the loader opens libz.so.1, the file is libz.so.1.2.13."""
     folder = os.path.dirname(path)
     stem = os.path.basename(path).split(".so")[0]
-    near = [os.path.join(folder, n) for n in os.listdir(folder) if n.startswith(stem + ".so")]
-    return [path] + [n for n in near if n != path and os.path.realpath(n) == path]
+    siblings = [os.path.join(folder, name) for name in os.listdir(folder) if name.startswith(stem + ".so")]
+    return [path] + [sibling for sibling in siblings if sibling != path and os.path.realpath(sibling) == path]
 
 
 def describe() -> dict:
-    """executable, prefix, stdlib (a folder), entries (in it, without installed packages), libraries (files)."""
+    """executable, prefix, stdlib (a folder), entries (in it, without installed packages), masked (folders of those),
+    libraries (files)."""
     stdlib = os.path.realpath(os.path.dirname(os.__file__))
     platform_stdlib = os.path.realpath(sysconfig.get_path("platstdlib"))
     _load_extensions(os.path.join(platform_stdlib, "lib-dynload"))
@@ -47,21 +48,25 @@ def describe() -> dict:
         with open("/proc/self/maps") as maps:
             mapped = {line.split(maxsplit=5)[5].strip() for line in maps if "/" in line}
     for path in mapped:
-        inside = path.startswith((stdlib + os.sep, platform_stdlib + os.sep))
-        if ".so" in os.path.basename(path) and not inside and os.path.isfile(path):
+        in_stdlib = path.startswith((stdlib + os.sep, platform_stdlib + os.sep))
+        if ".so" in os.path.basename(path) and not in_stdlib and os.path.isfile(path):
             libraries.update(_aliases(path))
     for loader in glob.glob("/lib*/ld-linux*"):  # named by the executable itself
         folder, name = os.path.split(loader)
         libraries.add(os.path.join(os.path.realpath(folder), name))
-    folders = {stdlib, platform_stdlib}
+    entries, masked = [], []
+    for folder in {stdlib, platform_stdlib}:
+        for entry in os.scandir(folder):
+            if entry.name not in _PACKAGES:
+                entries.append(entry.path)
+            elif entry.is_dir():
+                masked.append(entry.path)
     return {
         "executable": os.path.realpath(sys.executable),
         "prefix": sys.base_prefix,
         "stdlib": stdlib,
-        "entries": sorted(e.path for f in folders for e in os.scandir(f) if e.name not in _PACKAGES),
-        "masked": sorted(
-            os.path.join(f, p) for f in folders for p in _PACKAGES if os.path.isdir(os.path.join(f, p))
-        ),
+        "entries": sorted(entries),
+        "masked": sorted(masked),
         "libraries": sorted(libraries),
         "platlibdir": sys.platlibdir,
         "version": f"python{sys.version_info.major}.{sys.version_info.minor}",

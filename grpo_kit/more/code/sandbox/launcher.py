@@ -136,10 +136,10 @@ class Launcher:
         if problem:
             raise OSError(f"the program could not be started: {problem.decode(errors='replace')}")
         wrapped = self.kind == "bubblewrap"
-        result, out, err = watch.result(status, wrapped)
+        fields, stdout, stderr = watch.result(status, wrapped)
         empty(self.work)
-        seen = b"/program.py" if wrapped else os.fsencode(os.path.join(self.work, "program.py"))
-        return result, out, err.replace(seen, b"program.py")
+        path = b"/program.py" if wrapped else os.fsencode(os.path.join(self.work, "program.py"))
+        return fields, stdout, stderr.replace(path, b"program.py")
 
 
 def end(pid: int) -> int | None:
@@ -155,17 +155,17 @@ def end(pid: int) -> int | None:
                 except (ProcessLookupError, PermissionError):
                     pass
         try:
-            ended, how = os.waitpid(-1, 0)
+            ended_pid, ended_status = os.waitpid(-1, 0)
         except ChildProcessError:
             break
-        victims.discard(ended)
-        if ended == pid:
-            status = how
+        victims.discard(ended_pid)
+        if ended_pid == pid:
+            status = ended_status
     return status
 
 
 def _orphans() -> set[int]:
-    """This process's children, and _orphans given to it. With Landlock this is unreadable, but there are no forks."""
+    """This process's children, and orphans given to it. With Landlock this is unreadable, but there are no forks."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             return {int(number) for number in file.read().split()}

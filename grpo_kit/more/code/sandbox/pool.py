@@ -39,12 +39,12 @@ def interpreter() -> dict:
     """The result of interpreter.py, run by an interpreter without installed packages."""
     executable = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     command = [executable, "-I", "-S", "-B", str(HERE / "interpreter.py")]
-    done = subprocess.run(
+    process = subprocess.run(
         command, capture_output=True, stdin=subprocess.DEVNULL, env=environment(), timeout=60
     )
-    if done.returncode:
-        raise LauncherError(f"{executable} does not run: {done.stderr.decode(errors='replace')[-500:]}")
-    return json.loads(done.stdout)
+    if process.returncode:
+        raise LauncherError(f"{executable} does not run: {process.stderr.decode(errors='replace')[-500:]}")
+    return json.loads(process.stdout)
 
 
 class Launcher:
@@ -100,8 +100,8 @@ class Launcher:
         try:
             while message:
                 message = message[self.process.stdin.write(message) :]
-        except BrokenPipeError as gone:
-            raise LauncherError("the launcher has ended") from gone
+        except BrokenPipeError as error:
+            raise LauncherError("the launcher has ended") from error
 
     def start(self, code: bytes, stdin: bytes, limits: dict) -> None:
         """Send a program; `receive` its result."""
@@ -197,10 +197,10 @@ class _Running:
         """Wait for launchers with something to read, or for the first that is overdue."""
         while True:
             ready = _wait_for(list(self._busy), min(launcher.deadline for launcher in self._busy))
-            now = time.monotonic()
+            time_now = time.monotonic()
             for launcher in ready:  # on a busy machine the rest of its message may take a moment
-                launcher.deadline = max(launcher.deadline, now + _GRACE_SECONDS)
-            ready = ready or [one for one in self._busy if one.deadline <= now]
+                launcher.deadline = max(launcher.deadline, time_now + _GRACE_SECONDS)
+            ready = ready or [launcher for launcher in self._busy if launcher.deadline <= time_now]
             if ready:
                 return ready
 

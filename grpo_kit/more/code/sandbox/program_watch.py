@@ -83,7 +83,7 @@ class Watch:
 
     def read(self, file: int) -> bool:
         """Read the available output, up to the limit; False at the end of the stream."""
-        kept = self.output[file]
+        output = self.output[file]
         while True:
             try:
                 part = os.read(file, 1 << 16)
@@ -92,9 +92,9 @@ class Watch:
             if not part:
                 self.open.discard(file)
                 return False
-            kept += part
-            if len(kept) > self.limit:
-                del kept[self.limit :]
+            output += part
+            if len(output) > self.limit:
+                del output[self.limit :]
                 self.stopped = self.stopped or "output"
                 return True
 
@@ -105,7 +105,7 @@ class Watch:
 
     def result(self, status: int | None, wrapped: bool) -> tuple[dict, bytes, bytes]:
         """Fields of the result, stdout, stderr. wrapped: the exit code came through bubblewrap (128 + signal)."""
-        out, err = map(bytes, self.output.values())
+        stdout, stderr = map(bytes, self.output.values())
         code = None if status is None else os.waitstatus_to_exitcode(status)
         if wrapped and code is not None and code - 128 in _DIED:
             code = 128 - code
@@ -120,11 +120,11 @@ class Watch:
             verdict = "killed"
         else:
             verdict = "error"
-        last = err.rstrip().rsplit(b"\n", 1)[-1]
-        starved = last.startswith(b"MemoryError") or any(words in err for words in _OUT_OF_MEMORY)
+        last_line = stderr.rstrip().rpartition(b"\n")[2]
+        starved = last_line.startswith(b"MemoryError") or any(words in stderr for words in _OUT_OF_MEMORY)
         if verdict in ("error", "killed") and not self.stopped and starved:
             verdict = "memory"
-        return {"status": verdict, "exit_code": code, "seconds": self.seconds}, out, err + self.note
+        return {"status": verdict, "exit_code": code, "seconds": self.seconds}, stdout, stderr + self.note
 
 
 def over_limit(top: str, max_bytes: int, max_entries: int) -> bool:
@@ -138,8 +138,8 @@ def over_limit(top: str, max_bytes: int, max_entries: int) -> bool:
     while waiting:
         path, depth = waiting.pop()
         try:
-            with os.scandir(path) as found:
-                for entry in found:
+            with os.scandir(path) as listing:
+                for entry in listing:
                     entries += 1
                     try:
                         status = entry.stat(follow_symlinks=False)

@@ -58,6 +58,7 @@ _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # colu
 # BPF_LD|W|ABS, JEQ|K, JGE|K, ALU|AND|K, RET|K
 _LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, value
 _NEWEST = 450  # calls numbered from here on are newer than the list
 
 
@@ -68,17 +69,21 @@ def supported() -> bool:
 
 def _numbers(table: str, column: int) -> dict[str, int]:
     rows = (row.split(":") for row in table.split())
-    return {row[0]: int(row[1 + column]) for row in rows if row[1 + column] != "-"}
+    return {name: int(numbers[column]) for name, *numbers in rows if numbers[column] != "-"}
 
 
-def _argument(index: int, high: bool = False) -> tuple[int, int, int, int]:
+def _argument(index: int, high: bool = False) -> Instruction:
     return _LOAD, 0, 0, 16 + 8 * index + 4 * high  # struct seccomp_data, little endian
 
 
-def _one_of(values: tuple[int, ...], otherwise: int) -> list[tuple[int, int, int, int]]:
-    """Allow if the loaded word is one of `values`, else return `otherwise`."""
-    tests = [(_EQUAL, len(values) - i, 0, v) for i, v in enumerate(values)]
-    return [*tests, (_RETURN, 0, 0, otherwise), (_RETURN, 0, 0, _ALLOW)]
+def _return(action: int) -> Instruction:
+    return _RETURN, 0, 0, action
+
+
+def _one_of(values: tuple[int, ...], refusal: int) -> list[Instruction]:
+    """Allow if the loaded word is one of `values`, else return `refusal`."""
+    tests = [(_EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)]
+    return [*tests, _return(refusal), _return(_ALLOW)]
 
 
 def seccomp_filter(pid: int | None) -> bytes:
@@ -88,7 +93,10 @@ def seccomp_filter(pid: int | None) -> bytes:
     """
     column, architecture = _ARCHITECTURES[platform.machine()]
     denied = _ERRNO | errno.EPERM
-    signals = [_argument(0), *_one_of((pid,), denied)] if pid else [(_RETURN, 0, 0, _ALLOW)]
+    not_known = _ERRNO | errno.ENOSYS
+    signals = [_return(_ALLOW)]
+    if pid:
+        signals = [_argument(0), *_one_of((pid,), denied)]
     checks = {
         "kill": signals,
         "tgkill": signals,
@@ -99,7 +107,7 @@ def seccomp_filter(pid: int | None) -> bytes:
         "socketpair": [
             _argument(0),
             (_EQUAL, 1, 0, 1),
-            (_RETURN, 0, 0, denied),
+            _return(denied),
             _argument(1),
             (_AND, 0, 0, 0xF),
             *_one_of((1,), denied),
@@ -107,18 +115,17 @@ def seccomp_filter(pid: int | None) -> bytes:
         "sendto": [  # without an address
             _argument(4),
             (_EQUAL, 1, 0, 0),
-            (_RETURN, 0, 0, denied),
+            _return(denied),
             _argument(4, high=True),
             *_one_of((0,), denied),
         ],
-        "clone3": [(_RETURN, 0, 0, _ERRNO | errno.ENOSYS)],
+        "clone3": [_return(not_known)],
     }
-    program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
-    for number in _numbers(ALLOWED, column).values():
-        program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
-    for number in _numbers(_DOES_NOTHING, column).values():
-        program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO)]
+    program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), _return(_KILL), (_LOAD, 0, 0, 0)]
+    for table, action in ((ALLOWED, _ALLOW), (_DOES_NOTHING, _ERRNO)):
+        for number in _numbers(table, column).values():
+            program += [(_EQUAL, 0, 1, number), _return(action)]
     for name, number in _numbers(_CHECKED, column).items():
         program += [(_EQUAL, 0, len(checks[name]), number), *checks[name]]
-    program += [(_AT_LEAST, 0, 1, _NEWEST), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS), (_RETURN, 0, 0, denied)]
+    program += [(_AT_LEAST, 0, 1, _NEWEST), _return(not_known), _return(denied)]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
