@@ -8,22 +8,22 @@ rename the arm, or its old runs count as done.
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 from filelock import FileLock, Timeout
 
+from grpo_kit._support.argument_checks import is_whole
 from grpo_kit._support.display import progress_line
 from grpo_kit.evaluation.intervals import Estimate
 from grpo_kit.more.lab._arm import Arm, arm_of, fingerprint
 from grpo_kit.more.lab._outcomes import outcomes, unlike
-from grpo_kit.more.lab._run import RESULT, before_training, run, set_aside, tell_flags, tell_steps
+from grpo_kit.more.lab._run import RESULT, RunProgress, before_training, print_flag, run, set_aside
 from grpo_kit.more.lab.figures import draw_lab
 from grpo_kit.more.lab.statistics import difference_over_seeds, holm, over_seeds, paired_scalars
 from grpo_kit.record._lines import read_json
@@ -79,30 +79,30 @@ class Lab:
         with a value in both count. This p is not corrected for the number of outcomes; summary()'s is.
         Raises ValueError for an unknown arm or column, and if the two share no seed.
         """
-        against = self.against if against is None else against
+        against = against or self.against
         self._check(arm, against)
         seeds = self.seeds(arm, against)
         if not seeds:
             raise ValueError(f"{arm!r} and {against!r} have no seed in common; run both with the same seeds")
-        same_rows = len({len(self.right[a, s]) for a in (arm, against) for s in seeds}) == 1
-        if outcome == "accuracy" and same_rows:
-            right = ([self.right[a, s] for s in seeds] for a in (against, arm))
-            found, p = difference_over_seeds(*right, null=null)
-            return {"mean": found.value, "low": found.low, "high": found.high, "p": p, "seeds": len(seeds)}
+        if outcome == "accuracy":
+            first, second = ([self.right[name, seed] for seed in seeds] for name in (against, arm))
+            if len({len(rows) for rows in [*first, *second]}) == 1:
+                estimate, p = difference_over_seeds(first, second, null=null)
+                low, high = estimate.low, estimate.high
+                return {"mean": estimate.value, "low": low, "high": high, "p": p, "seeds": len(seeds)}
         numbers = self.runs.select_dtypes("number")
         if outcome not in numbers:
             raise ValueError(
                 f"outcome={outcome!r} is no column of numbers in runs; use one of {', '.join(numbers)}"
             )
-        wide = (
-            self.runs.pivot(index="seed", columns="arm", values=outcome).loc[seeds, [against, arm]].dropna()
-        )
-        if not len(wide):
+        by_seed = self.runs.pivot(index="seed", columns="arm", values=outcome)
+        by_seed = by_seed.loc[seeds, [against, arm]].dropna()
+        if not len(by_seed):
             raise ValueError(
                 f"outcome={outcome!r} was not measured in {arm!r} and {against!r} with the same seed"
             )
-        mean, low, high, p = paired_scalars(wide[against].tolist(), wide[arm].tolist(), null=null)
-        return {"mean": mean, "low": low, "high": high, "p": p, "seeds": len(wide)}
+        mean, low, high, p = paired_scalars(by_seed[against].tolist(), by_seed[arm].tolist(), null=null)
+        return {"mean": mean, "low": low, "high": high, "p": p, "seeds": len(by_seed)}
 
     def unlike(self, arm: str, against: str | None = None) -> list[str]:
         """Differences between the arm's runs and those of against (default: the first arm), besides the settings.
@@ -112,7 +112,7 @@ class Lab:
         >>> lab.unlike("twice the group")  # doctest: +SKIP
         ['2.0 x the completions', '2.0 x the tokens']
         """
-        against = self.against if against is None else against
+        against = against or self.against
         self._check(arm, against)
         return unlike(self.runs, arm, against)
 
@@ -127,20 +127,34 @@ class Lab:
         """
         rows = []
         for arm in self.arms:
-            own = self.runs[self.runs["arm"] == arm]
-            found = self.accuracy(arm)
-            row = {"arm": arm, "seeds": len(own), "n": found.n, "before": own["before"].mean()}
-            row |= {"accuracy": found.value, "low": found.low, "high": found.high}
-            row |= {"reward_mean": own["reward_mean"].mean()}
-            shared = self.seeds(arm, self.against) if arm != self.against else []
-            d = self.difference(arm) if shared else dict.fromkeys(("mean", "low", "high", "p"))
-            row |= {"difference": d["mean"], "d_low": d["low"], "d_high": d["high"], "p": d["p"]}
-            costs = ("steps", "completions", "tokens", "seconds")
-            there = arm != self.against and self.against in self.arms
-            more = {"unlike": "; ".join(self.unlike(arm)) if there else ""}
-            rows.append(row | {name: own[name].mean() for name in costs} | more)
+            runs = self.runs[self.runs["arm"] == arm]
+            accuracy = self.accuracy(arm)
+            difference: dict[str, Any] = {}
+            differences: list[str] = []
+            if arm != self.against and self.against in self.arms:
+                differences = self.unlike(arm)
+                if self.seeds(arm, self.against):
+                    difference = self.difference(arm)
+            rows.append(
+                {
+                    "arm": arm,
+                    "seeds": len(runs),
+                    "n": accuracy.n,
+                    "before": runs["before"].mean(),
+                    "accuracy": accuracy.value,
+                    "low": accuracy.low,
+                    "high": accuracy.high,
+                    "reward_mean": runs["reward_mean"].mean(),
+                    "difference": difference.get("mean"),
+                    "d_low": difference.get("low"),
+                    "d_high": difference.get("high"),
+                    "p": difference.get("p"),
+                    **runs[["steps", "completions", "tokens", "seconds"]].mean(),
+                    "unlike": "; ".join(differences),
+                }
+            )
         table = pd.DataFrame(rows).set_index("arm")
-        table.insert(table.columns.get_loc("p") + 1, "p_holm", holm([_none(p) for p in table["p"]]))
+        table.insert(table.columns.get_loc("p") + 1, "p_holm", holm(table["p"]))
         return table
 
     def figure(self) -> Figure:
@@ -188,55 +202,67 @@ def compare_arms(
     if not arms or not seeds or len(set(seeds)) != len(seeds):
         raise ValueError(f"arms={list(arms)}, seeds={seeds}: give at least one of each, no seed twice")
     # All checks come before the first run.
-    for arm in arms:
+    settings = _checked_arms(folder, arms, config, shared)
+    (folder / ".locks").mkdir(parents=True, exist_ok=True)
+    runs = [(seed, arm) for seed in seeds for arm in arms]
+    waiting = [(seed, arm) for seed, arm in runs if not (folder / arm / f"seed-{seed}" / RESULT).exists()]
+    n_finished = len(runs) - len(waiting)
+    if n_finished and not quiet:
+        print(
+            f"{n_finished} of {len(runs)} runs were done before, under the same settings; {_BY_NAME}",
+            flush=True,
+        )
+    printed_flags: set[tuple[str, str]] = set()
+    with progress_line(f"laboratory {folder.name}") as line:
+        for number, (seed, arm) in enumerate(runs, 1):
+            path = folder / arm / f"seed-{seed}"
+            label = f"{number}/{len(runs)} {arm}, seed {seed}"
+            lock = FileLock(folder / ".locks" / f"{arm}--{seed}.lock")
+            try:
+                acquired = lock.acquire(blocking=False)
+            except Timeout:
+                line.print(f"{label}: another process is at it")
+                continue
+            with acquired:  # releases it in every case
+                if (path / RESULT).exists():
+                    _check_settings(path, settings[arm])
+                    continue
+                unfinished = set_aside(path, settings[arm])
+                if unfinished is not None:
+                    line.print(f"{label}: an unfinished run is now {unfinished.name}")
+                run_label = f"run {number} of {len(runs)} ({arm}, seed {seed})"
+                result = run(
+                    settings[arm],
+                    seed,
+                    path,
+                    before=before_training(settings[arm], folder),
+                    progress=RunProgress(line, run_label, waiting.index((seed, arm)), len(waiting)),
+                    on_flag=partial(print_flag, line, label, printed_flags),
+                )
+                if not quiet:
+                    line.print(f"{label}: {Estimate(**result['accuracy'])}")
+    lab = load(folder, list(arms))
+    if not quiet and lab.against in lab.arms:
+        for arm in lab.arms:
+            if differences := lab.unlike(arm):
+                print(f"{arm} differs from {lab.against} in more than its settings: {'; '.join(differences)}")
+    return lab
+
+
+def _checked_arms(
+    folder: Path, arms: Mapping[str, Mapping[str, Any]], config: Config | str, shared: Mapping[str, Any]
+) -> dict[str, Arm]:
+    """Each arm's settings, by its name. Raises ValueError, and RunFolderError for finished runs of other settings."""
+    settings = {}
+    for arm, changes in arms.items():
         if not re.fullmatch(r"\w[\w .,+=-]*", arm):
             raise ValueError(
                 f"arm {arm!r} becomes a folder's name; use letters, digits, blanks and .,+=-_, a letter or digit first"
             )
-    each = {arm: arm_of(config, {**shared, **changes}) for arm, changes in arms.items()}
-    for arm in arms:
+        settings[arm] = arm_of(config, {**shared, **changes})
         for path in _finished(folder, arm):
-            _check_settings(path, each[arm])
-    (folder / ".locks").mkdir(parents=True, exist_ok=True)
-    todo = [(seed, arm) for seed in seeds for arm in arms]
-    waiting = [(seed, arm) for seed, arm in todo if not (folder / arm / f"seed-{seed}" / RESULT).exists()]
-    done = len(todo) - len(waiting)
-    if done and not quiet:
-        print(f"{done} of {len(todo)} runs were done before, under the same settings; {_BY_NAME}", flush=True)
-    told: set[tuple[str, str]] = set()  # red flags already printed
-    with progress_line(f"laboratory {folder.name}") as progress:
-        for number, (seed, arm) in enumerate(todo, 1):
-            path = folder / arm / f"seed-{seed}"
-            which = f"{number}/{len(todo)} {arm}, seed {seed}"
-            lock = FileLock(folder / ".locks" / f"{arm}--{seed}.lock")
-            try:
-                mine = lock.acquire(blocking=False)
-            except Timeout:
-                progress.print(f"{which}: another process is at it")
-                continue
-            with mine:  # releases it in every case
-                if (path / RESULT).exists():
-                    _check_settings(path, each[arm])
-                    continue
-                if (kept := set_aside(path, each[arm])) is not None:
-                    progress.print(f"{which}: an unfinished run is now {kept.name}")
-                run_of = f"run {number} of {len(todo)} ({arm}, seed {seed})"
-                result = run(
-                    each[arm],
-                    seed,
-                    path,
-                    before=before_training(each[arm], folder),
-                    on_step=tell_steps(progress, run_of, waiting.index((seed, arm)), len(waiting)),
-                    on_flag=tell_flags(progress, which, told),
-                )
-                if not quiet:
-                    progress.print(f"{which}: {Estimate(**result['accuracy'])}")
-    found = load(folder, list(arms))
-    if not quiet and found.against in found.arms:
-        for arm in found.arms:
-            if more := found.unlike(arm):
-                print(f"{arm} differs from {found.against} in more than its settings: {'; '.join(more)}")
-    return found
+            _check_settings(path, settings[arm])
+    return settings
 
 
 def load(folder: str | Path, arms: Sequence[str] | None = None) -> Lab:
@@ -245,25 +271,23 @@ def load(folder: str | Path, arms: Sequence[str] | None = None) -> Lab:
     Runs without result.json are left out. Raises RunFolderError if none is finished.
     """
     folder = path_of(folder)
-    asked = (
-        sorted({p.parent.parent.name for p in folder.glob(f"*/seed-*/{RESULT}")}) if arms is None else arms
-    )
-    found = {arm: paths for arm in asked if (paths := _finished(folder, arm))}
-    if not found:
+    if arms is None:
+        arms = sorted({path.parent.parent.name for path in folder.glob(f"*/seed-*/{RESULT}")})
+    rows, right, curves = [], {}, []
+    for arm in arms:
+        for path in _finished(folder, arm):
+            result, metrics = read_json(path / RESULT), read_metrics(path)
+            seed = result["seed"]
+            right[arm, seed] = [int(digit) for digit in result["right"]]
+            curves.append(metrics.assign(arm=arm, seed=seed))
+            rows.append({"arm": arm, "n": result["accuracy"]["n"], **outcomes(result, metrics)})
+    if not rows:
         raise RunFolderError(
             f"folder={str(folder)!r} holds no finished run of these arms; run compare_arms() first, or wait for the "
             "process that is at it"
         )
-    rows, right, curves = [], {}, []
-    for arm, paths in found.items():
-        for path in paths:
-            result = read_json(path / RESULT)
-            metrics, seed = read_metrics(path), result["seed"]
-            right[arm, seed] = [int(c) for c in result["right"]]
-            curves.append(metrics.assign(arm=arm, seed=seed))
-            rows.append({"arm": arm, "n": result["accuracy"]["n"], **outcomes(result, metrics)})
-    table = pd.DataFrame(rows)
-    return Lab(list(found), table, right, pd.concat(curves, ignore_index=True), against=asked[0])
+    runs = pd.DataFrame(rows)
+    return Lab(list(runs["arm"].unique()), runs, right, pd.concat(curves, ignore_index=True), against=arms[0])
 
 
 def _finished(folder: Path, arm: str) -> list[Path]:
@@ -274,24 +298,16 @@ def _finished(folder: Path, arm: str) -> list[Path]:
 
 def _check_settings(path: Path, arm: Arm) -> None:
     """Raises RunFolderError if the finished run in `path` was made with other settings."""
-    was, now = read_json(path / RESULT)["settings"], fingerprint(arm)
-    if was != now:
-        differ = sorted(key for key in {*was, *now} if was.get(key) != now.get(key))
+    stored, present = read_json(path / RESULT)["settings"], fingerprint(arm)
+    if stored != present:
+        names = sorted(name for name in {*stored, *present} if stored.get(name) != present.get(name))
         raise RunFolderError(
-            f"{path} holds a finished run with other settings ({', '.join(differ)}); give the arm another name, "
+            f"{path} holds a finished run with other settings ({', '.join(names)}); give the arm another name, "
             f"or the laboratory another folder; {_BY_NAME}"
         )
 
 
-def _seed(value: Any) -> int:
-    try:
-        seed = operator.index(value)
-    except TypeError:
-        seed = -1
-    if seed < 0 or isinstance(value, bool):
-        raise ValueError(f"seeds holds {value!r}; use whole numbers of at least 0")
-    return seed
-
-
-def _none(value: Any) -> float | None:
-    return None if value is None or not np.isfinite(value) else float(value)
+def _seed(seed: Any) -> int:
+    if not is_whole(seed, 0):
+        raise ValueError(f"seeds holds {seed!r}; use whole numbers of at least 0")
+    return int(seed)
