@@ -40,7 +40,7 @@ Written = tuple[list[int], list[float]]
 class InThisProcess:
     """vLLM beside the trainer, on the same card or CPU. It begins with random weights: what no load brings shows.
 
-    dtype: what it computes in. sequences: that it works on at once. given: arguments of vllm.LLM, over the kit's.
+    dtype: what it computes in. sequences: that it works on at once. arguments: of vllm.LLM, over the kit's.
     Raises ValueError where vLLM cannot start with this model.
     """
 
@@ -99,7 +99,7 @@ class InThisProcess:
     def complete(
         self, prompts: Sequence[list[int]], sampling: dict[str, Any], seeds: Sequence[int]
     ) -> list[Written]:
-        """A completion of each prompt. how: of vLLM's SamplingParams. seeds: one each."""
+        """A completion of each prompt. sampling: of vLLM's SamplingParams. seeds: one each."""
 
         def work() -> list[Written]:
             from vllm import SamplingParams
@@ -184,7 +184,7 @@ class Server:
     def complete(
         self, prompts: Sequence[list[int]], sampling: dict[str, Any], seeds: Sequence[int]
     ) -> list[Written]:
-        """A completion of each prompt. how: of vLLM's SamplingParams. seeds: one each."""
+        """A completion of each prompt. sampling: of vLLM's SamplingParams. seeds: one each."""
         sampling = sampling | {"model": self._name, "return_token_ids": True}
 
         def ask(prompt: list[int], seed: int) -> Written:

@@ -124,9 +124,9 @@ class _Tracker(Hook):
         try:
             method(*arguments)
         except Exception as error:  # a tracker's own, of any kind: no reason to end a training
+            reason = f"{type(error).__name__}: {str(error)[:200]}"
             if not self._failed:
-                print(f"{self.name} failed ({type(error).__name__}: {str(error)[:200]}).", end=" ")
-                print("Training goes on; metrics.jsonl has every row.", flush=True)
+                print(f"{self.name} failed ({reason}). Training goes on; metrics.jsonl has every row.")
             self._failed = True
 
 
@@ -235,9 +235,8 @@ class Wandb(_Tracker):
         run.define_metric(_WANDB_STEP)
         run.define_metric("*", step_metric=_WANDB_STEP, step_sync=True)
         run.config.update(settings, allow_val_change=True)
-        place = run.url
-        if run.offline:
-            place = f"{Path(run.dir).parent}; nothing is sent; `wandb sync` on that folder does it"
+        offline = f"{Path(run.dir).parent}; nothing is sent; `wandb sync` on that folder does it"
+        place = offline if run.offline else run.url
         return {"project": run.project, "name": run.name, "id": run.id}, place
 
     def _numbers(self, step, numbers):

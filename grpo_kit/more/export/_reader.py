@@ -45,11 +45,7 @@ def read(request):
         prompts = [_prompt(tokenizer, question) for question in request["questions"]]
         ends = _ends(model, folder, file)
         answers = [_greedy(model, ids, request["tokens"], ends) for ids in prompts]
-        logprobs = []
-        for prompt_ids, completion_ids in request["scored"]:
-            ids = torch.tensor([[*prompt_ids, *completion_ids]], device=model.device)
-            logits = model(ids).logits[0, len(prompt_ids) - 1 : -1, : request["rows"]]
-            logprobs.append(logits.float().log_softmax(-1).cpu())
+        logprobs = [logprobs_of(model, *ids, request["rows"]) for ids in request["scored"]]
         torch.save(logprobs, request["out"])
     return {
         "prompts": prompts,
@@ -57,6 +53,15 @@ def read(request):
         "texts": [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers],
         "ended": [ids[-1] in ends for ids in answers],
     }
+
+
+def logprobs_of(model, prompt_ids, completion_ids, rows):
+    """Log-probabilities of the first `rows` tokens at each place of the completion, on the CPU."""
+    import torch
+
+    ids = torch.tensor([[*prompt_ids, *completion_ids]], device=model.device)
+    logits = model(ids).logits[0, len(prompt_ids) - 1 : -1, :rows]
+    return logits.float().log_softmax(-1).cpu()
 
 
 def _ends(model, folder, file):

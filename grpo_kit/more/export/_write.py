@@ -50,7 +50,7 @@ def write_files(
 
     license: of the base, for a GGUF.
     """
-    ends = end_ids(model, served)
+    ends, notes = end_ids(model, served), []
     temperature, tokens = sampling["temperature"], sampling["max_completion_tokens"]
     config = GenerationConfig(
         do_sample=False,
@@ -62,9 +62,20 @@ def write_files(
     if temperature > 0:
         config.update(do_sample=True, temperature=temperature, top_p=1.0, top_k=0)
     if format == "adapter":
-        notes = [_write_adapter(part, model, served, target)]
+        try:
+            base = save_adapter(model, served, part, target, plain=True)
+        except ValueError as error:
+            raise ExportError(f"{error}; or use format='merged'") from error
+        place = " with it, in base/" if (part / BASE).is_dir() else ""
+        notes.append(f"the adapter is for {base!r}, from where its base is loaded again{place}")
     else:
-        merged, notes = _merged(model, stored)
+        merged = whole_model(model)
+        if stored == "bf16" and (moved := share_moved(model, merged, torch.bfloat16)) is not None:
+            notes.append(
+                f"bfloat16: {moved:.1%} of the weights that the adapter changes are other numbers than before"
+            )
+        if token_rows(model) < token_rows(merged):  # whoever serves it must not sample the others
+            merged.resize_token_embeddings(token_rows(model))
         if format == "gguf":
             file = f"{target.name}-{stored}.gguf"
             write_gguf(
@@ -88,29 +99,6 @@ def write_files(
     served.save_pretrained(part)
     config.save_pretrained(part)
     return None, notes
-
-
-def _write_adapter(part: Path, model: Any, served: Any, target: Path) -> str:
-    """A note: from where the adapter's base is loaded again."""
-    try:
-        base = save_adapter(model, served, part, target, plain=True)
-    except ValueError as error:
-        raise ExportError(f"{error}; or use format='merged'") from error
-    place = " with it, in base/" if (part / BASE).is_dir() else ""
-    return f"the adapter is for {base!r}, from where its base is loaded again{place}"
-
-
-def _merged(model: Any, stored: str) -> tuple[PreTrainedModel, list[str]]:
-    """whole_model with the rows of the head that have a token, and notes."""
-    merged, notes = whole_model(model), []
-    if stored == "bf16" and (moved := share_moved(model, merged, torch.bfloat16)) is not None:
-        notes.append(
-            f"bfloat16: {moved:.1%} of the weights that the adapter changes are other numbers than before"
-        )
-    rows = token_rows(model)
-    if rows < token_rows(merged):  # whoever serves it must not sample the others
-        merged.resize_token_embeddings(rows)
-    return merged, notes
 
 
 def check_weights(model: Any) -> None:
@@ -138,7 +126,7 @@ def whole_model(model: Any) -> PreTrainedModel:
 
     base, names = base_model(model), list(model.active_adapters)
     configs = {name: copy.deepcopy(model.peft_config[name]) for name in names}
-    _check_mergeable(model, base, configs)
+    _check_mergeable(model, configs)
     merged = _without_adapters(base, weights_of_base(model), dtype=torch.float32)
     for name, config in configs.items():
         config.inference_mode = True
@@ -161,7 +149,7 @@ def whole_model(model: Any) -> PreTrainedModel:
         ) from error
 
 
-def _check_mergeable(model: Any, base: PreTrainedModel, configs: dict[str, Any]) -> None:
+def _check_mergeable(model: Any, configs: dict[str, Any]) -> None:
     kinds = ", ".join({config.peft_type.value for config in configs.values()})
     dora = any(getattr(config, "use_dora", False) for config in configs.values())
     single_tokens = any(getattr(config, "trainable_token_indices", None) for config in configs.values())
@@ -183,12 +171,16 @@ def share_moved(model: Any, merged: PreTrainedModel, dtype: torch.dtype) -> floa
     """The share of adapted weights whose number in dtype differs from the base's; None without adapters."""
     if not hasattr(model, "peft_config"):
         return None
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
     before, after = weights_of_base(model), merged.state_dict()
     moved, numbers = 0, 0
-    for name in _adapted_weights(base_model(model)):
-        weight = before[name].float().cpu().to(dtype)
-        moved += int((weight != after[name].to(dtype)).sum())
-        numbers += weight.numel()
+    for name, layer in base_model(model).named_modules():
+        if isinstance(layer, BaseTunerLayer):  # experts have several, each under its own name
+            name = f"{name.replace('.base_layer', '')}.{getattr(layer, 'parameter_name', 'weight')}"
+            weight = before[name].float().cpu().to(dtype)
+            moved += int((weight != after[name].to(dtype)).sum())
+            numbers += weight.numel()
     return moved / numbers if numbers else None
 
 
@@ -222,15 +214,3 @@ def _without_adapters(
     plain.generation_config = copy.deepcopy(model.generation_config)
     plain.tie_weights()
     return plain.eval()
-
-
-def _adapted_weights(base: PreTrainedModel) -> list[str]:
-    """Names of the weights under adapters; experts have several, each under its own."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    names = []
-    for name, layer in base.named_modules():
-        if isinstance(layer, BaseTunerLayer):
-            weight = getattr(layer, "parameter_name", "weight")
-            names.append(f"{name.replace('.base_layer', '')}.{weight}")
-    return names

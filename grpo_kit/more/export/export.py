@@ -122,17 +122,10 @@ def export(
     trainer = None
     if isinstance(model, Loop):
         trainer, model = model, model.model
-    stored = _checked_format(model, tokenizer, format, quant)
-    if proof and format == "gguf" and (reason := why_unread(model.config)):
-        raise ExportError(f"{reason}, so the export cannot be compared; proof=False writes it uncompared")
+    stored = _checked_format(model, tokenizer, task, format, quant, proof)
     close_rows(model, tokenizer)
-    with as_export_errors():
-        if task is not None:
-            check_task(task)
-        target = run_path(folder)
+    target = _new_folder(folder)
     run = _run_folder(run, trainer) or run_of(model)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ExportError(f"folder={str(folder)!r} is there and not empty; give a new one")
     prompting = Prompting.of(task)
     if trainer is not None:
         check_trained_prompts(trainer.task, tokenizer, prompting, task)
@@ -147,10 +140,8 @@ def export(
     base = ((run and run_settings(run)) or {}).get("model") or model_name(model)
     part = part_folder(target, bytes_needed(model, format, stored))
     with _whole_or_nothing(part, folder):
-        base_license = license_of(base)
-        file, notes = write_files(
-            part, model, served, prompting, format, stored, target, sampling, base_license
-        )
+        license = license or license_of(base)
+        file, notes = write_files(part, model, served, prompting, format, stored, target, sampling, license)
         size = sum(path.stat().st_size for path in files_of(part))
         exported = Exported(target, format, stored, size, None, tuple(notes), file)
         objections: list[str] = []
@@ -162,27 +153,20 @@ def export(
             except ProofError as error:
                 objections = [str(error)]
         write_card(
-            part,
-            exported,
-            base=base,
-            question=questions[0],
-            run=run,
-            comparison=comparison,
-            license=license or base_license,
+            part, exported, base=base, question=questions[0], run=run, comparison=comparison, license=license
         )
         _report(part, exported, base, prompting, sampling, objections)
         if objections:
             target = next_run_folder(target.parent, f"{target.name}-refused")
         finish(part, target)
     if objections:
-        reason = f"the export was not proved: {objections[0]}"
-        if exported.proof is not None:
-            reason = f"the export is not the trained model: {'; '.join(objections)}"
-        raise ExportError(f"{reason}. It lies in {target}, with its report")
+        raise _refusal(exported, objections, target)
     return exported
 
 
-def _checked_format(model: Any, tokenizer: Any, format: str, quant: str | None) -> str:
+def _checked_format(
+    model: Any, tokenizer: Any, task: Any, format: str, quant: str | None, proof: bool
+) -> str:
     """How the weights are stored. Raises ExportError for arguments that do not go together."""
     if torch.distributed.is_initialized() and (rank := torch.distributed.get_rank()):
         raise ExportError(
@@ -197,6 +181,8 @@ def _checked_format(model: Any, tokenizer: Any, format: str, quant: str | None) 
     with as_export_errors():
         check_model(model)
         check_tokenizer(tokenizer)
+        if task is not None:
+            check_task(task)
     if format not in QUANTS:
         raise ExportError(f"format={format!r} is not known; use {', '.join(map(repr, QUANTS))}")
     stored = quant or ("f32" if format == "adapter" else "f16")
@@ -206,7 +192,17 @@ def _checked_format(model: Any, tokenizer: Any, format: str, quant: str | None) 
         raise ExportError(
             "format='adapter': the model has none, all its weights were trained; use format='merged'"
         )
+    if proof and format == "gguf" and (reason := why_unread(model.config)):
+        raise ExportError(f"{reason}, so the export cannot be compared; proof=False writes it uncompared")
     return stored
+
+
+def _new_folder(folder: str | os.PathLike) -> Path:
+    with as_export_errors():
+        target = run_path(folder)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ExportError(f"folder={str(folder)!r} is there and not empty; give a new one")
+    return target
 
 
 def _run_folder(run: str | os.PathLike | None, trainer: Loop | None) -> Path | None:
@@ -233,12 +229,9 @@ def _sampling(
         tokens = tokens or task.max_completion_tokens
     if trainer is not None:
         tokens = tokens or trainer.config.max_completion_tokens
-        if temperature is None:
-            temperature = trainer.config.at(max(trainer.step - 1, 0)).temperature
-    return {
-        "temperature": 1.0 if temperature is None else temperature,
-        "max_completion_tokens": tokens or 256,
-    }
+    if temperature is None:
+        temperature = trainer.config.at(max(trainer.step - 1, 0)).temperature if trainer else 1.0
+    return {"temperature": temperature, "max_completion_tokens": tokens or 256}
 
 
 @contextmanager
@@ -254,6 +247,13 @@ def _whole_or_nothing(part: Path, folder: str | os.PathLike) -> Iterator[None]:
                 f"folder={str(folder)!r} was not written: {error}; nothing is left of it"
             ) from error
         raise
+
+
+def _refusal(exported: Exported, objections: list[str], target: Path) -> ExportError:
+    reason = f"the export was not proved: {objections[0]}"
+    if exported.proof is not None:
+        reason = f"the export is not the trained model: {'; '.join(objections)}"
+    return ExportError(f"{reason}. It lies in {target}, with its report")
 
 
 def _rows(task: Any, rows: Sequence[dict] | int) -> list[dict]:
@@ -287,12 +287,8 @@ def _report(
     versions = {name: version(name) for name in ("torch", "transformers", "peft")}
     report = {
         "base": base,
-        "format": exported.format,
-        "stored": exported.stored,
-        "file": exported.file,
-        "bytes": exported.bytes,
+        **{name: getattr(exported, name) for name in ("format", "stored", "file", "bytes", "notes")},
         "versions": {"grpo-kit": __version__, **versions},
-        "notes": exported.notes,
         "prefill": prompting.prefill,
         "prompt_inside": prompting != Prompting(),
         "sampling": sampling,

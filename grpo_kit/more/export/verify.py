@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,8 @@ from grpo_kit.engine.memory._free import free_bytes
 from grpo_kit.evaluation.accuracy import evaluation_of
 from grpo_kit.evaluation.comparison import Comparison, compare
 from grpo_kit.evaluation.generate_and_score import Answers
-from grpo_kit.models._model_facts import token_rows
+from grpo_kit.models._model_facts import evaluating, token_rows
+from grpo_kit.more.export._reader import logprobs_of
 from grpo_kit.more.export._template import Prompting, trained_ids
 
 if TYPE_CHECKING:
@@ -135,8 +136,8 @@ def prove(
     completions = complete(model, tokenizer, prompts, max_completion_tokens=tokens)
     scored, positions = [], 0
     for ids, completion in zip(prompt_ids, completions, strict=True):
-        completion_ids = list(completion.ids)[: _POSITIONS - positions]
-        if completion_ids:
+        if positions < _POSITIONS:
+            completion_ids = list(completion.ids)[: _POSITIONS - positions]
             scored.append((ids, completion_ids))
             positions += len(completion_ids)
     request = {
@@ -150,19 +151,17 @@ def prove(
         "rows": token_rows(model),
     }
     answer, exported_logprobs = _read_back(request)
-    trained_logprobs = [_logprobs(model, *pair) for pair in scored]
+    with evaluating(model), torch.no_grad():
+        trained_logprobs = [logprobs_of(model, *ids, request["rows"]) for ids in scored]
     comparison = None
     if task is not None and not hasattr(task, "play"):
         exported_completions = [
             Completion(text, len(ids), not has_end, tuple(ids))
             for text, ids, has_end in zip(answer["texts"], answer["answers"], answer["ended"], strict=True)
         ]
-        sampling = {"max_completion_tokens": tokens}
-        evaluations = [
-            evaluation_of(Answers(task, list(rows), prompts, answers, 1, sampling))
-            for answers in (completions, exported_completions)
-        ]
-        comparison = compare(*evaluations)
+        answers = Answers(task, list(rows), prompts, completions, 1, {"max_completion_tokens": tokens})
+        exported_answers = replace(answers, completions=exported_completions)
+        comparison = compare(evaluation_of(answers), evaluation_of(exported_answers))
     equal = [ids == list(c.ids) for ids, c in zip(answer["answers"], completions, strict=True)]
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     return Proof(
@@ -203,19 +202,6 @@ def _device(model: PreTrainedModel) -> str:
     device = next(model.parameters()).device
     n_bytes = 5 * sum(p.numel() for p in model.parameters())
     return "cuda" if device.type == "cuda" and free_bytes(device) > n_bytes else "cpu"
-
-
-def _logprobs(model: PreTrainedModel, prompt_ids: list[int], completion_ids: list[int]) -> torch.Tensor:
-    """Of every token at each place of the completion, on the CPU."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            ids = torch.tensor([[*prompt_ids, *completion_ids]], device=next(model.parameters()).device)
-            logits = model(input_ids=ids).logits[0, len(prompt_ids) - 1 : -1, : token_rows(model)]
-            return logits.float().log_softmax(-1).cpu()
-    finally:
-        model.train(training)
 
 
 def _distances(trained: list, exported: list, scored: list) -> dict[str, float]:

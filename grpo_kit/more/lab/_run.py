@@ -83,7 +83,11 @@ def run(
     config, task = replace(arm.config, seed=seed), arm.task
     set_seed(seed)
     model, tokenizer = load_policy(
-        config.model, tuning=config.tuning, dtype=config.dtype, seed=seed, quiet=True
+        config.model,
+        tuning=config.tuning,
+        dtype=config.dtype,
+        seed=seed,
+        quiet=True,
     )
     start = time.perf_counter()
     if arm.prepare is not None:  # also before loading a checkpoint: a reference model comes from it
@@ -99,7 +103,7 @@ def run(
         **_tuned(arm, model, tokenizer, config),
         "before": asdict(before.strict),
         "before_formatted": before.formatted and before.formatted.value,
-        "constant": list(before.constant) if before.constant else None,
+        "constant": before.constant,
         "train_rows": digest(task.train),
         "max_completion_tokens": task.max_completion_tokens,
         **_amounts(folder),
@@ -186,8 +190,6 @@ def _tuned(arm: Arm, model: Any, tokenizer: Any, config: Config) -> dict[str, An
 def _amounts(folder: Path) -> dict[str, Any]:
     """Steps of the run; completions and tokens of all that were sampled, used or not."""
     metrics = read_metrics(folder)
-    if not len(metrics):
-        return {"steps": 0, "completions": 0, "tokens": 0.0}
     unused = metrics.get("rollout/extra_completions", pd.Series())
     return {
         "steps": int(metrics["step"].max()),

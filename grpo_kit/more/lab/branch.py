@@ -60,10 +60,10 @@ class Branch:
 
     def __repr__(self) -> str:
         changes = ", ".join(f"{name}={value!r}" for name, value in self.changes.items())
+        rewards = self.rewards.words(rate=False, change=True)
         return (
             f"From step {self.step} on {changes}: held out, as it was -> changed: {self.comparison.sentence} Training "
-            f"rewards, paired by prompt: {self.rewards.value:+.3f} [{self.rewards.low:.3f}, {self.rewards.high:.3f}], "
-            f"{self.rewards.n} groups. The changed run: {self.folders[1]}"
+            f"rewards, paired by prompt: {rewards}, {self.rewards.n} groups. The changed run: {self.folders[1]}"
         )
 
     def plot(self) -> Figure:
@@ -72,9 +72,19 @@ class Branch:
         axes = figure.subplots()
         base_metrics, changed_metrics = (read_metrics(folder) for folder in self.folders)
         changed_metrics = changed_metrics[changed_metrics["step"] >= self.step]
-        axes.plot(base_metrics["step"], base_metrics["reward"], color=BASE, label="as it was", linewidth=1.8)
         axes.plot(
-            changed_metrics["step"], changed_metrics["reward"], color=TUNED, label="changed", linewidth=1.8
+            base_metrics["step"],
+            base_metrics["reward"],
+            color=BASE,
+            label="as it was",
+            linewidth=1.8,
+        )
+        axes.plot(
+            changed_metrics["step"],
+            changed_metrics["reward"],
+            color=TUNED,
+            label="changed",
+            linewidth=1.8,
         )
         axes.axvline(self.step, color="#555555", linewidth=0.8, linestyle=":")
         axes.set(xlabel="step", ylabel="reward")
@@ -152,7 +162,14 @@ def _go_on(source: Path, step: int, job: Job, changes: dict[str, Any], live: boo
     }
     write_json(folder / BRANCH, record)
     model, tokenizer = job.policy()
-    trainer = GRPOTrainer(model, job.task, job.config, tokenizer=tokenizer, folder=folder, live=live)
+    trainer = GRPOTrainer(
+        model,
+        job.task,
+        job.config,
+        tokenizer=tokenizer,
+        folder=folder,
+        live=live,
+    )
     trainer.train(resume=True)
     trainer.save_model(folder / "model")
     return folder

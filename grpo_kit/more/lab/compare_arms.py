@@ -1,9 +1,8 @@
 """A laboratory: the same training under several settings (arms) and seeds, everything else equal.
 
-A loop, files and honest statistics. Every run has its own run folder, folder/<arm>/seed-<n>, with result.json once it
-is finished. A finished run is never repeated, so a killed laboratory continues where it was. Several processes may
-work on one folder. Functions and classes among the settings are identified by name: after changing the code of one,
-rename the arm, or its old runs count as done.
+Every run has its own run folder, folder/<arm>/seed-<n>, with result.json once it is finished. A finished run is never
+repeated, so a killed laboratory continues where it was. Several processes may work on one folder. Functions and
+classes among the settings are identified by name: after changing one's code, rename the arm.
 """
 
 from __future__ import annotations
@@ -87,9 +86,8 @@ class Lab:
         if outcome == "accuracy":
             first, second = ([self.right[name, seed] for seed in seeds] for name in (against, arm))
             if len({len(rows) for rows in [*first, *second]}) == 1:
-                estimate, p = difference_over_seeds(first, second, null=null)
-                low, high = estimate.low, estimate.high
-                return {"mean": estimate.value, "low": low, "high": high, "p": p, "seeds": len(seeds)}
+                mean, p = difference_over_seeds(first, second, null=null)
+                return {"mean": mean.value, "low": mean.low, "high": mean.high, "p": p, "seeds": len(seeds)}
         numbers = self.runs.select_dtypes("number")
         if outcome not in numbers:
             raise ValueError(
@@ -120,17 +118,14 @@ class Lab:
         """One row an arm: accuracy and its difference to the first arm with 95 % intervals, p (Holm), speed and cost.
 
         unlike: further differences of the arm from the first, see unlike().
-
         completions and tokens: of all rollouts, used or not, counted once however often they are trained on; tokens
         counts a prompt with each of its completions. seconds: of training with prepare=, on a machine that may have
         done other work.
         """
         rows = []
         for arm in self.arms:
-            runs = self.runs[self.runs["arm"] == arm]
-            accuracy = self.accuracy(arm)
-            difference: dict[str, Any] = {}
-            differences: list[str] = []
+            runs, accuracy = self.runs[self.runs["arm"] == arm], self.accuracy(arm)
+            difference, differences = {}, []
             if arm != self.against and self.against in self.arms:
                 differences = self.unlike(arm)
                 if self.seeds(arm, self.against):
@@ -183,12 +178,10 @@ def compare_arms(
 
     arms: {name: changes of the config, and its own task, sample, prepare, ... (see lab.arm.arm_of)}; the others are
     compared with the first. config: of all arms, or the name of a preset. shared: further changes of them all, such as
-    task=task. folder: place of the runs. Finished runs there are not repeated, and all their
-    seeds for these arms are in the result. A function or class is identified by its name alone: after
-    changing its code, rename the arm.
-    Seeds go first to last, each through all arms, so that an unfinished table is fair. Runs of another process are
-    left to it, and are not in the result. One line shows the present run and step, and the time for all. Each red flag
-    prints a line, with its remedy once.
+    task=task. folder: of the runs. Finished runs there are not repeated, and all their seeds for these arms are in the
+    result. A function or class is identified by its name alone: after changing its code, rename the arm.
+    Seeds go first to last, each through all arms, so that an unfinished table is fair. Runs of another process are left
+    to it, and are not in the result. One line shows the present run and step, and the time for all; each red flag one.
     At the end it prints which arms had other train rows, steps, token limits or compute than the first (Lab.unlike).
     The stop button saves and raises Stopped; the next call continues there.
     Raises ValueError for unknown names and for no seeds; RunFolderError if the folder holds an arm of that name with
@@ -198,7 +191,10 @@ def compare_arms(
     >>> compare_arms(arms, [0, 1, 2], kit.preset("cpu", steps=12), folder="runs/cold")  # doctest: +SKIP
     """
     folder = run_path(folder)
-    seeds = [_seed(seed) for seed in seeds]
+    for seed in seeds:
+        if not is_whole(seed, 0):
+            raise ValueError(f"seeds holds {seed!r}; use whole numbers of at least 0")
+    seeds = [int(seed) for seed in seeds]
     if not arms or not seeds or len(set(seeds)) != len(seeds):
         raise ValueError(f"arms={list(arms)}, seeds={seeds}: give at least one of each, no seed twice")
     # All checks come before the first run.
@@ -206,29 +202,26 @@ def compare_arms(
     (folder / ".locks").mkdir(parents=True, exist_ok=True)
     runs = [(seed, arm) for seed in seeds for arm in arms]
     waiting = [(seed, arm) for seed, arm in runs if not (folder / arm / f"seed-{seed}" / RESULT).exists()]
-    n_finished = len(runs) - len(waiting)
-    if n_finished and not quiet:
-        print(
-            f"{n_finished} of {len(runs)} runs were done before, under the same settings; {_BY_NAME}",
-            flush=True,
-        )
+    finished = len(runs) - len(waiting)
     printed_flags: set[tuple[str, str]] = set()
     with progress_line(f"laboratory {folder.name}") as line:
+        if finished and not quiet:
+            line.print(
+                f"{finished} of {len(runs)} runs were done before, under the same settings; {_BY_NAME}"
+            )
         for number, (seed, arm) in enumerate(runs, 1):
             path = folder / arm / f"seed-{seed}"
             label = f"{number}/{len(runs)} {arm}, seed {seed}"
-            lock = FileLock(folder / ".locks" / f"{arm}--{seed}.lock")
             try:
-                acquired = lock.acquire(blocking=False)
+                lock = FileLock(folder / ".locks" / f"{arm}--{seed}.lock").acquire(blocking=False)
             except Timeout:
                 line.print(f"{label}: another process is at it")
                 continue
-            with acquired:  # releases it in every case
+            with lock:  # releases it in every case
                 if (path / RESULT).exists():
                     _check_settings(path, settings[arm])
                     continue
-                unfinished = set_aside(path, settings[arm])
-                if unfinished is not None:
+                if unfinished := set_aside(path, settings[arm]):
                     line.print(f"{label}: an unfinished run is now {unfinished.name}")
                 run_label = f"run {number} of {len(runs)} ({arm}, seed {seed})"
                 result = run(
@@ -277,9 +270,8 @@ def load(folder: str | Path, arms: Sequence[str] | None = None) -> Lab:
     for arm in arms:
         for path in _finished(folder, arm):
             result, metrics = read_json(path / RESULT), read_metrics(path)
-            seed = result["seed"]
-            right[arm, seed] = [int(digit) for digit in result["right"]]
-            curves.append(metrics.assign(arm=arm, seed=seed))
+            right[arm, result["seed"]] = [int(digit) for digit in result["right"]]
+            curves.append(metrics.assign(arm=arm, seed=result["seed"]))
             rows.append({"arm": arm, "n": result["accuracy"]["n"], **outcomes(result, metrics)})
     if not rows:
         raise RunFolderError(
@@ -292,8 +284,9 @@ def load(folder: str | Path, arms: Sequence[str] | None = None) -> Lab:
 
 def _finished(folder: Path, arm: str) -> list[Path]:
     """The folders of an arm's finished runs by seed; a person's copies have other names."""
-    seeds = [p.parent.name.removeprefix("seed-") for p in folder.glob(f"{arm}/seed-*/{RESULT}")]
-    return [folder / arm / f"seed-{seed}" for seed in sorted((s for s in seeds if s.isdecimal()), key=int)]
+    folders = [path.parent for path in folder.glob(f"{arm}/seed-*/{RESULT}")]
+    folders = [path for path in folders if path.name[5:].isdecimal()]
+    return sorted(folders, key=lambda path: int(path.name[5:]))
 
 
 def _check_settings(path: Path, arm: Arm) -> None:
@@ -305,9 +298,3 @@ def _check_settings(path: Path, arm: Arm) -> None:
             f"{path} holds a finished run with other settings ({', '.join(names)}); give the arm another name, "
             f"or the laboratory another folder; {_BY_NAME}"
         )
-
-
-def _seed(seed: Any) -> int:
-    if not is_whole(seed, 0):
-        raise ValueError(f"seeds holds {seed!r}; use whole numbers of at least 0")
-    return int(seed)

@@ -44,7 +44,13 @@ def draw_lab(summary: pd.DataFrame, runs: pd.DataFrame, curves: pd.DataFrame, *,
             alpha=0.55,
             markersize=5,
         )
-        accuracy.plot([arm_runs["before"].mean()], [place], "|", color=GREY, markersize=12)
+        accuracy.plot(
+            [arm_runs["before"].mean()],
+            [place],
+            "|",
+            color=GREY,
+            markersize=12,
+        )
         if arm != against:
             _interval(difference, place, row[["difference", "d_low", "d_high"]], colour)
         cost.barh(place, row["tokens"] / 1000, color=colour, height=0.6)
@@ -71,7 +77,13 @@ def _draw_curves(axes: Axes, curves: pd.DataFrame, colours: Mapping[str, str]) -
         rows = curves[(curves["arm"] == arm) & curves["reward"].notna()]  # reused rollouts have none
         rewards = rows.groupby("step")["reward"].agg(["mean", "min", "max"])
         style = ("-", "--", ":", "-.")[number // len(COLOURS) % 4]
-        axes.plot(rewards["mean"], color=colour, linestyle=style, linewidth=1.8, label=arm)
+        axes.plot(
+            rewards["mean"],
+            color=colour,
+            linestyle=style,
+            linewidth=1.8,
+            label=arm,
+        )
         if rows["seed"].nunique() > 1:
             title = "reward in training (band: seeds)"
             axes.fill_between(
@@ -101,8 +113,20 @@ def _label(axes: Axes, title: str, x_label: str = "") -> None:
 def _interval(axes: Axes, place: int, estimate: pd.Series, colour: str) -> None:
     """estimate: value, low, high."""
     value, low, high = estimate
-    axes.plot([low, high], [place, place], color=colour, linewidth=2, solid_capstyle="butt")
-    axes.plot([value], [place], "o", color=colour, markersize=5.5)
+    axes.plot(
+        [low, high],
+        [place, place],
+        color=colour,
+        linewidth=2,
+        solid_capstyle="butt",
+    )
+    axes.plot(
+        [value],
+        [place],
+        "o",
+        color=colour,
+        markersize=5.5,
+    )
 
 
 def plot_pass_at_k(curves: Mapping[str, Evaluation | Readiness], *, title: str = "") -> Figure:
@@ -131,7 +155,14 @@ def plot_pass_at_k(curves: Mapping[str, Evaluation | Readiness], *, title: str =
         ks = sorted(result.pass_at)
         tried.update(ks)
         estimates = [result.pass_at[k] for k in ks]
-        axes.plot(ks, [e.value for e in estimates], marker="o", markersize=4, color=colours[name], label=name)
+        axes.plot(
+            ks,
+            [e.value for e in estimates],
+            marker="o",
+            markersize=4,
+            color=colours[name],
+            label=name,
+        )
         axes.fill_between(
             ks,
             [e.low for e in estimates],
@@ -142,7 +173,13 @@ def plot_pass_at_k(curves: Mapping[str, Evaluation | Readiness], *, title: str =
         )
     constants = dict(result.constant for result in curves.values() if result.constant is not None)
     for name, value in constants.items():
-        axes.axhline(value, color=CONSTANT, linestyle="--", linewidth=1.2, label=name)
+        axes.axhline(
+            value,
+            color=CONSTANT,
+            linestyle="--",
+            linewidth=1.2,
+            label=name,
+        )
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(tried), sorted(tried))
     axes.set(xlabel="k, samples a prompt", ylabel="pass@k", ylim=(0, 1.02), title=title)

@@ -52,7 +52,13 @@ def _stochastic(weights: torch.Tensor, lr: float) -> Arm:
 
     def round_weights(*_: object) -> None:
         bits = arm.parameter.data.view(torch.int32)
-        bits += torch.randint(2**16, bits.shape, generator=generator, dtype=torch.int32, device=bits.device)
+        bits += torch.randint(
+            2**16,
+            bits.shape,
+            generator=generator,
+            dtype=torch.int32,
+            device=bits.device,
+        )
         bits &= -(2**16)
 
     arm.optimizer.register_step_post_hook(round_weights)
@@ -149,11 +155,23 @@ def survival_plot(table: pd.DataFrame) -> Figure:
         rows = 100 * rows.set_index("optimizer").loc[names, ["kept", "in_weights", "error"]]
         y = np.arange(len(names)) - 0.4 + (number + 0.5) * height
         colour = COLOURS[number % len(COLOURS)]
-        bars = axes.barh(y, rows.kept.clip(lower=floor), 0.9 * height, color=colour, label=f"{rate:g}")
+        bars = axes.barh(
+            y,
+            rows.kept.clip(lower=floor),
+            0.9 * height,
+            color=colour,
+            label=f"{rate:g}",
+        )
         axes.bar_label(bars, [_label(*row) for row in rows.values], padding=3, fontsize=7.5)
         waits = ((rows.in_weights - rows.kept).abs() > 2).values
         low, high = y[waits] - 0.45 * height, y[waits] + 0.45 * height
-        axes.vlines(rows.in_weights[waits], low, high, color="black", lw=1.5)
+        axes.vlines(
+            rows.in_weights[waits],
+            low,
+            high,
+            color="black",
+            lw=1.5,
+        )
     axes.plot([], color="black", lw=1.5, label="already in the weights")
     axes.set_xscale("log")
     axes.set_xlim(floor, 8000 if (table.error > 0.5).any() else 300)
@@ -162,7 +180,13 @@ def survival_plot(table: pd.DataFrame) -> Figure:
     axes.invert_yaxis()
     axes.set_xlabel("share of the float32 run's weight change that is kept")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(title="learning rate", loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.legend(
+        title="learning rate",
+        loc="outside lower center",
+        ncols=4,
+        frameon=False,
+        fontsize=8,
+    )
     return figure
 
 
