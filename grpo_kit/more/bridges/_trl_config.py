@@ -165,7 +165,6 @@ def _optimizer(args: GRPOConfig) -> str | None:
 def steps_between(kind: str, args: GRPOConfig, updates: int, a_step: int, per_epoch: int) -> int:
     """Steps between two checkpoints (kind "save") or measurements (kind "eval"); 0 for none."""
     strategy, every = getattr(args, f"{kind}_strategy"), getattr(args, f"{kind}_steps")
-    strategy = getattr(strategy, "value", strategy)
     if strategy == "best":
         raise ValueError("save_strategy='best' goes by evaluations; use 'steps', 'epoch' or 'no'")
     if strategy == "epoch":

@@ -138,7 +138,7 @@ def from_trl(
         config.optimizer = "adamw-8bit-split"
     a_step = config.iterations * config.minibatches
     _print_differences(args, a_step)
-    save_last = getattr(args.save_strategy, "value", args.save_strategy) == "steps"
+    save_last = args.save_strategy == "steps"
     trainer = GRPOTrainer(
         model,
         task,

@@ -64,7 +64,11 @@ def last_quarter(values: pd.Series) -> float:
     return float(values.tail(max(1, len(values) // 4)).mean())
 
 
-def unlike(runs: pd.DataFrame, arm: str, against: str) -> list[str]:
+def unlike(
+    runs: pd.DataFrame,
+    arm: str,
+    against: str,
+) -> list[str]:
     """Ends of sentences, the arm's value first: ["20 steps for 10", "2.0 x the tokens"]; [] without differences.
 
     runs: as Lab.runs; the seeds in both arms count, or all if they share none. Old runs did not record train rows and
@@ -89,7 +93,11 @@ def unlike(runs: pd.DataFrame, arm: str, against: str) -> list[str]:
     return differences
 
 
-def _means(runs: pd.DataFrame, arm: str, against: str) -> dict[str, Any]:
+def _means(
+    runs: pd.DataFrame,
+    arm: str,
+    against: str,
+) -> dict[str, Any]:
     """Of an arm's runs, the train rows' digests and the mean counts as texts, mean completions and tokens as numbers.
 
     The seeds that the other arm has too count, or all if it has none of them.

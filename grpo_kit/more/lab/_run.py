@@ -45,7 +45,13 @@ class RunProgress(Hook):
     seconds: of the steps that were done before this process.
     """
 
-    def __init__(self, line: ProgressLine, label: str, runs_done: int, runs: int) -> None:
+    def __init__(
+        self,
+        line: ProgressLine,
+        label: str,
+        runs_done: int,
+        runs: int,
+    ) -> None:
         self.line, self.label = line, label
         self.runs_done, self.runs = runs_done, runs
         self.seconds = 0.0
@@ -55,7 +61,12 @@ class RunProgress(Hook):
         """Keep the checkpoint's seconds."""
         self.seconds = trainer.seconds
 
-    def after_step(self, trainer: GRPOTrainer, row: dict[str, Any], batch: Batch) -> None:
+    def after_step(
+        self,
+        trainer: GRPOTrainer,
+        row: dict[str, Any],
+        batch: Batch,
+    ) -> None:
         """Show the step."""
         self._show(trainer.step, trainer.config.steps)
 
@@ -155,7 +166,12 @@ def _train(
             raise
 
 
-def _tuned(arm: Arm, model: Any, tokenizer: Any, config: Config) -> dict[str, Any]:
+def _tuned(
+    arm: Arm,
+    model: Any,
+    tokenizer: Any,
+    config: Config,
+) -> dict[str, Any]:
     """The tuned model's entries of result.json: on all held-out rows, then at each temperature."""
     evaluation = evaluate(model, tokenizer, arm.task, batch_size=config.eval_batch)
     rows, samples = evaluation.rows, arm.eval_samples
@@ -198,7 +214,12 @@ def _amounts(folder: Path) -> dict[str, Any]:
     }
 
 
-def print_flag(line: ProgressLine, label: str, printed: set[tuple[str, str]], flag: Flag) -> None:
+def print_flag(
+    line: ProgressLine,
+    label: str,
+    printed: set[tuple[str, str]],
+    flag: Flag,
+) -> None:
     """Print a run's red flag; reason and first remedy only if `printed` does not hold it yet."""
     text = str(flag)
     if (flag.why, flag.first) in printed:

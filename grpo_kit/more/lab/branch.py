@@ -145,7 +145,13 @@ def branch(
     )
 
 
-def _go_on(source: Path, step: int, job: Job, changes: dict[str, Any], live: bool | None) -> Path:
+def _go_on(
+    source: Path,
+    step: int,
+    job: Job,
+    changes: dict[str, Any],
+    live: bool | None,
+) -> Path:
     """A new run folder with the run's lines up to its checkpoint of this step, trained from there to its last step."""
     folder = next_run_folder(source.parent, f"{source.name}-from-{step}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -158,7 +164,7 @@ def _go_on(source: Path, step: int, job: Job, changes: dict[str, Any], live: boo
     record = {
         "of": os.path.relpath(source, folder),
         "step": step,
-        "changes": {n: f"{v:.6g}" if isinstance(v, float) else repr(v) for n, v in changes.items()},
+        "changes": {name: _written(value) for name, value in changes.items()},
     }
     write_json(folder / BRANCH, record)
     model, tokenizer = job.policy()
@@ -173,6 +179,10 @@ def _go_on(source: Path, step: int, job: Job, changes: dict[str, Any], live: boo
     trainer.train(resume=True)
     trainer.save_model(folder / "model")
     return folder
+
+
+def _written(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else repr(value)
 
 
 def _paired(base_run: Path, changed_run: Path, step: int) -> Estimate:

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from grpo_kit.evaluation.readiness import Readiness
 
 
-def draw_lab(summary: pd.DataFrame, runs: pd.DataFrame, curves: pd.DataFrame, *, against: str) -> Figure:
+def draw_lab(
+    summary: pd.DataFrame,
+    runs: pd.DataFrame,
+    curves: pd.DataFrame,
+    *,
+    against: str,
+) -> Figure:
     """A Lab's tables as a picture.
 
     The arm to compare with is grey-blue in every laboratory. Curves: mean over seeds, band from the lowest to the
@@ -110,7 +116,12 @@ def _label(axes: Axes, title: str, x_label: str = "") -> None:
     axes.tick_params(labelsize=8, labelcolor=GREY)
 
 
-def _interval(axes: Axes, place: int, estimate: pd.Series, colour: str) -> None:
+def _interval(
+    axes: Axes,
+    place: int,
+    estimate: pd.Series,
+    colour: str,
+) -> None:
     """estimate: value, low, high."""
     value, low, high = estimate
     axes.plot(

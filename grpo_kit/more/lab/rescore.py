@@ -140,17 +140,23 @@ def rescore(
     )
     for column in ("before", "after"):
         table[f"advantage_{column}"] = _advantages(table, column, config.scale)
-    groups = pd.DataFrame([_compared(group) for _, group in table.groupby(["step", "group"], sort=False)])
+    by_group = table.groupby(["step", "group"], sort=False)
+    groups = pd.DataFrame([_compared(group) for _, group in by_group])
     name = getattr(reward, "name", None) or " + ".join(reward_names(rewards))
     return Rescored(run.name, name, table, groups, _direction(table))
 
 
 def _config(run: Path) -> Config:
     values = (run_settings(run) or {}).get("config", {})
-    return Config(**{name: values[name] for name in ("seed", "prompts_per_step", "scale") if name in values})
+    fields = {"seed", "prompts_per_step", "scale"} & values.keys()
+    return Config(**{name: values[name] for name in fields})
 
 
-def _rows(task: Any, config: Config, table: pd.DataFrame) -> list[dict[str, Any]]:
+def _rows(
+    task: Any,
+    config: Config,
+    table: pd.DataFrame,
+) -> list[dict[str, Any]]:
     """The row of each completion: what (seed, step, group) say, where its answer is the one on record."""
     rows = []
     rows_of = cache(lambda step, attempt: rows_of_step(task.train, config, step - 1, attempt))
@@ -168,7 +174,11 @@ def _rows(task: Any, config: Config, table: pd.DataFrame) -> list[dict[str, Any]
     return rows
 
 
-def _advantages(table: pd.DataFrame, column: str, scale: str) -> pd.Series:
+def _advantages(
+    table: pd.DataFrame,
+    column: str,
+    scale: str,
+) -> pd.Series:
     """Of the rewards in a column, step by step."""
     by_step = []
     for _, rows in table.groupby("step"):

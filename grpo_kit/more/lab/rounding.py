@@ -32,7 +32,12 @@ class Arm(NamedTuple):
     master: Callable[[], torch.Tensor]
 
 
-def _arm(name: str, dtype: torch.dtype, weights: torch.Tensor, lr: float) -> Arm:
+def _arm(
+    name: str,
+    dtype: torch.dtype,
+    weights: torch.Tensor,
+    lr: float,
+) -> Arm:
     """name: of an optimizer in OPTIMIZERS, made for these weights or not."""
     parameter = torch.nn.Parameter(weights.to(dtype, copy=True))
     if name == "adamw":
@@ -130,14 +135,19 @@ def update_survival(
 
 
 def _changes(
-    make_arm: Callable[[torch.Tensor, float], Arm], start: torch.Tensor, lr: float, gradients: torch.Tensor
+    make_arm: Callable[[torch.Tensor, float], Arm],
+    start: torch.Tensor,
+    lr: float,
+    gradients: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The change that optimizer and weights hold together, and that of the stored weights; float64 (N,)."""
     arm = make_arm(start, lr)
     for gradient in gradients:
         arm.parameter.grad = gradient.to(arm.parameter.dtype)
         arm.optimizer.step()
-    return arm.master().double() - start.double(), arm.parameter.detach().double() - start.double()
+    change = arm.master().double() - start.double()
+    stored_change = arm.parameter.detach().double() - start.double()
+    return change, stored_change
 
 
 def survival_plot(table: pd.DataFrame) -> Figure:
@@ -190,7 +200,11 @@ def survival_plot(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _label(share: float, in_weights: float, error: float) -> str:
+def _label(
+    share: float,
+    in_weights: float,
+    error: float,
+) -> str:
     """A bar's words; all in percent."""
     digits = 0 if share >= 10 else 1
     label = f"{share:.{digits}f} %"

@@ -36,7 +36,10 @@ def over_seeds(values: Sequence[Sequence[float]]) -> Estimate:
 
 
 def difference_over_seeds(
-    first: Sequence[Sequence[float]], second: Sequence[Sequence[float]], *, null: float = 0.0
+    first: Sequence[Sequence[float]],
+    second: Sequence[Sequence[float]],
+    *,
+    null: float = 0.0,
 ) -> tuple[Estimate, float | None]:
     """second minus first, paired by seed and row, both (S, R) in [0, 1]; and the two-sided p of a difference of null.
 
@@ -56,7 +59,10 @@ def difference_over_seeds(
 
 
 def paired_scalars(
-    first: Sequence[float], second: Sequence[float], *, null: float = 0.0
+    first: Sequence[float],
+    second: Sequence[float],
+    *,
+    null: float = 0.0,
 ) -> tuple[float, float, float, float | None]:
     """(mean, low, high, p) of second minus first, one number a seed: Student's t, 95 %; p: of a difference of null.
 
@@ -127,7 +133,12 @@ def _standard_error(values: np.ndarray) -> float:
     return float(values.std(ddof=1) / math.sqrt(len(values)))
 
 
-def _p_of_both(distance: float, seed_error: float, row_error: float, seeds: int) -> float:
+def _p_of_both(
+    distance: float,
+    seed_error: float,
+    row_error: float,
+    seeds: int,
+) -> float:
     """The level at which both half widths in quadrature are the distance; they fall as the level rises."""
     low, high = 0.0, 1.0
     for _ in range(60):
