@@ -22,6 +22,7 @@ _OPTIONS = {
     "vespo": ("k_pos", "lambda_pos", "k_neg", "lambda_neg"),
 }
 _NO_CLIPPING = 1e12
+# A field of Config: its value where TRL does the same, and what TRL does with another.
 NOT_CARRIED = {
     "credit": ("episode", "TRL trains single turns"),
     "discount": (1.0, "TRL trains single turns"),
@@ -50,10 +51,18 @@ def config_of(args: GRPOConfig, rows: int) -> Config:
         )
     a_step = minibatches * args.num_iterations  # updates
     per_epoch = rows // prompts  # steps
-    updates = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch * a_step)
+    updates = args.max_steps
+    if updates <= 0:
+        updates = math.ceil(args.num_train_epochs * per_epoch * a_step)
     steps = max(math.ceil(updates / a_step), 1)
     options = {name: getattr(args, f"{args.loss_type}_{name}") for name in _OPTIONS.get(args.loss_type, ())}
-    options |= {} if args.use_bias_correction_kl else {"correct_kl": False}
+    if not args.use_bias_correction_kl:
+        options["correct_kl"] = False
+    autocast = "none"
+    if args.fp16:
+        autocast = "float16"
+    if args.bf16:
+        autocast = "bfloat16"
     return Config(
         **{ours: getattr(args, theirs) for theirs, ours in SAME.items()},
         steps=steps,
@@ -73,7 +82,7 @@ def config_of(args: GRPOConfig, rows: int) -> Config:
         warmup=0.0,
         optimizer=_optimizer(args),
         max_grad_norm=args.max_grad_norm or _NO_CLIPPING,
-        autocast="bfloat16" if args.bf16 else "float16" if args.fp16 else "none",
+        autocast=autocast,
         gradient_checkpointing=bool(args.gradient_checkpointing),
         micro_batch=args.per_device_train_batch_size,
         save_steps=steps_between("save", args, updates, a_step, per_epoch),
@@ -119,15 +128,18 @@ def rates(args: GRPOConfig, updates: int, a_step: int) -> float | Callable[[floa
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=args.learning_rate)
     warmup = args.get_warmup_steps(updates)
     schedule = get_scheduler(
-        kind, optimizer, num_warmup_steps=warmup, num_training_steps=updates,
+        kind,
+        optimizer,
+        num_warmup_steps=warmup,
+        num_training_steps=updates,
         scheduler_specific_kwargs=args.lr_scheduler_kwargs,
-    )  # fmt: skip
-    each = []
+    )
+    by_update = []
     for _ in range(updates):
-        each.append(optimizer.param_groups[0]["lr"])
+        by_update.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         schedule.step()
-    return _as_schedule([fmean(each[i : i + a_step]) for i in range(0, updates, a_step)] or [0.0])
+    return _as_schedule([fmean(by_update[i : i + a_step]) for i in range(0, updates, a_step)])
 
 
 def _as_schedule(values: Sequence[float]) -> float | Callable[[float], float]:
@@ -153,121 +165,119 @@ def _optimizer(args: GRPOConfig) -> str | None:
 def steps_between(kind: str, args: GRPOConfig, updates: int, a_step: int, per_epoch: int) -> int:
     """Steps between two checkpoints (kind "save") or measurements (kind "eval"); 0 for none."""
     strategy, every = getattr(args, f"{kind}_strategy"), getattr(args, f"{kind}_steps")
-    strategy = getattr(strategy, "value", strategy)
     if strategy == "best":
         raise ValueError("save_strategy='best' goes by evaluations; use 'steps', 'epoch' or 'no'")
     if strategy == "epoch":
         return max(per_epoch, 1)
     if strategy == "no":
         return 0
-    every = every if every >= 1 else math.ceil(every * updates)
+    if every < 1:
+        every = math.ceil(every * updates)
     return max(math.ceil(every / a_step), 1)
 
 
 def fields_of(
-    config: Config, length: int, weights: list[float], processes: int, given: Mapping[str, Any]
+    config: Config, length: int, weights: list[float], processes: int, overrides: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """Fields of GRPOConfig, and a sentence for each field of Config that TRL cannot be told.
 
     length: tokens of a completion. weights: one a reward. processes: among which TRL divides a batch.
-    given: fields that the caller has chosen; they stand, and batches follow per_device_train_batch_size.
+    overrides: fields that the caller has chosen; they stand, and batches follow per_device_train_batch_size.
     Raises ValueError where a batch cannot be divided among the processes.
     """
-    left = [
-        f"{name}={getattr(config, name)!r}: {what}"
-        for name, (default, what) in NOT_CARRIED.items()
-        if getattr(config, name) != default
+    notes = [
+        f"{name}={getattr(config, name)!r}: {reason}"
+        for name, (same_as_trl, reason) in NOT_CARRIED.items()
+        if getattr(config, name) != same_as_trl
     ]
     a_step = config.iterations * config.minibatches
     warmup = config.warmup_steps * a_step
-    made: dict[str, Any] = {theirs: getattr(config, ours) for theirs, ours in SAME.items()}
-    made |= {
+    optim = _OPTIM.get(config.optimizer, "adamw_torch_fused")
+    if config.optimizer not in _OPTIM:
+        notes.append(
+            f"optimizer={config.optimizer!r}: TRL takes {optim!r}; load the model with dtype='float32', or "
+            "bfloat16 weights round small updates away"
+        )
+    fields: dict[str, Any] = {theirs: getattr(config, ours) for theirs, ours in SAME.items()}
+    fields |= {
         "max_steps": config.steps * a_step,
         "max_completion_length": length,
-        "temperature": _start(config, "temperature", left),
+        "temperature": _start(config, "temperature", notes),
         "top_k": config.top_k,
         "min_p": config.min_p or None,
-        "loss_type": "grpo" if config.loss == "gspo" else config.loss,
-        "importance_sampling_level": "sequence" if config.loss == "gspo" else config.level,
+        "loss_type": config.loss,
+        "importance_sampling_level": config.level,
         "epsilon_high": config.epsilon_high,
-        "beta": _start(config, "beta", left),
+        "beta": _start(config, "beta", notes),
         "scale_rewards": config.scale,
         "reward_weights": weights,
         "warmup_steps": warmup,
-        "optim": _OPTIM.get(config.optimizer, "adamw_torch_fused"),
+        "optim": optim,
         "max_grad_norm": config.max_grad_norm,
         "bf16": config.autocast == "bfloat16",
         "fp16": config.autocast == "float16",
         "activation_checkpointing": config.gradient_checkpointing,
-        "save_strategy": "steps" if config.save_steps else "no",
+        "save_strategy": "no",
         "save_total_limit": config.save_total_limit,
         "logging_steps": 1,
         "report_to": "none",
     }
-    made |= {"save_steps": config.save_steps * a_step} if config.save_steps else {}
-    made |= _divided(config, processes, given) | _their_options(config) | _their_rate(config, warmup, left)
-    if config.optimizer not in _OPTIM:
-        left.append(
-            f"optimizer={config.optimizer!r}: TRL takes {made['optim']!r}; load the model with dtype='float32', or "
-            "bfloat16 weights round small updates away"
-        )
-    return made, left
+    if config.loss == "gspo":
+        fields |= {"loss_type": "grpo", "importance_sampling_level": "sequence"}
+    if config.save_steps:
+        fields |= {"save_strategy": "steps", "save_steps": config.save_steps * a_step}
+    for name, value in config.loss_options.items():
+        theirs = f"{config.loss}_{name}"
+        if name == "correct_kl":
+            theirs = "use_bias_correction_kl"
+        fields[theirs] = value
+    fields |= _batch_fields(config, processes, overrides) | _rate_fields(config, warmup, notes)
+    return fields, notes
 
 
-def _start(config: Config, name: str, left: list[str]) -> float:
-    """The number, or where its schedule starts, with a sentence."""
+def _start(config: Config, name: str, notes: list[str]) -> float:
+    """The number, or where its schedule starts, with a note."""
     value = getattr(config, name)
     if not callable(value):
         return value
     first = value(0.0)
     if not isinstance(value, constant):
-        left.append(f"{name}={value!r}: TRL takes one number, {first:g}, where the schedule starts")
+        notes.append(f"{name}={value!r}: TRL takes one number, {first:g}, where the schedule starts")
     return first
 
 
-def _divided(config: Config, processes: int, given: Mapping[str, Any]) -> dict[str, int]:
+def _batch_fields(config: Config, processes: int, overrides: Mapping[str, Any]) -> dict[str, int]:
     """How TRL divides the completions of an update: at most micro_batch at a time in each process."""
-    update, rest = divmod(config.prompts_per_step * config.group_size, config.minibatches * processes)
-    if rest:
+    completions = config.prompts_per_step * config.group_size
+    update, remainder = divmod(completions, config.minibatches * processes)
+    if remainder:
         raise ValueError(
             f"prompts_per_step={config.prompts_per_step} of group_size={config.group_size} cannot be divided among "
             f"{processes} processes and minibatches={config.minibatches}; make their product a multiple"
         )
     largest = max(n for n in range(1, min(config.micro_batch, update) + 1) if update % n == 0)
-    at_once = given.get("per_device_train_batch_size", largest)
+    at_once = overrides.get("per_device_train_batch_size", largest)
     if update % at_once:
         raise ValueError(
             f"per_device_train_batch_size={at_once} does not divide the {update} completions that a process has in an "
             f"update; use {largest}"
         )
-    made = {"per_device_train_batch_size": at_once, "gradient_accumulation_steps": update // at_once}
-    if "generation_batch_size" in given:
-        return made
-    return made | {"steps_per_generation": update // at_once * config.minibatches}
+    accumulated = update // at_once
+    fields = {"per_device_train_batch_size": at_once, "gradient_accumulation_steps": accumulated}
+    if "generation_batch_size" not in overrides:
+        fields["steps_per_generation"] = accumulated * config.minibatches
+    return fields
 
 
-def _their_options(config: Config) -> dict[str, Any]:
-    """The loss's own numbers."""
-    made = {}
-    for name, value in config.loss_options.items():
-        if name == "correct_kl":
-            made["use_bias_correction_kl"] = value
-        else:
-            made[f"{config.loss}_{name}"] = value
-    return made
-
-
-def _their_rate(config: Config, warmup: int, left: list[str]) -> dict[str, Any]:
+def _rate_fields(config: Config, warmup: int, notes: list[str]) -> dict[str, Any]:
     """The learning rate in TRL's words. Its first update with a warmup has rate 0, the loop's has 1 / (warmup + 1)."""
     rate = config.learning_rate
     if isinstance(rate, (linear, cosine)) and rate.start > rate.end:
-        kind, lowest = (
-            ("polynomial", {"lr_end": rate.end, "power": 1.0})
-            if isinstance(rate, linear)
-            else ("cosine_with_min_lr", {"min_lr": rate.end})
-        )
+        kind, lowest = "cosine_with_min_lr", {"min_lr": rate.end}
+        if isinstance(rate, linear):
+            kind, lowest = "polynomial", {"lr_end": rate.end, "power": 1.0}
         return {"learning_rate": rate.start, "lr_scheduler_type": kind, "lr_scheduler_kwargs": lowest}
-    first = _start(config, "learning_rate", left)
+    first = _start(config, "learning_rate", notes)
     if not first:
         raise ValueError(
             f"learning_rate={rate!r} starts at 0, and TRL would stay there; give a number, and warmup={config.steps}"

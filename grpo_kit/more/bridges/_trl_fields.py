@@ -86,7 +86,7 @@ MAPPED = {
     "eval_on_start": "held-out rows are measured before the first step, and after the last",
 }  # fmt: skip
 
-_WHY = {
+_IGNORED_BECAUSE = {
     "TRL's GRPO does not read it either": (
         "label_smoothing_factor do_train do_eval do_predict label_names length_column_name train_sampling_strategy "
         "data_seed prediction_loss_only use_cache include_for_metrics batch_eval_metrics"
@@ -136,7 +136,9 @@ _WHY = {
         "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target"
     ),
 }  # fmt: skip
-IGNORED = {name: why for why, names in _WHY.items() for name in names.split()}
+IGNORED = {}
+for _reason, _names in _IGNORED_BECAUSE.items():
+    IGNORED |= dict.fromkeys(_names.split(), _reason)
 PRINTED = ("run_name", "torch_compile", "use_liger_kernel")  # ignored, but a line says so where they are set
 
 TRL = "train this one by trl.GRPOTrainer"
@@ -179,17 +181,19 @@ _SIZES = (
     "max_completion_length",
 )  # fmt: skip
 _AT_LEAST_0 = ("adam_", "warmup_", "learning_rate")
-_DEFAULTS = {
-    each.name: each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
-    for each in dataclasses.fields(GRPOConfig)
-}
+_DEFAULTS = {}
+for _field in dataclasses.fields(GRPOConfig):
+    _DEFAULTS[_field.name] = _field.default
+    if _field.default_factory is not dataclasses.MISSING:
+        _DEFAULTS[_field.name] = _field.default_factory()
 
 
 def is_set(args: GRPOConfig, name: str) -> bool:
     """Whether a field has another value than its default. Of a default that means nothing, so do None, 0 and empty."""
     value, default = getattr(args, name), _DEFAULTS[name]
-    unset = default in ("none", "no") and not value  # report_to="none" becomes []
-    return not (value == default or unset or (not default and not value))
+    if not value and (not default or default in ("none", "no")):  # report_to="none" becomes []
+        return False
+    return value != default
 
 
 def check_fields(args: GRPOConfig) -> None:
@@ -214,7 +218,9 @@ def check_fields(args: GRPOConfig) -> None:
     for name in ("adam_beta1", "adam_beta2"):
         if getattr(args, name) >= 1:
             raise ValueError(f"{name}={getattr(args, name)!r} must lie in [0, 1)")
-    lines = [f"{n}={getattr(args, n)!r}: {todo}" for n, todo in REFUSED.items() if is_set(args, n)]
+    lines = [
+        f"{name}={getattr(args, name)!r}: {remedy}" for name, remedy in REFUSED.items() if is_set(args, name)
+    ]
     if args.world_size > 1:
         lines.append(f"{args.world_size} processes: start one; on several cards {TRL}")
     if lines:

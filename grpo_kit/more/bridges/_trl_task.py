@@ -18,7 +18,7 @@ from grpo_kit.rewards._parts import all_parts, bare_name, check_calls, range_of
 
 _ROW = "trl_row"  # the data set's row, under a name that no column of it can take
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # TRL keeps them from rewards
-_GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+_PASSED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
 
 class TrlTask(Task):
@@ -41,9 +41,8 @@ class TrlTask(Task):
         template: Mapping[str, Any] | None = None,
         columns: bool = True,
     ) -> None:
-        rows, held_out_rows = _rows_of("train_dataset", data), []
-        if held_out is not None:
-            held_out_rows = _rows_of("eval_dataset", held_out)
+        rows = _rows_of("train_dataset", data)
+        held_out_rows = [] if held_out is None else _rows_of("eval_dataset", held_out)
         self.name, self.max_completion_tokens = "trl", max_completion_tokens
         self.template, self.state = dict(template or {}), TrainerState()
         self.conversational = is_conversational({"prompt": rows[0]["prompt"]})
@@ -53,18 +52,23 @@ class TrlTask(Task):
         self.is_correct, self.answer_rewards, self.strategies = None, [], {}
         openings = {_opening(row["prompt"]) for row in [*rows, *held_out_rows]}
         self.prefill = openings.pop() if len(openings) == 1 else ""
-        given = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
-        self.rewards = [_TrlReward(reward, self) for reward in given if reward is not None]
-        weights = [1.0] * len(self.rewards) if reward_weights is None else reward_weights
-        self.reward_weights = checked("reward_weights", weights) if self.rewards else []
+        if not isinstance(reward_funcs, (list, tuple)):
+            reward_funcs = [reward_funcs]
+        self.rewards = [_TrlReward(function, self) for function in reward_funcs if function is not None]
+        if reward_weights is None:
+            reward_weights = [1.0] * len(self.rewards)
+        self.reward_weights = []
+        if self.rewards:
+            self.reward_weights = checked("reward_weights", reward_weights)
         if not self.rewards or len(self.rewards) != len(self.reward_weights):
             raise ValueError(
                 f"reward_weights={self.reward_weights!r} for {len(self.rewards)} rewards; give one number each, and at "
                 "least one reward"
             )
         for name, split in (("train_dataset", self.train), ("eval_dataset", self.held_out)):
-            shared = set.intersection(*(set(row[_ROW]) for row in split or self.train)) - {*_NOT_COLUMNS}
-            check_calls([reward.function for reward in self.rewards], {*_GIVEN, *shared}, name)
+            columns_of_all = set.intersection(*(set(row[_ROW]) for row in split or self.train))
+            shared = columns_of_all - {*_NOT_COLUMNS}
+            check_calls([reward.function for reward in self.rewards], {*_PASSED, *shared}, name)
 
     def render(self, tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         """The text of each row's prompt. A last message of the assistant stays open: the model continues it.
@@ -108,8 +112,8 @@ class _TrlReward:
                 "reward model on prompts and completions"
             )
         self.function, self.task, self.__name__ = function, task, bare_name(function)
-        if (stated := range_of(function)) is not None:
-            self.range = stated
+        if range_of(function) is not None:
+            self.range = range_of(function)
         if all_parts(function):
             self.made_of_others, self.parts, self.names = True, function.parts, function.names
 
@@ -121,7 +125,7 @@ class _TrlReward:
         trl_row: list,
         log_extra: Callable[..., None] = _unlogged,
         log_metric: Callable[..., None] = _unlogged,
-        **others: Any,
+        **_: Any,
     ) -> Any:
         """The function's scores, or the coroutine of an asynchronous one. trl_row: the data set's rows."""
         names = [name for name in trl_row[0] if name not in _NOT_COLUMNS]
@@ -172,13 +176,15 @@ def _is_prompt(prompt: Any) -> bool:
     if isinstance(prompt, str):
         return bool(prompt)
     listed = isinstance(prompt, list | tuple) and bool(prompt)
-    return listed and all(isinstance(one, Mapping) and "role" in one for one in prompt)
+    return listed and all(isinstance(message, Mapping) and "role" in message for message in prompt)
 
 
 def _row(row: dict[str, Any], columns: bool) -> dict[str, Any]:
     """A row as the loop reads it: question for messages to a reader, answer for the record, the rest for rewards."""
-    made = {"question": row["prompt"], _ROW: row if columns else {"prompt": row["prompt"]}}
-    return made | ({"answer": row["answer"]} if "answer" in row else {})
+    loop_row = {"question": row["prompt"], _ROW: row if columns else {"prompt": row["prompt"]}}
+    if "answer" in row:
+        loop_row["answer"] = row["answer"]
+    return loop_row
 
 
 def _opening(prompt: Any) -> str:
@@ -193,11 +199,11 @@ def _once_begun(tokenizer: Any, text: str) -> str:
 
     Raises ValueError where the tokenizer adds more than that.
     """
-    wanted = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if tokenizer(text)["input_ids"] == wanted:
+    rendered_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if tokenizer(text)["input_ids"] == rendered_ids:
         return text
     bare = text.removeprefix(tokenizer.bos_token or "")
-    if tokenizer(bare)["input_ids"] != wanted:
+    if tokenizer(bare)["input_ids"] != rendered_ids:
         raise ValueError(
             "the tokenizer adds special tokens around a prompt that its chat template has rendered; set "
             "tokenizer.add_bos_token and add_eos_token to False, or give prompts as text"
@@ -210,12 +216,13 @@ def warn_of_bare_prompt(tokenizer: Any, prompt: Any) -> None:
     if not isinstance(prompt, str) or not tokenizer.chat_template:
         return
     try:
-        shown = tokenizer.apply_chat_template(
+        text = tokenizer.apply_chat_template(
             [{"role": "user", "content": PROBE}], tokenize=False, add_generation_prompt=True
         )
     except Exception:  # a template that wants other roles: nothing to compare with
         return
-    mark = next(iter(shown.partition(PROBE)[2].split()), "")  # what closes the user's turn: "<|im_end|>"
+    words = text.partition(PROBE)[2].split()
+    mark = words[0] if words else ""  # closes the user's turn: "<|im_end|>"
     if mark and mark not in prompt:
         warnings.warn(
             f"train_dataset: the first prompt, {prompt[:60]!r}, holds no {mark!r}, as a chat that this tokenizer's "

@@ -40,15 +40,15 @@ Written = tuple[list[int], list[float]]
 class InThisProcess:
     """vLLM beside the trainer, on the same card or CPU. It begins with random weights: what no load brings shows.
 
-    dtype: what it computes in. sequences: that it works on at once. given: arguments of vllm.LLM, over the kit's.
+    dtype: what it computes in. sequences: that it works on at once. arguments: of vllm.LLM, over the kit's.
     Raises ValueError where vLLM cannot start with this model.
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, dtype: torch.dtype, sequences: int, given: dict[str, Any]
+        self, model: Any, tokenizer: Any, dtype: torch.dtype, sequences: int, arguments: dict[str, Any]
     ) -> None:
         self._stop, self._thread = threading.Event(), ThreadPoolExecutor(1, "vllm")
-        self._sleeps = bool(given.get("enable_sleep_mode"))
+        self._sleeps = bool(arguments.get("enable_sleep_mode"))
         base, on_cpu = base_model(model), next(model.parameters()).device.type == "cpu"
 
         def start() -> Any:
@@ -56,23 +56,25 @@ class InThisProcess:
 
             if "VLLM_LOGGING_LEVEL" not in os.environ:
                 logging.getLogger("vllm").setLevel(logging.WARNING)
-            # generation_config: sequences end where the trainer says, and not where a file says.
-            how = {"load_format": "dummy", "generation_config": "vllm", "logprobs_mode": "processed_logprobs"}
-            how |= {"dtype": str(dtype).removeprefix("torch."), "max_num_seqs": sequences}
-            how |= given
+            options = {
+                "load_format": "dummy",
+                "generation_config": "vllm",  # sequences end where the trainer says, not where a file says
+                "logprobs_mode": "processed_logprobs",
+                "dtype": str(dtype).removeprefix("torch."),
+                "max_num_seqs": sequences,
+                **arguments,
+            }
             if on_cpu:
-                how = {
-                    "enforce_eager": True,
-                    "kv_cache_memory_bytes": _keys_and_values(base.config, how),
-                } | how
+                options.setdefault("enforce_eager", True)
+                options.setdefault("kv_cache_memory_bytes", _cache_bytes(base.config, options))
             with tempfile.TemporaryDirectory() as folder:
                 base.config.save_pretrained(folder)
                 tokenizer.save_pretrained(folder)
-                return vllm.LLM(model=folder, **how)
+                return vllm.LLM(model=folder, **options)
 
         try:
-            with _as_it_was(), random_state_comes_back():  # vLLM seeds everything as it starts
-                self.llm = self._apart(start)
+            with _environment_restored(), random_state_comes_back():  # vLLM seeds everything as it starts
+                self.llm = self._in_thread(start)
         except Exception as error:
             raise ValueError(
                 f"vLLM cannot start with this model: {error}; leave sample out, for the kit's engine"
@@ -92,40 +94,37 @@ class InThisProcess:
                 self.llm.wake_up(tags=["kv_cache"])
             self.llm.reset_prefix_cache()
 
-        self._apart(work)
+        self._in_thread(work)
 
     def complete(
-        self, prompts: Sequence[list[int]], how: dict[str, Any], seeds: Sequence[int]
+        self, prompts: Sequence[list[int]], sampling: dict[str, Any], seeds: Sequence[int]
     ) -> list[Written]:
-        """A completion of each prompt. how: of vLLM's SamplingParams. seeds: one each."""
+        """A completion of each prompt. sampling: of vLLM's SamplingParams. seeds: one each."""
 
         def work() -> list[Written]:
             from vllm import SamplingParams
 
-            asked = [SamplingParams(**how, seed=seed, detokenize=False) for seed in seeds]
-            ids = self.llm.enqueue([{"prompt_token_ids": p} for p in prompts], asked, use_tqdm=False)
-            engine, done = self.llm.llm_engine, []
+            params = [SamplingParams(**sampling, seed=seed, detokenize=False) for seed in seeds]
+            ids = self.llm.enqueue([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+            engine, outputs = self.llm.llm_engine, []
             while engine.has_unfinished_requests() and not self._stop.is_set():
-                done += [output for output in engine.step() if output.finished]
+                outputs += [output for output in engine.step() if output.finished]
             if self._stop.is_set():
                 engine.abort_request(ids, internal=True)
                 return []
-            made = [output.outputs[0] for output in sorted(done, key=lambda output: int(output.request_id))]
-            return [
-                (list(m.token_ids), [p[i].logprob for i, p in zip(m.token_ids, m.logprobs, strict=True)])
-                for m in made
-            ]
+            outputs.sort(key=lambda output: int(output.request_id))
+            return [_written(output.outputs[0]) for output in outputs]
 
-        return self._apart(work)
+        return self._in_thread(work)
 
     def sleep(self) -> None:
         """With enable_sleep_mode: its memory goes to the update. Returns after the next load."""
         if self._sleeps:
-            self._apart(lambda: self.llm.sleep(level=2))
+            self._in_thread(lambda: self.llm.sleep(level=2))
 
-    def _apart(self, work: Callable[[], Any]) -> Any:
-        """work() in vLLM's thread: all of vLLM runs there."""
-        future = self._thread.submit(work)
+    def _in_thread(self, function: Callable[[], Any]) -> Any:
+        """function() in vLLM's thread: all of vLLM runs there."""
+        future = self._thread.submit(function)
         try:
             return future.result()
         except KeyboardInterrupt:
@@ -144,13 +143,13 @@ class Server:
     def __init__(self, url: str, folder: str | None, seconds: float) -> None:
         self.url = url.rstrip("/")
         self.folder = None if folder is None else path_of(folder, "through").absolute()
-        began = time.monotonic()
+        deadline = time.monotonic() + seconds
         while True:
             try:
                 self._ask("/health")
                 break
             except OSError as error:
-                if time.monotonic() - began > seconds:
+                if time.monotonic() > deadline:
                     raise ValueError(
                         f"no vLLM server answers at {url!r} within {seconds:g} s: {error}"
                     ) from error
@@ -172,35 +171,32 @@ class Server:
         def work() -> None:
             folder = Path(tempfile.mkdtemp(prefix="grpo_kit_for_vllm_", dir=self.folder))
             try:
-                whole = {name: weight.detach().contiguous().cpu() for name, weight in weights}
-                save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
+                tensors = {name: weight.detach().contiguous().cpu() for name, weight in weights}
+                save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
                 self._ask("/collective_rpc", {"method": "load_in_step", "args": [str(folder)]})
                 self._ask("/reset_prefix_cache", {})
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
 
-        with ThreadPoolExecutor(
-            1
-        ) as thread:  # a stop waits for its end: half of them would be weights of no step
+        with ThreadPoolExecutor(1) as thread:  # a stop waits for it: half of them would be weights of no step
             thread.submit(work).result()
 
     def complete(
-        self, prompts: Sequence[list[int]], how: dict[str, Any], seeds: Sequence[int]
+        self, prompts: Sequence[list[int]], sampling: dict[str, Any], seeds: Sequence[int]
     ) -> list[Written]:
-        """A completion of each prompt. how: of vLLM's SamplingParams. seeds: one each."""
-        how = how | {"model": self._name, "return_token_ids": True}
+        """A completion of each prompt. sampling: of vLLM's SamplingParams. seeds: one each."""
+        sampling = sampling | {"model": self._name, "return_token_ids": True}
 
         def ask(prompt: list[int], seed: int) -> Written:
-            (made,) = self._ask("/v1/completions", how | {"prompt": prompt, "seed": seed})["choices"]
-            return made["token_ids"], made["logprobs"]["token_logprobs"]
+            (choice,) = self._ask("/v1/completions", sampling | {"prompt": prompt, "seed": seed})["choices"]
+            return choice["token_ids"], choice["logprobs"]["token_logprobs"]
 
         threads = ThreadPoolExecutor(_AT_ONCE)
         try:
             return list(threads.map(ask, prompts, seeds))
         finally:
-            threads.shutdown(
-                wait=False, cancel_futures=True
-            )  # after a stop the server ends what it has begun
+            # After a stop the server ends what it has begun.
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def sleep(self) -> None:
         """A server keeps its memory."""
@@ -210,34 +206,41 @@ class Server:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(request) as answer:
-                text = answer.read()
+            with urllib.request.urlopen(request) as response:
+                text = response.read()
         except urllib.error.HTTPError as error:
             raise OSError(f"{path}: {error.code} {error.read().decode(errors='replace')[:500]}") from error
         return json.loads(text) if text else None
 
 
-def _keys_and_values(config: Any, how: dict[str, Any]) -> int:
+def _written(completion: Any) -> Written:
+    ids = list(completion.token_ids)
+    return ids, [table[token].logprob for token, table in zip(ids, completion.logprobs, strict=True)]
+
+
+def _cache_bytes(config: Any, options: dict[str, Any]) -> int:
     """Bytes for a rollout's on a CPU, where vLLM would reserve a share of the machine; at most that share."""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    size = getattr(torch, how["dtype"]).itemsize
-    a_token = 2 * config.num_hidden_layers * config.num_key_value_heads * width * size
-    length = how.get("max_model_len") or config.max_position_embeddings
-    most = how.get("gpu_memory_utilization", 0.5) * psutil.virtual_memory().total
-    return int(min((how["max_num_seqs"] * length + _SPARE_TOKENS) * a_token, most))
+    size = getattr(torch, options["dtype"]).itemsize
+    token_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * width * size
+    length = options.get("max_model_len") or config.max_position_embeddings
+    share = options.get("gpu_memory_utilization", 0.5) * psutil.virtual_memory().total
+    return int(min((options["max_num_seqs"] * length + _SPARE_TOKENS) * token_bytes, share))
 
 
 @contextmanager
-def _as_it_was() -> Iterator[None]:
+def _environment_restored() -> Iterator[None]:
     """vLLM in this process, not in a child; what it sets that other parts read is as before afterwards."""
     name = "VLLM_ENABLE_V1_MULTIPROCESSING"
-    before, set_threads = os.environ.get(name), torch.set_num_threads
+    value_before, set_threads = os.environ.get(name), torch.set_num_threads
     os.environ[name] = "0"
     try:
         yield
     finally:
         torch.set_num_threads = set_threads
-        os.environ.pop(name) if before is None else os.environ.update({name: before})
+        del os.environ[name]
+        if value_before is not None:
+            os.environ[name] = value_before
 
 
 @contextmanager

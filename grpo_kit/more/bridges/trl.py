@@ -42,7 +42,7 @@ from grpo_kit.loop.protocols import Hook
 from grpo_kit.loop.run_checks import check_tags
 from grpo_kit.models.loading import load_policy
 from grpo_kit.more.bridges._trl_config import config_of, fields_of, steps_between
-from grpo_kit.more.bridges._trl_fields import IGNORED, PRINTED, check_fields, is_set
+from grpo_kit.more.bridges._trl_fields import IGNORED, PRINTED, is_set
 from grpo_kit.more.bridges._trl_task import TrlTask, warn_of_bare_prompt
 from grpo_kit.more.bridges.trackers import Trackio, by_name
 from grpo_kit.record.run_path import path_of
@@ -91,7 +91,7 @@ def from_trl(
     peft_config: Any = None,
     folder: str | Path | None = None,
     hooks: Sequence[Hook] = (),
-    **others: Any,
+    **unsupported: Any,
 ) -> GRPOTrainer:
     """A trainer of the loop, made of what trl.GRPOTrainer takes; trainer.train() trains.
 
@@ -107,8 +107,8 @@ def from_trl(
     >>> trainer = from_trl(model, [accuracy], GRPOConfig("runs/demo"), rows)  # doctest: +SKIP
     >>> trainer.train()  # doctest: +SKIP
     """
-    check_known("from_trl and trl.GRPOTrainer have no such argument", others, _ELSEWHERE)
-    for name, value in others.items():
+    check_known("from_trl and trl.GRPOTrainer have no such argument", unsupported, _ELSEWHERE)
+    for name, value in unsupported.items():
         if value not in (None, [], (None, None)):
             raise ValueError(f"{name}: from_trl cannot do this; {_ELSEWHERE[name]}")
     if isinstance(model, str):
@@ -118,7 +118,6 @@ def from_trl(
     args = GRPOConfig(f"{_name(model)}-GRPO") if args is None else args
     if not isinstance(args, GRPOConfig):
         raise ValueError(f"args={args!r:.100} must be a trl.GRPOConfig(...)")
-    check_fields(args)
     task = TrlTask(
         [] if train_dataset is None else train_dataset,
         reward_funcs,
@@ -134,16 +133,12 @@ def from_trl(
     model, tokenizer = _loaded(model, processing_class, args)
     model = _prepared(model, peft_config, args)
     warn_of_bare_prompt(tokenizer, task.train[0]["question"])
-    narrow = any(p.requires_grad and p.dtype == torch.bfloat16 for p in model.parameters())
-    if narrow and config.optimizer == "adamw-8bit":
+    bfloat16 = any(p.requires_grad and p.dtype == torch.bfloat16 for p in model.parameters())
+    if bfloat16 and config.optimizer == "adamw-8bit":
         config.optimizer = "adamw-8bit-split"
     a_step = config.iterations * config.minibatches
-    for name in PRINTED:
-        if is_set(args, name):
-            print(f"Ignored: {name}={getattr(args, name)!r}; {IGNORED[name]}.")
-    if args.max_steps > 0 and args.max_steps % a_step:
-        print(f"max_steps={args.max_steps} ends inside a rollout of {a_step} updates; it is finished.")
-    save_last = getattr(args.save_strategy, "value", args.save_strategy) == "steps"
+    _print_differences(args, a_step)
+    save_last = args.save_strategy == "steps"
     trainer = GRPOTrainer(
         model,
         task,
@@ -153,9 +148,8 @@ def from_trl(
         held_out=held_out,
         hooks=[_FollowTRL(task, a_step, save_last=save_last), *hooks, *trackers],
     )
-    trainer.hooks = [
-        hook for hook in trainer.hooks if not isinstance(hook, Autosave)
-    ]  # save_strategy decides
+    # save_strategy decides.
+    trainer.hooks = [hook for hook in trainer.hooks if not isinstance(hook, Autosave)]
     for group in trainer.optimizer.param_groups:
         group["betas"], group["eps"] = (args.adam_beta1, args.adam_beta2), args.adam_epsilon
     return trainer
@@ -192,20 +186,33 @@ def to_trl(
     check_tags(task, special.values(), "TRL takes out of completions")
     weights = list(config.reward_weights or task.reward_weights)
     length = config.max_completion_tokens or task.max_completion_tokens
-    made, left = fields_of(config, length, weights, int(os.environ.get("WORLD_SIZE", 1)), overrides)
-    known = GRPOConfig.__dataclass_fields__
-    mine = {name: value for name, value in overrides.items() if name in known}
-    if left:
-        print("Not carried over to TRL:", *left, sep="\n  ")
-    names, output_dir = reward_names(task.rewards), path_of(output_dir, "output_dir")
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    fields, notes = fields_of(config, length, weights, processes, overrides)
+    fields = changed_defaults(GRPOConfig) | fields
+    arguments = {}
+    for name, value in overrides.items():
+        place = fields if name in GRPOConfig.__dataclass_fields__ else arguments
+        place[name] = value
+    if notes:
+        print("Not carried over to TRL:", *notes, sep="\n  ")
+    names = reward_names(task.rewards)
     return TRLTrainer(
         model=model,
         reward_funcs=[PendingScores(r, name) for r, name in zip(task.rewards, names, strict=True)],
-        args=GRPOConfig(str(output_dir), **{**changed_defaults(GRPOConfig), **made, **mine}),
+        args=GRPOConfig(str(path_of(output_dir, "output_dir")), **fields),
         train_dataset=task.dataset(tokenizer),
         processing_class=tokenizer,
-        **{name: value for name, value in overrides.items() if name not in known},
+        **arguments,
     )
+
+
+def _print_differences(args: GRPOConfig, a_step: int) -> None:
+    """A line for each field that is set and ignored, and for a last rollout that TRL would cut."""
+    for name in PRINTED:
+        if is_set(args, name):
+            print(f"Ignored: {name}={getattr(args, name)!r}; {IGNORED[name]}.")
+    if args.max_steps > 0 and args.max_steps % a_step:
+        print(f"max_steps={args.max_steps} ends inside a rollout of {a_step} updates; it is finished.")
 
 
 def _held_out(task: TrlTask, config: Config, args: GRPOConfig) -> HeldOut | None:
@@ -239,13 +246,16 @@ def _loaded(model: Any, tokenizer: Any, args: GRPOConfig) -> tuple[Any, PreTrain
             options |= {"dtype": dtype, "trust_remote_code": args.trust_remote_code}
             model = AutoModelForCausalLM.from_pretrained(source, **options)
         else:
-            model, own = load_policy(source, dtype=dtype, quiet=True)
-            tokenizer = own if tokenizer is None else tokenizer
+            model, loaded_tokenizer = load_policy(source, dtype=dtype, quiet=True)
+            if tokenizer is None:
+                tokenizer = loaded_tokenizer
     else:
         source = model.name_or_path
     if tokenizer is None:
-        known = {"revision": options["revision"]} if "revision" in options else {}
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=args.trust_remote_code, **known)
+        revision = options.get("revision", "main")
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, trust_remote_code=args.trust_remote_code, revision=revision
+        )
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ValueError(
             f"processing_class is a {type(tokenizer).__name__}; the loop trains on text: give a tokenizer"
@@ -262,7 +272,8 @@ def _prepared(model: Any, peft_config: Any, args: GRPOConfig) -> Any:
     """
     text = model.config.get_text_config()
     coefficient = args.router_aux_loss_coef
-    coefficient = getattr(text, "router_aux_loss_coef", 0.0) if coefficient is None else coefficient
+    if coefficient is None:
+        coefficient = getattr(text, "router_aux_loss_coef", 0.0)
     if coefficient and hasattr(text, "output_router_logits"):
         raise ValueError(
             f"router_aux_loss_coef={coefficient!r} of this mixture of experts: the loop has no loss for the router; "

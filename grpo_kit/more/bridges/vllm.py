@@ -75,7 +75,8 @@ class VllmSample:
             )
         if server is None and find_spec("vllm") is None:
             raise ValueError('vllm is not installed; pip install "grpo-kit[vllm]", or leave sample out')
-        self.server, self.through, self.server_seconds, self.given = server, through, server_seconds, engine
+        self.server, self.through, self.server_seconds = server, through, server_seconds
+        self.engine_arguments = engine
         self.engine: InThisProcess | Server | None = None
         self.first_gap: float | None = None  # nats a token, at the first rollout
         self.sync_seconds = 0.0
@@ -93,16 +94,15 @@ class VllmSample:
         """group_size completions of each row's prompt, with their log-probabilities."""
         prompts = prompts_of_groups(model, tokenizer, task, rows, config)
         with self.turns(model, tokenizer, config, numbers) as write:
-            made = write(prompts, [], 1)
-        ends = end_ids(model, tokenizer)
+            completions = write(prompts, [], 1)
         return as_batch(
             tokenizer,
             rows,
             config.group_size,
             prompts,
-            made.completion_ids,
-            ends,
-            sampler_logprobs=made.logprobs,
+            completions.completion_ids,
+            end_ids(model, tokenizer),
+            sampler_logprobs=completions.logprobs,
         )
 
     def measures(self, batch: Batch, task: Any) -> dict[str, float]:
@@ -114,24 +114,31 @@ class VllmSample:
         """A writer of turns, as EpisodeSample takes one: vLLM has the trainer's weights inside."""
         self._set_up(model, tokenizer, config)
         self._load(model)
-        ends = end_ids(model, tokenizer)
-        how = {
-            "temperature": numbers.temperature, "top_p": config.top_p, "top_k": config.top_k, "min_p": config.min_p,
-            "repetition_penalty": config.repetition_penalty, "max_tokens": config.max_completion_tokens,
-            "stop_token_ids": list(ends), "ignore_eos": True, "logprobs": 0,
-        }  # fmt: skip
+        sampling = {
+            "temperature": numbers.temperature,
+            "top_p": config.top_p,
+            "top_k": config.top_k,
+            "min_p": config.min_p,
+            "repetition_penalty": config.repetition_penalty,
+            "max_tokens": config.max_completion_tokens,
+            "stop_token_ids": list(end_ids(model, tokenizer)),
+            "ignore_eos": True,
+            "logprobs": 0,
+        }
         cuts = config.top_p < 1 or config.top_k > 0 or config.min_p > 0 or config.repetition_penalty != 1
 
         def write(prompts: list[list[int]], episodes: list[int], turn: int) -> Written:
             seeds = torch.randint(2**31 - 1, (len(prompts),)).tolist()
-            ids, logprobs = map(list, zip(*self.engine.complete(prompts, how, seeds), strict=True))
-            self._compare(model, prompts, ids, logprobs, config, numbers, slack=1.0 if cuts else 0.0)
+            completions = self.engine.complete(prompts, sampling, seeds)
+            ids = [completion_ids for completion_ids, _ in completions]
+            logprobs = [completion_logprobs for _, completion_logprobs in completions]
+            self._check_gap(model, prompts, ids, logprobs, config, numbers, slack=float(cuts))
             return Written(ids, None if cuts else logprobs)
 
         try:
             yield write
         finally:
-            if self.given.get("enable_sleep_mode"):
+            if self.engine_arguments.get("enable_sleep_mode"):
                 self.engine.sleep()
                 self._loaded = None  # it throws its weights away
 
@@ -152,9 +159,11 @@ class VllmSample:
         if self.server is not None:
             self.engine = Server(self.server, self.through, self.server_seconds)
         else:
-            dtype = _dtype_of(base) if config.autocast == "none" else getattr(torch, config.autocast)
+            dtype = _dtype_of(base)
+            if config.autocast != "none":
+                dtype = getattr(torch, config.autocast)
             sequences = config.prompts_per_step * config.group_size
-            self.engine = InThisProcess(model, tokenizer, dtype, sequences, self.given)
+            self.engine = InThisProcess(model, tokenizer, dtype, sequences, self.engine_arguments)
         if not self._exact(model, config):
             print(
                 f"vLLM samples in {str(self.engine.dtype).removeprefix('torch.')}: about 0.01 nats a token apart from "
@@ -164,21 +173,20 @@ class VllmSample:
             )
 
     def _load(self, model: Any) -> None:
-        now = weight_version(
-            model
-        )  # by their values: a fused optimizer is not seen in torch's counts of writes
-        if now == self._loaded:
+        # By their values: a fused optimizer is not seen in torch's counts of writes.
+        version = weight_version(model)
+        if version == self._loaded:
             return
-        began = time.monotonic()
+        start = time.monotonic()
         self._loaded = None
         self.engine.load(_summed_weights(model))
-        self._loaded, self.sync_seconds = now, time.monotonic() - began
+        self._loaded, self.sync_seconds = version, time.monotonic() - start
 
     def _exact(self, model: Any, config: Config) -> bool:
         dtypes = {_dtype_of(base_model(model)), self.engine.dtype}
         return dtypes == {torch.float32} and config.autocast == "none"
 
-    def _compare(
+    def _check_gap(
         self,
         model: Any,
         prompts: list[list[int]],
@@ -192,29 +200,37 @@ class VllmSample:
 
         slack: nats that a cut distribution may be apart. Raises SamplerNotInStep where it is more than rounding.
         """
-        some = _few(list(map(tuple, prompts)), list(map(len, ids)))
+        indices = _few(list(map(tuple, prompts)), list(map(len, ids)))
+        if not indices:
+            return
         part = Batch(
-            rows=[{}] * len(some), groups=some, prompt_ids=[prompts[i] for i in some],
-            completion_ids=[ids[i] for i in some], completions=[""] * len(some), cut_off=[False] * len(some),
-        )  # fmt: skip
-        own = PaddedUpdate(config).logprobs(model, part, numbers.temperature)
-        apart = (own - padded([logprobs[i] for i in some], part.width, own.device)).abs()
-        gap = apart[part.mask(own.device).bool()].mean().item() if some else 0.0
-        floor, first = _FLOOR[self._exact(model, config)], self.first_gap
-        most = slack + (_FIRST * floor if first is None else max(_TIMES_THE_FIRST * first, floor))
-        if not gap <= most:
-            when = (
-                "at the first rollout"
-                if first is None
-                else f"in step {numbers.step + 1}, {first:.2g} at the first"
-            )
+            rows=[{}] * len(indices),
+            groups=indices,
+            prompt_ids=[prompts[i] for i in indices],
+            completion_ids=[ids[i] for i in indices],
+            completions=[""] * len(indices),
+            cut_off=[False] * len(indices),
+        )
+        trainer_logprobs = PaddedUpdate(config).logprobs(model, part, numbers.temperature)
+        device = trainer_logprobs.device
+        vllm_logprobs = padded([logprobs[i] for i in indices], part.width, device)
+        distances = (trainer_logprobs - vllm_logprobs).abs()
+        gap = distances[part.mask(device).bool()].mean().item()
+        floor = _FLOOR[self._exact(model, config)]
+        if self.first_gap is None:
+            limit, place = slack + _FIRST * floor, "at the first rollout"
+        else:
+            limit = slack + max(_TIMES_THE_FIRST * self.first_gap, floor)
+            place = f"in step {numbers.step + 1}, {self.first_gap:.2g} at the first"
+        if not gap <= limit:
             raise SamplerNotInStep(
                 f"the sampler's weights are not the trainer's: its log-probabilities are {gap:.2g} nats a token away "
-                f"{when}, where rounding makes at most {most:.2g}. Nothing was trained on these completions. Leave "
+                f"{place}, where rounding makes at most {limit:.2g}. Nothing was trained on these completions. Leave "
                 "sample out, for the kit's engine; for a server, see that it serves this model in the dtype that it "
                 "was trained in"
             )
-        self.first_gap = gap if first is None else first
+        if self.first_gap is None:
+            self.first_gap = gap
 
 
 def _dtype_of(model: Any) -> torch.dtype:
@@ -230,35 +246,32 @@ def _summed_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     if not isinstance(model, PeftModel):
         yield from ((name, p.data) for name, p in model.named_parameters())
         return
-    whole: dict[int, torch.Tensor] = {}
-    adapted = {
-        id(weight): layer
-        for layer in model.modules()
-        if isinstance(layer, BaseTunerLayer)
-        for weight in layer.get_base_layer().parameters()
-    }
+    layer_weights: dict[int, torch.Tensor] = {}
+    adapted = {}
+    for layer in model.modules():
+        if isinstance(layer, BaseTunerLayer):
+            adapted |= {id(weight): layer for weight in layer.get_base_layer().parameters()}
     for name, weight in model.named_parameters():
         if model.prefix in name or "original_module" in name:
             continue
         name = name.removeprefix("base_model.model.").replace(".base_layer", "")
         layer = adapted.get(id(weight))
-        if layer is not None and id(weight) not in whole:
-            whole = _added_up(layer)  # of one layer at a time
-        yield name.replace("modules_to_save.default.", ""), whole.get(id(weight), weight.data)
+        if layer is not None and id(weight) not in layer_weights:
+            layer_weights = _merged_weights(layer)  # of one layer at a time
+        yield name.replace("modules_to_save.default.", ""), layer_weights.get(id(weight), weight.data)
 
 
-def _added_up(layer: BaseTunerLayer) -> dict[int, torch.Tensor]:
+def _merged_weights(layer: BaseTunerLayer) -> dict[int, torch.Tensor]:
     """The base layer's weights with its active adapters, in float32, by id; the layer stays bit for bit."""
-    base = layer.get_base_layer()
-    kept = [(weight, weight.data) for weight in base.parameters()]
-    for weight, data in kept:
-        weight.data = data.float().clone() if data.dtype == torch.float32 else data.float()
+    originals = [(weight, weight.data) for weight in layer.get_base_layer().parameters()]
+    for weight, data in originals:
+        weight.data = data.to(torch.float32, copy=True)
     try:
         layer.merge()
-        return {id(weight): weight.data for weight, _ in kept}
+        return {id(weight): weight.data for weight, _ in originals}
     finally:
         layer.merged_adapters.clear()
-        for weight, data in kept:
+        for weight, data in originals:
             weight.data = data
 
 

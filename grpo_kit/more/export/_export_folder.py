@@ -19,21 +19,21 @@ CARD = "README.md"
 _MARK = "-exporting-"
 
 
-def part_folder(target: Path, needed: int) -> Path:
-    """A hidden folder beside the target, on a disk with room for so many bytes. Removes leftovers of killed exports.
+def part_folder(target: Path, n_bytes: int) -> Path:
+    """A hidden folder beside the target, on a disk with room for n_bytes. Removes leftovers of killed exports.
 
     Raises ExportError.
     """
     part = target.with_name(f".{target.name}{_MARK}{platform.node()}-{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        for left in target.parent.glob(f".{target.name}{_MARK}*"):
-            if not _is_worked_on(left):
-                shutil.rmtree(left, ignore_errors=True)
+        for other_part in target.parent.glob(f".{target.name}{_MARK}*"):
+            if not _is_worked_on(other_part):
+                shutil.rmtree(other_part, ignore_errors=True)
         free = shutil.disk_usage(target.parent).free
-        if free < needed:
+        if free < n_bytes:
             raise ExportError(
-                f"folder={str(target)!r} needs {needed / 1e9:.1f} GB of disk and {free / 1e9:.1f} GB are free; make "
+                f"folder={str(target)!r} needs {n_bytes / 1e9:.1f} GB of disk and {free / 1e9:.1f} GB are free; make "
                 "room, or store fewer bits"
             )
         part.mkdir()
@@ -73,17 +73,17 @@ def read_report(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         report = read_json(path, names={"files": dict, "objections": list, "sampling": dict})
-        wrong = what_is_wrong(folder)
+        damage = what_is_wrong(folder)
     except RunFolderError as error:
         raise ExportError(f"{error} Or export the model again") from error
-    if wrong:
-        raise ExportError(f"{folder} is not what was exported: {wrong}; copy it again, or export again")
+    if damage:
+        raise ExportError(f"{folder} is not what was exported: {damage}; copy it again, or export again")
     return report
 
 
-def _is_worked_on(left: Path) -> bool:
+def _is_worked_on(part: Path) -> bool:
     """True unless its process was on this machine and has ended."""
-    machine, _, pid = left.name.rpartition(_MARK)[2].rpartition("-")
-    if machine != platform.node() or not pid.isdigit() or int(pid) == os.getpid():
-        return machine != platform.node()
-    return psutil.pid_exists(int(pid))
+    machine, _, pid = part.name.rpartition(_MARK)[2].rpartition("-")
+    if machine != platform.node():
+        return True
+    return pid.isdigit() and int(pid) != os.getpid() and psutil.pid_exists(int(pid))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,35 +30,36 @@ _PIECES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}  # s
 
 def splitting_of(tokenizer: PreTrainedTokenizerBase) -> str:
     """llama.cpp's name for how the tokenizer splits text before merges, or "pieces" for sentencepiece's."""
-    made = (
-        json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {"model": {"type": "slow"}}
-    )
-    if made["model"]["type"] != "BPE":
-        raise ExportError(f"the tokenizer is a {made['model']['type']} one; format='gguf' writes BPE only")
-    pre, found = made["pre_tokenizer"] or {}, None
+    if not tokenizer.is_fast:
+        raise ExportError("the tokenizer is a slow one; format='gguf' writes BPE only")
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    model, pre = backend["model"], backend["pre_tokenizer"] or {}
+    if model["type"] != "BPE":
+        raise ExportError(f"the tokenizer is a {model['type']} one; format='gguf' writes BPE only")
     parts = pre.get("pretokenizers", [pre])
     kinds = [part.get("type") for part in parts]
-    if made["model"].get("byte_fallback"):
-        if made["normalizer"] != _PIECES or kinds not in ([None], ["Split"]):
+    if model.get("byte_fallback"):
+        if backend["normalizer"] != _PIECES or kinds not in ([None], ["Split"]):
             raise ExportError(
-                f"the tokenizer treats spaces by {made['normalizer'] or pre!r:.200}, which llama.cpp does otherwise "
+                f"the tokenizer treats spaces by {backend['normalizer'] or pre!r:.200}, which llama.cpp does otherwise "
                 "behind a special token; use format='merged' and llama.cpp's own converter"
             )
-        found = "pieces"
-    elif kinds == ["Split", "ByteLevel"]:
-        found = _BY_REGEX.get(parts[0]["pattern"].get("Regex"))
-        if found == "dbrx" and made["model"].get("ignore_merges"):
-            found = "llama-bpe"
+        return "pieces"
+    splitting = None
+    if kinds == ["Split", "ByteLevel"]:
+        splitting = _BY_REGEX.get(parts[0]["pattern"].get("Regex"))
+        if splitting == "dbrx" and model.get("ignore_merges"):
+            splitting = "llama-bpe"
     elif kinds == ["ByteLevel"] and parts[0]["use_regex"]:
-        found = "gpt-2"
+        splitting = "gpt-2"
     elif kinds == ["Digits", "ByteLevel"] and parts[0]["individual_digits"] and parts[1]["use_regex"]:
-        found = "smollm"
-    if found:
-        return found
-    raise ExportError(
-        f"the tokenizer splits text by {pre!r:.200}, for which llama.cpp's name is not known here; use format='merged' "
-        "and llama.cpp's own converter"
-    )
+        splitting = "smollm"
+    if splitting is None:
+        raise ExportError(
+            f"the tokenizer splits text by {pre!r:.200}, for which llama.cpp's name is not known here; use "
+            "format='merged' and llama.cpp's own converter"
+        )
+    return splitting
 
 
 def write_tokens(writer: Any, tokenizer: Any, splitting: str, size: int, ends: Sequence[int]) -> None:
@@ -65,25 +67,17 @@ def write_tokens(writer: Any, tokenizer: Any, splitting: str, size: int, ends: S
 
     ends: tokens that end a completion. Raises ExportError for more than a file has names for.
     """
-    import gguf
-
-    made = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     texts = {number: text for text, number in tokenizer.get_vocab().items()}
-    added, pieces = tokenizer.added_tokens_decoder, splitting == "pieces"
-    merges = [one if isinstance(one, str) else " ".join(one) for one in made["merges"]]
-    kind, tokens, kinds = gguf.TokenType, [], []
-    for number in range(size):
-        tokens.append(text := texts.get(number, f"[PAD{number}]"))
-        special = kind.CONTROL if number in added and added[number].special else kind.USER_DEFINED
-        byte = pieces and len(text) == 6 and text.startswith("<0x")
-        plain = kind.BYTE if byte else kind.NORMAL if number in texts else kind.UNUSED
-        kinds.append(special if number in added else plain)
+    tokens = [texts.get(number, f"[PAD{number}]") for number in range(size)]
+    pieces = splitting == "pieces"
     writer.add_tokenizer_model("llama" if pieces else "gpt2")
     writer.add_tokenizer_pre("default" if pieces else splitting)
     writer.add_token_list(tokens)
-    writer.add_token_types(kinds)
+    writer.add_token_types(_token_types(tokenizer, tokens, pieces))
+    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
     if pieces:  # the piece with the highest score is merged first
-        scores = {one.replace(" ", ""): float(-rank) for rank, one in reversed([*enumerate(merges)])}
+        scores = {merge.replace(" ", ""): float(-rank) for rank, merge in reversed([*enumerate(merges)])}
         writer.add_token_scores([scores.get(text, -1e6) for text in tokens])
     else:
         writer.add_token_merges(merges)
@@ -93,11 +87,27 @@ def write_tokens(writer: Any, tokenizer: Any, splitting: str, size: int, ends: S
             f"completions end at {len(ends)} tokens ({texts_of_ends}) and a GGUF file names {len(_ENDS)} at most; drop "
             "some of model.generation_config.eos_token_id, or use format='merged'"
         )
-    named = {name: getattr(tokenizer, f"{name}_token_id") for name in ("bos", "pad", "unk")}
-    named |= dict(zip(_ENDS, ends, strict=False))
-    for name, number in named.items():
+    special = {name: getattr(tokenizer, f"{name}_token_id") for name in ("bos", "pad", "unk")}
+    special |= dict(zip(_ENDS, ends, strict=False))
+    for name, number in special.items():
         if number is not None:
             getattr(writer, f"add_{name}_token_id")(number)
     writer.add_add_bos_token(tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id)
     writer.add_add_space_prefix(False)
     writer.add_chat_template(tokenizer.get_chat_template())
+
+
+def _token_types(tokenizer: Any, tokens: Sequence[str], pieces: bool) -> list[Any]:
+    """gguf's TokenType of each token."""
+    from gguf import TokenType
+
+    vocabulary, added = tokenizer.get_vocab(), tokenizer.added_tokens_decoder
+    types = []
+    for number, token in enumerate(tokens):
+        if number in added:
+            types.append(TokenType.CONTROL if added[number].special else TokenType.USER_DEFINED)
+        elif pieces and re.fullmatch("<0x..>", token):
+            types.append(TokenType.BYTE)
+        else:
+            types.append(TokenType.NORMAL if token in vocabulary else TokenType.UNUSED)
+    return types

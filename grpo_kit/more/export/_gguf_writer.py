@@ -74,7 +74,7 @@ def write_gguf(
     writer.add_name(name)
     writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[quant]])
     writer.add_quantization_version(2)
-    factors = _write_shape(writer, config, arch)
+    rope_factors = _write_shape(writer, config, arch)
     if license:
         writer.add_license(license)
     if temperature is not None:
@@ -83,19 +83,22 @@ def write_gguf(
         writer.add_sampling_top_p(1.0)
         writer.add_sampling_min_p(0.0)
     write_tokens(writer, tokenizer, splitting, config.vocab_size, end_ids(model, tokenizer))
-    number = {text: key for key, text in gguf.MODEL_ARCH_NAMES.items()}[arch]
-    names, kind = gguf.get_tensor_name_map(number, config.num_hidden_layers), gguf.GGMLQuantizationType
-    types = {"f32": kind.F32, "f16": kind.F16, "bf16": kind.BF16, "q8_0": kind.Q8_0}
-    for called, numbers in factors.items():
-        writer.add_tensor(f"{called}.weight", numbers.numpy(), raw_dtype=kind.F32)
+    arch_number = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}[arch]
+    names = gguf.get_tensor_name_map(arch_number, config.num_hidden_layers)
+    types = gguf.GGMLQuantizationType
+    for tensor_name, factors in rope_factors.items():
+        writer.add_tensor(f"{tensor_name}.weight", factors.numpy(), raw_dtype=types.F32)
     for key, tensor in _tensors(model, arch):
         numbers = tensor.cpu().numpy()
-        if (called := names.get_name(key, (".weight", ".bias"))) is None:
+        tensor_name = names.get_name(key, (".weight", ".bias"))
+        if tensor_name is None:
             raise ExportError(f"model has {key}, for which GGUF has no name; use format='merged'")
-        stored = types[quant] if numbers.ndim > 1 and ".ffn_gate_inp." not in called else kind.F32
-        if stored == kind.Q8_0 and numbers.shape[-1] % 32:
-            stored = kind.F16  # its blocks have 32 numbers
-        writer.add_tensor(called, gguf.quants.quantize(numbers, stored), raw_dtype=stored)
+        stored = types[quant.upper()]
+        if numbers.ndim == 1 or ".ffn_gate_inp." in tensor_name:
+            stored = types.F32
+        elif stored == types.Q8_0 and numbers.shape[-1] % 32:
+            stored = types.F16  # its blocks have 32 numbers
+        writer.add_tensor(tensor_name, gguf.quants.quantize(numbers, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -122,27 +125,30 @@ def _architecture(config: Any) -> str:
     """llama.cpp's name. Raises ExportError for what it does not compute as transformers does."""
     import gguf
 
-    arch, known = _FAMILIES.get(config.model_type), set(gguf.MODEL_ARCH_NAMES.values())
-    if arch not in known:
+    arch = _FAMILIES.get(config.model_type)
+    if arch not in gguf.MODEL_ARCH_NAMES.values():
         raise ExportError(
             f"model_type={config.model_type!r}: format='gguf' knows {', '.join(sorted(_FAMILIES))}; use "
             "format='merged' and llama.cpp's own converter"
         )
-    layers, heads = config.num_hidden_layers, config.num_attention_heads
-    largest = (arch, layers) in {("gemma2", 46), ("gemma3", 62)}  # llama.cpp's rule for Gemma's 27B
-    cap = getattr(config, "attn_logit_softcapping", None)
-    allowed = {
+    layers = config.num_hidden_layers
+    scalar = _head(config)
+    if (arch, layers) in {("gemma2", 46), ("gemma3", 62)}:  # llama.cpp's rule for Gemma's 27B
+        scalar = config.hidden_size // config.num_attention_heads
+    expected = {
         "hidden_act": ["silu"], "hidden_activation": ["gelu_pytorch_tanh"], "norm_topk_prob": [True],
         "use_bidirectional_attention": [False, None], "mlp_only_layers": [[]], "decoder_sparse_step": [1],
         "no_rope_layers": [[(i + 1) % 4 > 0 for i in range(layers)]],
-        "query_pre_attn_scalar": [config.hidden_size // heads if largest else _head(config)],
-        "attn_logit_softcapping": [cap or 50.0 if arch == "gemma2" else None],
-        "final_logit_softcapping": [getattr(config, "final_logit_softcapping", None) or (30.0 if cap else None)],
+        "query_pre_attn_scalar": [scalar], "attn_logit_softcapping": [None],
     }  # fmt: skip
-    for name, values in allowed.items():
-        if (found := getattr(config, name, values[0])) not in values:
+    if arch == "gemma2":  # which has both
+        for name, usual in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)):
+            expected[name] = [getattr(config, name) or usual]
+    for name, values in expected.items():
+        value = getattr(config, name, values[0])
+        if value not in values:
             raise ExportError(
-                f"{name}={found!r}: llama.cpp computes {config.model_type} with {values[0]!r} only"
+                f"{name}={value!r}: llama.cpp computes {config.model_type} with {values[0]!r} only"
             )
     ropes = config.rope_parameters
     for rope in ropes.values() if "full_attention" in ropes else [ropes]:
@@ -166,32 +172,33 @@ def _write_shape(writer: Any, config: Any, arch: str) -> dict[str, torch.Tensor]
                 add(f"{arch}.{key}", value)
     rope, window = _rope(config), getattr(config, "sliding_window", None)
     context = config.max_position_embeddings  # the most that llama.cpp computes as transformers does
-    turned = int(_head(config) * rope.get("partial_rotary_factor", 1.0))
+    rotated = int(_head(config) * rope.get("partial_rotary_factor", 1.0))
     writer.add_key_length(_head(config))
     writer.add_value_length(_head(config))
-    writer.add_rope_dimension_count(turned)
+    writer.add_rope_dimension_count(rotated)
     writer.add_rope_freq_base(rope["rope_theta"])
     if window and arch in _WINDOWS:
         writer.add_sliding_window(window)
-        windowed = [kind == "sliding_attention" for kind in config.layer_types]
-        writer.add_array(f"{arch}.attention.sliding_window_pattern", windowed)
+        pattern = [kind == "sliding_attention" for kind in config.layer_types]
+        writer.add_array(f"{arch}.attention.sliding_window_pattern", pattern)
         base = config.rope_parameters.get("sliding_attention", rope)["rope_theta"]
         writer.add_float32(f"{arch}.rope.freq_base_swa", base)
     elif window:
         context = min(context, window)
     factors = {}
-    if (kind := rope["rope_type"]) != "default":
-        frequencies, stretch = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-        plain = rope["rope_theta"] ** -(torch.arange(0, turned, 2, dtype=torch.float32) / turned)
+    kind = rope["rope_type"]
+    if kind != "default":
+        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+        plain = rope["rope_theta"] ** -(torch.arange(0, rotated, 2, dtype=torch.float32) / rotated)
         factors = {"rope_freqs": plain / frequencies}
     if kind == "longrope":  # llama.cpp takes the long ones for the whole of a context above the original one
         factors = {
-            f"rope_factors_{kind}": torch.tensor(rope[f"{kind}_factor"], dtype=torch.float32)
-            for kind in ("long", "short")
+            f"rope_factors_{length}": torch.tensor(rope[f"{length}_factor"], dtype=torch.float32)
+            for length in ("long", "short")
         }
         context = min(context, rope["original_max_position_embeddings"])
         writer.add_rope_scaling_orig_ctx_len(context)
-        writer.add_rope_scaling_attn_factors(stretch)
+        writer.add_rope_scaling_attn_factors(scale)
     writer.add_context_length(context)
     return factors
 
@@ -208,7 +215,10 @@ def _tensors(model: PreTrainedModel, arch: str) -> Iterator[tuple[str, torch.Ten
             tensor = tensor.unflatten(0, (heads[part], 2, -1)).transpose(1, 2).flatten(0, 2)
         if arch in ("gemma2", "gemma3") and part.endswith("norm"):
             tensor = 1 + tensor
-        base, _, end = key.rpartition(".experts.")
-        ends = _EXPERTS[end] if base else [key]
-        for name, piece in zip(ends, tensor.chunk(len(ends), 1) if base else [tensor], strict=True):
-            yield base + name, piece
+        prefix, experts, end = key.rpartition(".experts.")
+        if not experts:
+            yield key, tensor
+            continue
+        names = _EXPERTS[end]
+        for name, piece in zip(names, tensor.chunk(len(names), 1), strict=True):
+            yield prefix + name, piece

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from grpo_kit.more.export._template import ExportError, Prompting, as_export_errors, render
 
-_ASKED, _ANSWERED, _AGAIN, _OWN = "KITPROBE", "KITANSWER", "KITNEXT", "KITSYSTEM"
+_QUESTION, _ANSWER, _SECOND_QUESTION, _SYSTEM = "KITPROBE", "KITANSWER", "KITNEXT", "KITSYSTEM"
 # Texts that Go would read as its own, or the Modelfile as the template's end. (Go drops unprintable characters.)
-_ESCAPED = {"{{": '{{ "{{" }}', '"""': r'{{ "\"\"\"" }}'}
+_ESCAPES = {"{{": '{{ "{{" }}', '"""': r'{{ "\"\"\"" }}'}
+
+
+class _Texts(NamedTuple):
+    """The chat template's texts before a conversation, and around its questions and answers."""
+
+    start: str
+    before_question: str
+    before_answer: str
+    after_answer: str
 
 
 def modelfile(
@@ -26,73 +37,67 @@ def modelfile(
 
     Raises ExportError for a template that renders a second question unlike the first, which Ollama's cannot.
     """
-    head, asks, opened, between = _pieces(served, prompting, [])
+    texts = _texts(served, prompting, [])
+    start = _go(texts.start)
     try:
-        own = _pieces(served, prompting, [{"role": "system", "content": _OWN}])[0]
+        with_system = _texts(served, prompting, [{"role": "system", "content": _SYSTEM}]).start
     except ExportError:
-        own = ""  # a template without a system text
-    before, held, behind = own.partition(_OWN)
-    first = (
-        f"{{{{ if .System }}}}{_go(before)}{{{{ .System }}}}{_go(behind)}{{{{ else }}}}{_go(head)}{{{{ end }}}}"
-        if held
-        else _go(head)
-    )
-    turn = (
-        '{{ range .Messages }}{{ if eq .Role "user" }}'
-        + f"{_go(asks)}{{{{ .Content }}}}{_go(opened)}"
-        + '{{ else if eq .Role "assistant" }}'
-        + f"{{{{ .Content }}}}{_go(between)}"
-        + "{{ end }}{{ end }}"
+        with_system = ""  # a template without a system text
+    before_system, system, after_system = with_system.partition(_SYSTEM)
+    if system:
+        own_start = f"{_go(before_system)}{{{{ .System }}}}{_go(after_system)}"
+        start = f"{{{{ if .System }}}}{own_start}{{{{ else }}}}{start}{{{{ end }}}}"
+    question = f"{_go(texts.before_question)}{{{{ .Content }}}}{_go(texts.before_answer)}"
+    answer = f"{{{{ .Content }}}}{_go(texts.after_answer)}"
+    messages = (
+        f'{{{{ range .Messages }}}}{{{{ if eq .Role "user" }}}}{question}'
+        f'{{{{ else if eq .Role "assistant" }}}}{answer}{{{{ end }}}}{{{{ end }}}}'
     )
     stops = [served.convert_ids_to_tokens(end) for end in ends] or [served.eos_token]
-    return "\n".join(
-        [
-            f"FROM ./{weights}",
-            f'TEMPLATE """{first}{turn}"""',
-            f"PARAMETER temperature {temperature:g}",
-            f"PARAMETER num_predict {tokens}",
-            "PARAMETER top_k 0",
-            "PARAMETER top_p 1",
-            "PARAMETER repeat_penalty 1",
-            *(f'PARAMETER stop "{stop}"' for stop in stops),
-            "",
-        ]
-    )
+    lines = [
+        f"FROM ./{weights}",
+        f'TEMPLATE """{start}{messages}"""',
+        f"PARAMETER temperature {temperature:g}",
+        f"PARAMETER num_predict {tokens}",
+        "PARAMETER top_k 0",
+        "PARAMETER top_p 1",
+        "PARAMETER repeat_penalty 1",
+        *(f'PARAMETER stop "{stop}"' for stop in stops),
+    ]
+    return "\n".join(lines) + "\n"
 
 
-def _pieces(
-    served: PreTrainedTokenizerBase, prompting: Prompting, own: list[dict[str, str]]
-) -> tuple[str, str, str, str]:
-    """The texts before the conversation, before a question, behind a question, and behind an answer."""
-    both = [
-        *own,
-        {"role": "user", "content": _ASKED},
-        {"role": "assistant", "content": prompting.prefill + _ANSWERED},
-        {"role": "user", "content": _AGAIN},
+def _texts(served: PreTrainedTokenizerBase, prompting: Prompting, system: list[dict[str, str]]) -> _Texts:
+    """The texts of a conversation that begins with these messages."""
+    messages = [
+        *system,
+        {"role": "user", "content": _QUESTION},
+        {"role": "assistant", "content": prompting.prefill + _ANSWER},
+        {"role": "user", "content": _SECOND_QUESTION},
     ]
     with as_export_errors():
-        text = render(served, both)
-    head, _, rest = text.partition(_ASKED)
-    opened, _, rest = rest.partition(_ANSWERED)
-    between, _, behind = rest.partition(_AGAIN)
-    # The text between two messages: the end of an answer, then the beginning of a question.
-    asks = head[_common_end(head, between) :]
-    if not rest or opened != behind or not between.endswith(asks):
+        text = render(served, messages)
+    start, _, text = text.partition(_QUESTION)
+    before_answer, _, text = text.partition(_ANSWER)
+    between, _, before_second_answer = text.partition(_SECOND_QUESTION)
+    # The text between an answer and the next question: the answer's end, then the question's beginning.
+    common = os.path.commonprefix([start[::-1], between[::-1]])
+    before_question = common[::-1]
+    if not text or before_answer != before_second_answer:
         raise ExportError("the chat template renders a second question unlike the first")
-    return head.removesuffix(asks), asks, opened, between.removesuffix(asks)
-
-
-def _common_end(head: str, between: str) -> int:
-    """Start of the longest common end of both texts."""
-    n = 0
-    while n < min(len(head), len(between)) and head[-1 - n] == between[-1 - n]:
-        n += 1
-    return len(head) - n
+    return _Texts(
+        start.removesuffix(before_question),
+        before_question,
+        before_answer,
+        between.removesuffix(before_question),
+    )
 
 
 def _go(text: str) -> str:
     """The text as it stands in a Go template inside a Modelfile's three quotes."""
-    for found, written in _ESCAPED.items():
-        text = text.replace(found, written)
+    for characters, escape in _ESCAPES.items():
+        text = text.replace(characters, escape)
     text = "".join(c if c.isprintable() or c in "\n\t" else f'{{{{ "\\U{ord(c):08x}" }}}}' for c in text)
-    return text[:-1] + '{{ "{" }}' if text.endswith("{") else text  # else it would open the text behind it
+    if text.endswith("{"):  # it would open the text behind it
+        text = text[:-1] + '{{ "{" }}'
+    return text

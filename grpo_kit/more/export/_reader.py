@@ -23,43 +23,45 @@ def read(request):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder, how = Path(request["folder"]), {"dtype": torch.float32}
+    folder, file = Path(request["folder"]), request["file"]
+    base = folder
     if request["format"] == "adapter":
         from peft import PeftConfig, PeftModel
 
         base = folder / "base"  # the one that it names, once the folder has its own name
-        base = base if base.is_dir() else PeftConfig.from_pretrained(folder).base_model_name_or_path
-        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, **how), folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    else:
-        file = {"gguf_file": request["file"]} if request["file"] else {}
-        if file:  # transformers parses it for each of its parts: the same, once, is three times as fast
-            import gguf
+        if not base.is_dir():
+            base = PeftConfig.from_pretrained(folder).base_model_name_or_path
+    if file:  # transformers parses it for each of its parts: the same, once, is three times as fast
+        import gguf
 
-            gguf.GGUFReader, gguf.get_tensor_name_map = map(
-                cache, (gguf.GGUFReader, gguf.get_tensor_name_map)
-            )
-        model = AutoModelForCausalLM.from_pretrained(folder, **file, **how)
-        tokenizer = AutoTokenizer.from_pretrained(folder, **file)
+        gguf.GGUFReader = cache(gguf.GGUFReader)
+        gguf.get_tensor_name_map = cache(gguf.get_tensor_name_map)
+    model = AutoModelForCausalLM.from_pretrained(base, gguf_file=file, dtype=torch.float32)
+    if request["format"] == "adapter":
+        model = PeftModel.from_pretrained(model, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
     model.to(request["device"]).eval()
     with torch.no_grad():
         prompts = [_prompt(tokenizer, question) for question in request["questions"]]
-        ends = _ends(model, folder, request["file"])
+        ends = _ends(model, folder, file)
         answers = [_greedy(model, ids, request["tokens"], ends) for ids in prompts]
-        scores = [
-            model(torch.tensor([[*prompt, *made]], device=model.device)).logits[
-                0, len(prompt) - 1 : -1, : request["rows"]
-            ]
-            for prompt, made in request["scored"]
-        ]
-        torch.save([one.float().log_softmax(-1).cpu() for one in scores], request["out"])
+        logprobs = [logprobs_of(model, *ids, request["rows"]) for ids in request["scored"]]
+        torch.save(logprobs, request["out"])
     return {
         "prompts": prompts,
         "answers": answers,
         "texts": [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers],
-        "ended": [bool(ids) and ids[-1] in ends for ids in answers],
-        "dtypes": sorted({str(p.dtype) for p in model.parameters()}),
+        "ended": [ids[-1] in ends for ids in answers],
     }
+
+
+def logprobs_of(model, prompt_ids, completion_ids, rows):
+    """Log-probabilities of the first `rows` tokens at each place of the completion, on the CPU."""
+    import torch
+
+    ids = torch.tensor([[*prompt_ids, *completion_ids]], device=model.device)
+    logits = model(ids).logits[0, len(prompt_ids) - 1 : -1, :rows]
+    return logits.float().log_softmax(-1).cpu()
 
 
 def _ends(model, folder, file):
@@ -86,15 +88,16 @@ def _greedy(model, ids, tokens, ends):
     """A plain loop over transformers' own cache, without the kit and without a generation_config."""
     import torch
 
-    made, past, given = [], None, torch.tensor([ids], device=model.device)
-    name = (
-        "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-    )  # transformers 5.24; older below
-    while len(made) < tokens and not (made and made[-1] in ends):
-        out = model(given, use_cache=True, logits_to_keep=1, **{name: past})
-        past, given = out[name], out.logits[:, -1:].argmax(-1)
-        made.append(int(given))
-    return made
+    completion, past, inputs = [], None, torch.tensor([ids], device=model.device)
+    name = "past_key_values"
+    if "cache" in inspect.signature(model.forward).parameters:  # of transformers 5.24 on
+        name = "cache"
+    while len(completion) < tokens and not (completion and completion[-1] in ends):
+        outputs = model(inputs, use_cache=True, logits_to_keep=1, **{name: past})
+        past = outputs[name]
+        inputs = outputs.logits[:, -1:].argmax(-1)
+        completion.append(int(inputs))
+    return completion
 
 
 def _end_with(parent):
@@ -106,5 +109,5 @@ def _end_with(parent):
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    asked = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    Path(asked["answer"]).write_text(json.dumps(read(asked)), encoding="utf-8")
+    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    Path(request["answer"]).write_text(json.dumps(read(request)), encoding="utf-8")

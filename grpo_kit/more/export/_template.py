@@ -65,40 +65,41 @@ def with_serving_template(
 
     Raises ExportError if the template renders an open answer in its own way.
     """
-    question = PROBE
-    trained = prompting.prompt(tokenizer, question)
-    made = copy.copy(tokenizer)  # its own template, the same vocabulary
-    plain = tokenizer.get_chat_template().removesuffix("\n")  # Jinja drops it at a template's end
+    trained = prompting.prompt(tokenizer, PROBE)
+    served = copy.copy(tokenizer)  # its own template, the same vocabulary
+    # Jinja drops a template's last line end.
+    template = _head(prompting) + tokenizer.get_chat_template().removesuffix("\n")
     # The template's own opening of an answer is continued, or left out if it opens <think> and training did not.
-    for opening, opens in ("", "add_generation_prompt"), (_CLOSED, "kit_open"):
-        made.chat_template = opening + _head(prompting) + plain
-        if (behind := _behind(made, question, trained)) is not None:
-            made.chat_template += (
-                f"{{% if {opens} %}}{{{{ {_literal(behind)} }}}}{{% endif %}}" if behind else ""
-            )
+    for opening, condition in ("", "add_generation_prompt"), (_CLOSED, "kit_open"):
+        served.chat_template = opening + template
+        end = _missing_end(served, trained)
+        if end:
+            served.chat_template += f"{{% if {condition} %}}{{{{ {_literal(end)} }}}}{{% endif %}}"
+        if end is not None:
             break
     else:
         raise ExportError(
-            f"the chat template renders {render(made, question)[-80:]!r} where training had {trained[-80:]!r}; set "
+            f"the chat template renders {render(served, PROBE)[-80:]!r} where training had {trained[-80:]!r}; set "
             "tokenizer.chat_template to one that leaves an answer open"
         )
-    if _served_ids(made, question) == trained_ids(tokenizer, trained):
-        return made
-    made.chat_template = "{{ bos_token }}" + made.chat_template
-    if _served_ids(made, question) != trained_ids(tokenizer, trained):
+    expected = trained_ids(tokenizer, trained)
+    if _served_ids(served, PROBE) != expected:
+        served.chat_template = "{{ bos_token }}" + served.chat_template
+    served_ids = _served_ids(served, PROBE)
+    if served_ids != expected:
         raise ExportError(
-            f"the chat template alone gives {tokenizer.decode(_served_ids(made, question))[-200:]!r}, training "
+            f"the chat template alone gives {tokenizer.decode(served_ids)[-200:]!r}, training "
             f"{trained[-200:]!r}; set tokenizer.chat_template to one that renders both alike"
         )
-    return made
+    return served
 
 
-def _behind(made: PreTrainedTokenizerBase, question: str, trained: str) -> str | None:
+def _missing_end(served: PreTrainedTokenizerBase, trained: str) -> str | None:
     """The text that training has behind the rendered question; None if the rendered text differs."""
-    rendered, bos = render(made, question), made.bos_token or ""
+    rendered, bos = render(served, PROBE), served.bos_token or ""
     if bos and not trained.startswith(bos):
         rendered = rendered.removeprefix(bos)  # the tokenizer adds it
-    return trained[len(rendered) :] if trained.startswith(rendered) else None
+    return trained.removeprefix(rendered) if trained.startswith(rendered) else None
 
 
 def trained_ids(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
@@ -115,10 +116,12 @@ def check_questions(
     """Raises ExportError for the first question that the serving template renders to other tokens than training's."""
     for question in questions:
         expected = trained_ids(tokenizer, prompting.prompt(tokenizer, question))
-        if (found := _served_ids(served, question)) != expected:
+        served_ids = _served_ids(served, question)
+        if served_ids != expected:
             raise ExportError(
-                f"question={question!r:.100}: the chat template alone gives {served.decode(found)[-200:]!r}, training "
-                f"{served.decode(expected)[-200:]!r}; set tokenizer.chat_template to one that keeps a question as it is"
+                f"question={question!r:.100}: the chat template alone gives {served.decode(served_ids)[-200:]!r}, "
+                f"training {served.decode(expected)[-200:]!r}; set tokenizer.chat_template to one that keeps a "
+                "question as it is"
             )
 
 
@@ -133,24 +136,25 @@ def check_trained_prompts(
         return
     rows = trained.train[:3]
     for row, text in zip(rows, trained.render(tokenizer, rows), strict=True):
-        if (made := prompting.prompt(tokenizer, row["question"])) != text:
-            asked = "task=None" if task is None else f"task {task.name!r}"
+        prompt = prompting.prompt(tokenizer, row["question"])
+        if prompt != text:
+            name = "task=None" if task is None else f"task {task.name!r}"
             raise ExportError(
-                f"{asked} renders the prompt ...{made[-80:]!r} and the trainer was trained on ...{text[-80:]!r}; give "
+                f"{name} renders the prompt ...{prompt[-80:]!r} and the trainer was trained on ...{text[-80:]!r}; give "
                 "the task that it was trained on"
             )
 
 
 def _head(prompting: Prompting) -> str:
     """Puts system text and worked examples in front of the messages, and the prefill in front of earlier answers."""
-    examples = [
-        {"role": role, "content": text}
-        for pair in prompting.examples
-        for role, text in zip(("user", "assistant"), pair, strict=True)
-    ]
-    system = [] if prompting.system is None else [{"role": "system", "content": prompting.system}]
-    if not examples and not system and not prompting.prefill:
+    if prompting == Prompting():
         return ""
+    examples, system = [], []
+    for question, answer in prompting.examples:
+        examples.append({"role": "user", "content": question})
+        examples.append({"role": "assistant", "content": answer})
+    if prompting.system is not None:
+        system = [{"role": "system", "content": prompting.system}]
     lines = []
     if prompting.prefill:
         prefill = _literal(prompting.prefill)
@@ -175,9 +179,11 @@ def _literal(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def render(tokenizer: PreTrainedTokenizerBase, asked: str | list[dict[str, str]]) -> str:
+def render(tokenizer: PreTrainedTokenizerBase, question: str | list[dict[str, str]]) -> str:
     """A question, or messages, rendered by the chat template alone, with an open answer. Raises PromptError."""
-    messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+    messages = question
+    if isinstance(question, str):
+        messages = [{"role": "user", "content": question}]
     if not tokenizer.chat_template:
         raise PromptError(NO_TEMPLATE)
     try:

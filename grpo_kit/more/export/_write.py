@@ -24,7 +24,7 @@ from grpo_kit.more.export._template import ExportError, Prompting
 
 _STORED = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _BYTES = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32}
-_BESIDE = 50 * 10**6  # bytes of tokenizer and config
+_SMALL_FILES = 50 * 10**6  # bytes of tokenizer and config
 _LARGEST_F16 = 65504.0
 
 
@@ -32,44 +32,55 @@ def bytes_needed(model: Any, format: str, stored: str) -> int:
     """Bytes of disk, at most."""
     adapter_alone = format == "adapter" and has_named_base(model, plain=True)
     numbers = sum(p.numel() for p in model.parameters() if p.requires_grad or not adapter_alone)
-    return int(numbers * _BYTES[stored]) + _BESIDE
+    return int(numbers * _BYTES[stored]) + _SMALL_FILES
 
 
 def write_files(
-    part: Path, model: Any, served: Any, prompting: Prompting, format: str, stored: str, target: Path,
-    sampling: dict[str, Any], license: str | None,
-) -> tuple[str | None, list[str]]:  # fmt: skip
+    part: Path,
+    model: Any,
+    served: Any,
+    prompting: Prompting,
+    format: str,
+    stored: str,
+    target: Path,
+    sampling: dict[str, Any],
+    license: str | None,
+) -> tuple[str | None, list[str]]:
     """Write into `part`, to be renamed to `target`. Returns the name of the GGUF file, if any, and notes to print.
 
     license: of the base, for a GGUF.
     """
     ends, notes = end_ids(model, served), []
     temperature, tokens = sampling["temperature"], sampling["max_completion_tokens"]
-    settings = GenerationConfig(
-        do_sample=temperature > 0, temperature=temperature or None, top_p=1.0 if temperature else None,
-        top_k=0 if temperature else None, max_new_tokens=tokens, eos_token_id=ends, pad_token_id=served.pad_token_id,
+    config = GenerationConfig(
+        do_sample=False,
+        max_new_tokens=tokens,
+        eos_token_id=ends,
+        pad_token_id=served.pad_token_id,
         bos_token_id=served.bos_token_id,
-    )  # fmt: skip
+    )
+    if temperature > 0:
+        config.update(do_sample=True, temperature=temperature, top_p=1.0, top_k=0)
     if format == "adapter":
         try:
-            named = save_adapter(model, served, part, target, plain=True)
+            base = save_adapter(model, served, part, target, plain=True)
         except ValueError as error:
             raise ExportError(f"{error}; or use format='merged'") from error
-        beside = " with it, in base/" * (part / BASE).is_dir()
-        notes.append(f"the adapter is for {named!r}, from where its base is loaded again{beside}")
+        place = " with it, in base/" if (part / BASE).is_dir() else ""
+        notes.append(f"the adapter is for {base!r}, from where its base is loaded again{place}")
     else:
-        whole = whole_model(model)
-        if stored == "bf16" and (moved := share_moved(model, whole, torch.bfloat16)) is not None:
+        merged = whole_model(model)
+        if stored == "bf16" and (moved := share_moved(model, merged, torch.bfloat16)) is not None:
             notes.append(
                 f"bfloat16: {moved:.1%} of the weights that the adapter changes are other numbers than before"
             )
-        if (rows := token_rows(model)) < token_rows(whole):  # whoever serves it must not sample the others
-            whole.resize_token_embeddings(rows)
+        if token_rows(model) < token_rows(merged):  # whoever serves it must not sample the others
+            merged.resize_token_embeddings(token_rows(model))
         if format == "gguf":
             file = f"{target.name}-{stored}.gguf"
             write_gguf(
                 part / file,
-                whole,
+                merged,
                 served,
                 stored,
                 name=target.name,
@@ -82,11 +93,11 @@ def write_files(
             except ExportError as error:
                 notes.append(f"no Modelfile for Ollama: {error}")
             return file, notes
-        whole = _stored_as(whole, stored)
-        whole.generation_config = settings
-        whole.save_pretrained(part)
+        merged = _stored_as(merged, stored)
+        merged.generation_config = config
+        merged.save_pretrained(part)
     served.save_pretrained(part)
-    settings.save_pretrained(part)
+    config.save_pretrained(part)
     return None, notes
 
 
@@ -110,60 +121,66 @@ def whole_model(model: Any) -> PreTrainedModel:
     Merges the active adapters if there are several. Raises ExportError for adapters that cannot be merged.
     """
     if not hasattr(model, "peft_config"):
-        return _plain(model, {name: p.detach() for name, p in model.state_dict().items()})
+        return _without_adapters(model, model.state_dict())
     from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
     base, names = base_model(model), list(model.active_adapters)
     configs = {name: copy.deepcopy(model.peft_config[name]) for name in names}
-    _check_mergeable(model, base, configs)
-    bare, adapted = _plain(base, weights_of_base(model), dtype=torch.float32), None
+    _check_mergeable(model, configs)
+    merged = _without_adapters(base, weights_of_base(model), dtype=torch.float32)
     for name, config in configs.items():
         config.inference_mode = True
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if adapted is None:
-                adapted = get_peft_model(bare, config, adapter_name=name)
+            if name == names[0]:
+                merged = get_peft_model(merged, config, adapter_name=name)
             else:
-                adapted.add_adapter(name, config)
+                merged.add_adapter(name, config)
             state = get_peft_model_state_dict(model, adapter_name=name)
         state = {key: tensor.detach().float().cpu() for key, tensor in state.items()}
-        if missing := set_peft_model_state_dict(adapted, state, adapter_name=name).unexpected_keys:
-            raise ExportError(f"model has adapter weights that fit nowhere: {missing[:3]}")
+        unknown_keys = set_peft_model_state_dict(merged, state, adapter_name=name).unexpected_keys
+        if unknown_keys:
+            raise ExportError(f"model has adapter weights that fit nowhere: {unknown_keys[:3]}")
     try:
-        return adapted.merge_and_unload(safe_merge=True, adapter_names=names)
+        return merged.merge_and_unload(safe_merge=True, adapter_names=names)
     except (ValueError, RuntimeError) as error:  # an adapter with a bias, on layers without
         raise ExportError(
             f"model has adapters that cannot be merged ({error}); use format='adapter'"
         ) from error
 
 
-def _check_mergeable(model: Any, base: PreTrainedModel, configs: dict[str, Any]) -> None:
-    kinds = {config.peft_type.value for config in configs.values()}
-    several = len(configs) > 1 and any(getattr(config, "use_dora", False) for config in configs.values())
-    indices = any(getattr(config, "trainable_token_indices", None) for config in configs.values())
-    why = (
-        "no adapter is active" if not configs
-        else f"kind {', '.join(kinds)}" if not hasattr(model, "merge_and_unload")
-        else "several DoRA adapters, whose sum depends on their order" if several
-        else "single tokens of the embedding (trainable_token_indices)" if indices
-        else on_both_ends(model)
-    )  # fmt: skip
-    if why:
-        raise ExportError(
-            f"model has the adapters {list(configs)}: {why}; that is not merged here. Use format='adapter'"
-        )
+def _check_mergeable(model: Any, configs: dict[str, Any]) -> None:
+    kinds = ", ".join({config.peft_type.value for config in configs.values()})
+    dora = any(getattr(config, "use_dora", False) for config in configs.values())
+    single_tokens = any(getattr(config, "trainable_token_indices", None) for config in configs.values())
+    obstacles = {
+        "no adapter is active": not configs,
+        f"kind {kinds}": not hasattr(model, "merge_and_unload"),
+        "several DoRA adapters, whose sum depends on their order": dora and len(configs) > 1,
+        "single tokens of the embedding (trainable_token_indices)": single_tokens,
+        on_both_ends(model): on_both_ends(model),
+    }
+    for obstacle, is_met in obstacles.items():
+        if is_met:
+            raise ExportError(
+                f"model has the adapters {list(configs)}: {obstacle}; that is not merged here. Use format='adapter'"
+            )
 
 
 def share_moved(model: Any, merged: PreTrainedModel, dtype: torch.dtype) -> float | None:
     """The share of adapted weights whose number in dtype differs from the base's; None without adapters."""
     if not hasattr(model, "peft_config"):
         return None
-    base, moved, numbers = weights_of_base(model), 0, 0
-    after = merged.state_dict()
-    for name in _adapted(base_model(model)):
-        one, other = base[name].float().cpu().to(dtype), after[name].to(dtype)
-        moved += int((one != other).sum())
-        numbers += one.numel()
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    before, after = weights_of_base(model), merged.state_dict()
+    moved, numbers = 0, 0
+    for name, layer in base_model(model).named_modules():
+        if isinstance(layer, BaseTunerLayer):  # experts have several, each under its own name
+            name = f"{name.replace('.base_layer', '')}.{getattr(layer, 'parameter_name', 'weight')}"
+            weight = before[name].float().cpu().to(dtype)
+            moved += int((weight != after[name].to(dtype)).sum())
+            numbers += weight.numel()
     return moved / numbers if numbers else None
 
 
@@ -178,30 +195,22 @@ def _stored_as(model: PreTrainedModel, quant: str) -> PreTrainedModel:
     return model.to(_STORED[quant])
 
 
-def _plain(model: PreTrainedModel, state: dict[str, torch.Tensor], dtype: torch.dtype | None = None) -> Any:
+def _without_adapters(
+    model: PreTrainedModel, state: dict[str, torch.Tensor], dtype: torch.dtype | None = None
+) -> PreTrainedModel:
     """A model of the same configuration on the CPU with this state."""
     config = copy.deepcopy(model.config)
     config.__dict__.pop("quantization_config", None)
-    dtype = dtype or next(p.dtype for p in model.parameters())
+    dtype = dtype or next(model.parameters()).dtype
     with torch.random.fork_rng(devices=[]):
-        made = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    missing = made.load_state_dict(
-        {n: tensor.cpu() for n, tensor in state.items()}, strict=False
-    ).missing_keys
-    head = "lm_head.weight" if config.tie_word_embeddings else None
-    if missing := [name for name in missing if name != head]:
-        raise ExportError(f"model keeps {', '.join(missing[:3])} under another name, which is not known here")
-    made.generation_config = copy.deepcopy(model.generation_config)
-    made.tie_weights()
-    return made.eval()
-
-
-def _adapted(base: PreTrainedModel) -> dict[str, torch.nn.Module]:
-    """The layers under adapters, by the name of the weight; experts have several, each under its own."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    layers = {name: m for name, m in base.named_modules() if isinstance(m, BaseTunerLayer)}
-    return {
-        f"{name.replace('.base_layer', '')}.{getattr(layer, 'parameter_name', 'weight')}": layer.get_base_layer()
-        for name, layer in layers.items()
-    }
+        plain = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    state = {name: tensor.detach().cpu() for name, tensor in state.items()}
+    missing_keys = set(plain.load_state_dict(state, strict=False).missing_keys)
+    if config.tie_word_embeddings:
+        missing_keys.discard("lm_head.weight")
+    if missing_keys:
+        names = ", ".join(sorted(missing_keys)[:3])
+        raise ExportError(f"model keeps {names} under another name, which is not known here")
+    plain.generation_config = copy.deepcopy(model.generation_config)
+    plain.tie_weights()
+    return plain.eval()

@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from grpo_kit.tasks import Task
 
 ADAPTER_OFF = "without its adapter"
-_SHOWN = 20  # questions that a notebook keeps visible
 
 
 @dataclass
@@ -59,7 +58,7 @@ class Side:
             text = render(self.tokenizer, question)
             prompts = [self.tokenizer(text, add_special_tokens=False)["input_ids"]]
         with self.model.disable_adapter() if self.bare else nullcontext():
-            (made,) = complete(
+            (completion,) = complete(
                 self.model,
                 self.tokenizer,
                 prompts,
@@ -67,7 +66,7 @@ class Side:
                 temperature=temperature,
                 seed=seed,
             )
-        return self.prefill + made.text
+        return self.prefill + completion.text
 
 
 class Chat:
@@ -84,10 +83,10 @@ class Chat:
         """
         check_text("question", question)
         seed = self.seed + len(self.asked)
-        how = {"tokens": self.tokens, "temperature": self.temperature, "seed": seed}
-        said = {name: side.respond(question, **how) for name, side in self.sides.items()}
-        self.asked.append((question, said))
-        return said
+        sampling = {"tokens": self.tokens, "temperature": self.temperature, "seed": seed}
+        responses = {name: side.respond(question, **sampling) for name, side in self.sides.items()}
+        self.asked.append((question, responses))
+        return responses
 
     def say(self, question: str) -> None:
         """Print each side's response; what would steer the terminal as escapes."""
@@ -109,15 +108,15 @@ class Chat:
                 print(visible(error), flush=True)
 
     def __repr__(self) -> str:
-        how = f"temperature {self.temperature:g}" if self.temperature else "greedy"
-        return f"Chat with {' and '.join(self.sides)}: {how}, at most {self.tokens} tokens; .ask('...'), or .run()"
+        sampling = f"temperature {self.temperature:g}" if self.temperature else "greedy"
+        return f"Chat with {' and '.join(self.sides)}: {sampling}, at most {self.tokens} tokens; .ask('...'), or .run()"
 
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
         """An input field; on a page without a kernel, the questions and responses so far."""
-        kept = {"text/plain": repr(self), "text/html": self.page() or f"<p>{escape(repr(self))}</p>"}
+        saved = {"text/plain": repr(self), "text/html": self.page() or f"<p>{escape(repr(self))}</p>"}
         if not in_notebook() or importlib.util.find_spec("ipywidgets") is None:
-            return kept
-        return self._field()._repr_mimebundle_(**options) | kept
+            return saved
+        return self._field()._repr_mimebundle_(**options) | saved
 
     def _field(self) -> Any:
         import ipywidgets as w
@@ -125,17 +124,22 @@ class Chat:
         field = w.Text(
             placeholder="a question, then Enter", continuous_update=False, layout=w.Layout(width="70%")
         )
-        warmth = w.BoundedFloatText(
-            value=self.temperature, min=0.0, max=5.0, step=0.1, description="temperature",
-            style={"description_width": "initial"}, layout=w.Layout(width="170px"),
-        )  # fmt: skip
+        temperature = w.BoundedFloatText(
+            value=self.temperature,
+            min=0.0,
+            max=5.0,
+            step=0.1,
+            description="temperature",
+            style={"description_width": "initial"},
+            layout=w.Layout(width="170px"),
+        )
         page = w.HTML(self.page())
 
         def answer(change: dict[str, Any]) -> None:
             question = change["new"].strip()
             if not question:
                 return
-            self.temperature = float(warmth.value)
+            self.temperature = float(temperature.value)
             page.value = "..." + page.value
             try:
                 self.ask(question)
@@ -145,12 +149,14 @@ class Chat:
             field.value = ""
 
         field.observe(answer, "value")
-        return w.VBox([w.HBox([field, warmth]), page])
+        return w.VBox([w.HBox([field, temperature]), page])
 
     def page(self) -> str:
         """The last questions and their responses as HTML, newest first."""
-        asked = list(enumerate(self.asked, 1))[-_SHOWN:][::-1]
-        return "".join(side_by_side(f"question {number}", q, "", said) for number, (q, said) in asked)
+        page = ""
+        for number, (question, responses) in enumerate(self.asked, 1):
+            page = side_by_side(f"question {number}", question, "", responses) + page
+        return page
 
 
 def chat(
@@ -183,43 +189,37 @@ def chat(
     if task is not None:
         with as_export_errors():
             check_task(task)
-    sides = {}
-    name, sides["tuned"], brought = _side(model, tokenizer, task)
-    if base is not None and base is not False:
-        if base is True:
-            side = sides["tuned"]
-            if not hasattr(side.model, "peft_config"):
-                raise ExportError("base=True switches an adapter off, and this model has none; name the base")
-            sides[ADAPTER_OFF] = Side(side.model, side.tokenizer, side.prompting, side.prefill, bare=True)
-        else:
-            told = tokenizer if not isinstance(base, str | os.PathLike) else None
-            _, other, _ = _side(base, told, task)
-            tuned = sides["tuned"]
-            if other.prompting is None and tuned.prompting is None:
-                other.tokenizer, other.prefill = tuned.tokenizer, tuned.prefill  # both get the same prompt
-            sides["base"] = other
+    name, tuned, sampling = _side(model, tokenizer, task)
+    sides = {"tuned": tuned}
+    if base is True:
+        if not hasattr(tuned.model, "peft_config"):
+            raise ExportError("base=True switches an adapter off, and this model has none; name the base")
+        sides[ADAPTER_OFF] = replace(tuned, bare=True)
+    elif base is not None and base is not False:
+        _, side, _ = _side(base, tokenizer, task)
+        if side.prompting is None and tuned.prompting is None:
+            side.tokenizer, side.prefill = tuned.tokenizer, tuned.prefill  # both get the same prompt
+        sides["base"] = side
     elif name:
-        sides = {name: sides["tuned"]}
-    limit = max_completion_tokens
-    if limit is None:
-        limit = brought.get("max_completion_tokens")
-    if limit is None:
-        limit = task.max_completion_tokens if task is not None else 256
+        sides = {name: tuned}
     if temperature is None:
-        temperature = float(brought.get("temperature") or 0.0)
+        temperature = float(sampling.get("temperature") or 0.0)
+    tokens = max_completion_tokens
+    if tokens is None:
+        tokens = sampling.get("max_completion_tokens") or getattr(task, "max_completion_tokens", 256)
     with as_export_errors():
         temperature = check_temperature(temperature, greedy=True)
-        check_whole("max_completion_tokens", limit)
+        check_whole("max_completion_tokens", tokens)
         check_whole("seed", seed, 0)
-    asked = next(iter(sides.values()))
-    say_difference(asked.model, task, caller="chat", temperature=temperature, tokens=limit)
-    return Chat(sides, temperature=temperature, tokens=limit, seed=seed)
+    say_difference(tuned.model, task, caller="chat", temperature=temperature, tokens=tokens)
+    return Chat(sides, temperature=temperature, tokens=tokens, seed=seed)
 
 
 def _side(model: Any, tokenizer: Any, task: Task | None) -> tuple[str, Side, dict[str, Any]]:
     """The name, the side, and the export's own sampling settings."""
-    prompting = None if task is None else Prompting.of(task)
-    prefill = prompting.prefill if prompting else ""
+    prompting, prefill = None, ""
+    if task is not None:
+        prompting, prefill = Prompting.of(task), task.prefill
     if not isinstance(model, str | os.PathLike):
         with as_export_errors():
             check_model(model)
@@ -229,18 +229,18 @@ def _side(model: Any, tokenizer: Any, task: Task | None) -> tuple[str, Side, dic
         return "", Side(model, tokenizer, prompting, prefill), {}
     folder = path_of(model, "model")
     report, source = _report_of(folder), model
-    brought = report.get("sampling", {})
     if report.get("file"):
         source = folder / report["file"]
-    loaded, own = load_policy(source, tuning="lora" if is_adapter(os.fspath(source)) else "full", quiet=True)
     if prompting is None:
         prefill = report.get("prefill", "")
     elif report.get("prompt_inside"):
         raise ExportError(
             f"task={task.name!r}: {os.fspath(model)} holds its prompt already; leave the task out"
         )
+    tuning = "lora" if is_adapter(os.fspath(source)) else "full"
+    loaded, tokenizer = load_policy(source, tuning=tuning, quiet=True)
     base_model(loaded).eval()
-    return os.fspath(model), Side(loaded, own, prompting, prefill), brought
+    return os.fspath(model), Side(loaded, tokenizer, prompting, prefill), report.get("sampling", {})
 
 
 def _report_of(folder: Path) -> dict[str, Any]:
@@ -248,10 +248,10 @@ def _report_of(folder: Path) -> dict[str, Any]:
     if is_unfinished(folder):
         raise ExportError(f"model={str(folder)!r} is an export that was not finished; export the model again")
     if has_metrics(folder) and not any(folder.glob("*.safetensors")):
-        inside = [name for name in ("model", "adapter") if (folder / name).is_dir()]
-        inside += [path.name for path in sorted(folder.glob("checkpoint-*"))]
-        named = f"ask {folder / inside[0]}" if inside else "and holds no model yet"
-        raise ExportError(f"model={str(folder)!r} is the folder of a run; {named}")
+        models = [name for name in ("model", "adapter") if (folder / name).is_dir()]
+        models += [path.name for path in sorted(folder.glob("checkpoint-*"))]
+        remedy = f"ask {folder / models[0]}" if models else "and holds no model yet"
+        raise ExportError(f"model={str(folder)!r} is the folder of a run; {remedy}")
     report = read_report(folder)
     if report is None:
         return {}

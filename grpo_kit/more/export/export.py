@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,7 +26,6 @@ from grpo_kit._support.version import __version__
 from grpo_kit.evaluation._as_trained import run_of, say_difference
 from grpo_kit.loop.grpo import Loop
 from grpo_kit.models._model_facts import close_rows, model_name
-from grpo_kit.models._saved_adapters import BASE
 from grpo_kit.more.export._export_folder import CARD, REPORT, files_of, finish, part_folder
 from grpo_kit.more.export._gguf_writer import why_unread
 from grpo_kit.more.export._template import (
@@ -37,7 +37,7 @@ from grpo_kit.more.export._template import (
     with_serving_template,
 )
 from grpo_kit.more.export._write import bytes_needed, check_weights, write_files
-from grpo_kit.more.export.model_card import curve, export_card, license_of, push_to_hub
+from grpo_kit.more.export.model_card import license_of, push_to_hub, write_card
 from grpo_kit.more.export.verify import Proof, ProofError, prove
 from grpo_kit.record._digests import file_digest
 from grpo_kit.record.files import has_metrics, next_run_folder, run_settings
@@ -50,11 +50,8 @@ if TYPE_CHECKING:
 
 Format = Literal["merged", "adapter", "gguf"]
 QUANTS = {"merged": ("f32", "f16", "bf16"), "gguf": ("f32", "f16", "bf16", "q8_0"), "adapter": ("f32",)}
-_OPEN = {
-    CARD,
-    "Modelfile",
-    "generation_config.json",
-}  # people edit these, and the proof does not depend on them
+# People edit these, and the proof does not depend on them.
+_EDITED = {CARD, "Modelfile", "generation_config.json"}
 _QUESTIONS = ("What is 2 + 2?", "Name a colour.", "Is this a question?")  # if there is no task
 
 
@@ -122,102 +119,54 @@ def export(
 
     >>> kit.export(trainer, tokenizer, "exports/largest", task=task, format="gguf", quant="q8_0")  # doctest: +SKIP
     """
-    trainer = model if isinstance(model, Loop) else None
-    if trainer is not None:
-        model, run = trainer.model, run or trainer.folder
-    stored = _checked(model, tokenizer, format, quant)
-    if proof and format == "gguf" and (why := why_unread(model.config)):
-        raise ExportError(f"{why}, so the export cannot be compared; proof=False writes it uncompared")
+    trainer = None
+    if isinstance(model, Loop):
+        trainer, model = model, model.model
+    stored = _checked_format(model, tokenizer, task, format, quant, proof)
     close_rows(model, tokenizer)
-    given_run = run
-    with as_export_errors():
-        if task is not None:
-            check_task(task)
-        target = run_path(folder)
-        run = run_path(run, "run") if run else None
-        if temperature is not None:
-            check_temperature(temperature, greedy=True)
-        if max_completion_tokens is not None:
-            check_whole("max_completion_tokens", max_completion_tokens)
-    trainers_own = trainer is not None and run == trainer.folder  # which holds no run before its first step
-    if run is not None and not trainers_own and run_settings(run) is None and not has_metrics(run):
-        raise ExportError(f"run={os.fspath(given_run)!r} holds no run; give a run's folder, or leave it out")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ExportError(f"folder={str(folder)!r} is there and not empty; give a new one")
-    prompting, tokens = Prompting.of(task), max_completion_tokens
+    target = _new_folder(folder)
+    run = _run_folder(run, trainer) or run_of(model)
+    prompting = Prompting.of(task)
     if trainer is not None:
-        if temperature is None:
-            temperature = trainer.config.at(max(trainer.step - 1, 0)).temperature
-        if task is None:
-            tokens = tokens or trainer.config.max_completion_tokens
         check_trained_prompts(trainer.task, tokenizer, prompting, task)
-    sampling = {
-        "temperature": 1.0 if temperature is None else temperature,
-        "max_completion_tokens": tokens or (task.max_completion_tokens if task is not None else 256),
-    }
-    run = run or run_of(model)
-    say_difference(
-        model,
-        task,
-        caller="export",
-        temperature=sampling["temperature"],
-        tokens=sampling["max_completion_tokens"],
-        run=run,
-    )
+    sampling = _sampling(trainer, task, temperature, max_completion_tokens)
+    tokens = sampling["max_completion_tokens"]
+    say_difference(model, task, caller="export", temperature=sampling["temperature"], tokens=tokens, run=run)
     served = with_serving_template(tokenizer, prompting)
-    chosen = _rows(task, rows)
-    questions = _questions(task, chosen)
+    rows = _rows(task, rows)
+    questions = _questions(task, rows)
     check_questions(tokenizer, served, prompting, questions)
     check_weights(model)
     base = ((run and run_settings(run)) or {}).get("model") or model_name(model)
     part = part_folder(target, bytes_needed(model, format, stored))
-    try:
-        base_license = license_of(base)
-        file, notes = write_files(
-            part, model, served, prompting, format, stored, target, sampling, base_license
-        )
-        result, objections = None, []
+    with _whole_or_nothing(part, folder):
+        license = license or license_of(base)
+        file, notes = write_files(part, model, served, prompting, format, stored, target, sampling, license)
+        size = sum(path.stat().st_size for path in files_of(part))
+        exported = Exported(target, format, stored, size, None, tuple(notes), file)
+        objections: list[str] = []
         if proof:
-            one_turn = task is not None and not hasattr(task, "play")
             try:
-                result = prove(
-                    model, tokenizer, part, format=format, stored=stored, file=file, prompting=prompting,
-                    questions=questions, tokens=sampling["max_completion_tokens"], task=task if one_turn else None,
-                    rows=chosen if one_turn else (),
-                )  # fmt: skip
+                result = prove(model, tokenizer, part, exported, prompting, questions, tokens, task, rows)
+                exported = replace(exported, proof=result)
                 objections = result.objections
             except ProofError as error:
                 objections = [str(error)]
-        size = sum(path.stat().st_size for path in files_of(part))
-        made = Exported(target, format, stored, size, result, tuple(notes), file)
-        drawn = run is not None and curve(run, part)
-        card = export_card(
-            made, base=base, beside=(part / BASE).is_dir(), question=questions[0], run=run, comparison=comparison,
-            drawn=drawn, license=license or base_license,
-        )  # fmt: skip
-        (part / CARD).write_text(card, encoding="utf-8")
-        _report(part, made, base, prompting, sampling, objections)
+        write_card(
+            part, exported, base=base, question=questions[0], run=run, comparison=comparison, license=license
+        )
+        _report(part, exported, base, prompting, sampling, objections)
         if objections:
             target = next_run_folder(target.parent, f"{target.name}-refused")
         finish(part, target)
-    except BaseException as error:
-        shutil.rmtree(part, ignore_errors=True)
-        # The tokenizer's writer raises disk errors as a plain Exception.
-        if isinstance(error, OSError | SafetensorError) or "(os error " in str(error):
-            raise ExportError(
-                f"folder={str(folder)!r} was not written: {error}; nothing is left of it"
-            ) from error
-        raise
-    if result is not None and objections:
-        raise ExportError(
-            f"the export is not the trained model: {'; '.join(objections)}. It lies in {target}, with its report"
-        )
     if objections:
-        raise ExportError(f"the export was not proved: {objections[0]}. It lies in {target}, with its report")
-    return made
+        raise _refusal(exported, objections, target)
+    return exported
 
 
-def _checked(model: Any, tokenizer: Any, format: str, quant: str | None) -> str:
+def _checked_format(
+    model: Any, tokenizer: Any, task: Any, format: str, quant: str | None, proof: bool
+) -> str:
     """How the weights are stored. Raises ExportError for arguments that do not go together."""
     if torch.distributed.is_initialized() and (rank := torch.distributed.get_rank()):
         raise ExportError(
@@ -232,6 +181,8 @@ def _checked(model: Any, tokenizer: Any, format: str, quant: str | None) -> str:
     with as_export_errors():
         check_model(model)
         check_tokenizer(tokenizer)
+        if task is not None:
+            check_task(task)
     if format not in QUANTS:
         raise ExportError(f"format={format!r} is not known; use {', '.join(map(repr, QUANTS))}")
     stored = quant or ("f32" if format == "adapter" else "f16")
@@ -241,7 +192,68 @@ def _checked(model: Any, tokenizer: Any, format: str, quant: str | None) -> str:
         raise ExportError(
             "format='adapter': the model has none, all its weights were trained; use format='merged'"
         )
+    if proof and format == "gguf" and (reason := why_unread(model.config)):
+        raise ExportError(f"{reason}, so the export cannot be compared; proof=False writes it uncompared")
     return stored
+
+
+def _new_folder(folder: str | os.PathLike) -> Path:
+    with as_export_errors():
+        target = run_path(folder)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ExportError(f"folder={str(folder)!r} is there and not empty; give a new one")
+    return target
+
+
+def _run_folder(run: str | os.PathLike | None, trainer: Loop | None) -> Path | None:
+    """The run folder, the trainer's where none is given; a trainer's holds no run before its first step."""
+    if not run:
+        return trainer and trainer.folder
+    with as_export_errors():
+        path = run_path(run, "run")
+    if run_settings(path) is None and not has_metrics(path) and (trainer is None or path != trainer.folder):
+        raise ExportError(f"run={os.fspath(run)!r} holds no run; give a run's folder, or leave it out")
+    return path
+
+
+def _sampling(
+    trainer: Loop | None, task: Any, temperature: float | None, tokens: int | None
+) -> dict[str, Any]:
+    """Temperature and length for serving: as given, else the trainer's last temperature and the task's length."""
+    with as_export_errors():
+        if temperature is not None:
+            check_temperature(temperature, greedy=True)
+        if tokens is not None:
+            check_whole("max_completion_tokens", tokens)
+    if task is not None:
+        tokens = tokens or task.max_completion_tokens
+    if trainer is not None:
+        tokens = tokens or trainer.config.max_completion_tokens
+    if temperature is None:
+        temperature = trainer.config.at(max(trainer.step - 1, 0)).temperature if trainer else 1.0
+    return {"temperature": temperature, "max_completion_tokens": tokens or 256}
+
+
+@contextmanager
+def _whole_or_nothing(part: Path, folder: str | os.PathLike) -> Iterator[None]:
+    """Removes part where the block fails. Raises a disk's error as an ExportError."""
+    try:
+        yield
+    except BaseException as error:
+        shutil.rmtree(part, ignore_errors=True)
+        # The tokenizer's writer raises disk errors as a plain Exception.
+        if isinstance(error, OSError | SafetensorError) or "(os error " in str(error):
+            raise ExportError(
+                f"folder={str(folder)!r} was not written: {error}; nothing is left of it"
+            ) from error
+        raise
+
+
+def _refusal(exported: Exported, objections: list[str], target: Path) -> ExportError:
+    reason = f"the export was not proved: {objections[0]}"
+    if exported.proof is not None:
+        reason = f"the export is not the trained model: {'; '.join(objections)}"
+    return ExportError(f"{reason}. It lies in {target}, with its report")
 
 
 def _rows(task: Any, rows: Sequence[dict] | int) -> list[dict]:
@@ -265,31 +277,23 @@ def _questions(task: Any, rows: list[dict]) -> list[str]:
 
 def _report(
     part: Path,
-    made: Exported,
+    exported: Exported,
     base: str,
     prompting: Prompting,
     sampling: dict[str, Any],
     objections: list[str],
 ) -> None:
-    digests = {
-        path.relative_to(part).as_posix(): file_digest(path)
-        for path in files_of(part)
-        if path.name not in _OPEN
-    }
-    data = {
+    paths = [path for path in files_of(part) if path.name not in _EDITED]
+    versions = {name: version(name) for name in ("torch", "transformers", "peft")}
+    report = {
         "base": base,
-        "format": made.format,
-        "stored": made.stored,
-        "file": made.file,
-        "bytes": made.bytes,
-        "versions": {"grpo-kit": __version__}
-        | {name: version(name) for name in ("torch", "transformers", "peft")},
-        "notes": made.notes,
+        **{name: getattr(exported, name) for name in ("format", "stored", "file", "bytes", "notes")},
+        "versions": {"grpo-kit": __version__, **versions},
         "prefill": prompting.prefill,
         "prompt_inside": prompting != Prompting(),
         "sampling": sampling,
-        "proof": made.proof and made.proof.to_dict(),
+        "proof": exported.proof and exported.proof.to_dict(),
         "objections": objections,
-        "files": digests,
+        "files": {path.relative_to(part).as_posix(): file_digest(path) for path in paths},
     }
-    (part / REPORT).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    (part / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

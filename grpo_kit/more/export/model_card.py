@@ -8,9 +8,9 @@ from typing import Any
 
 from grpo_kit.models._gguf_reader import EMBEDDED
 from grpo_kit.models._saved_adapters import BASE
-from grpo_kit.more.export._export_folder import files_of, read_report
+from grpo_kit.more.export._export_folder import CARD, files_of, read_report
 from grpo_kit.more.export._template import ExportError
-from grpo_kit.record.files import RunFolderError, read_metrics
+from grpo_kit.record.files import steps_done
 from grpo_kit.record.run_path import path_of
 from grpo_kit.watch.chart import plot_run
 from grpo_kit.watch.run_card import card_text
@@ -50,59 +50,48 @@ To go on training: `kit.load_policy("{folder}", tuning="lora")`.""",
 }
 
 
-def export_card(
-    made: Any,
+def write_card(
+    folder: Path,
+    exported: Any,
     *,
     base: str,
-    beside: bool,
     question: str,
     run: Path | None = None,
     comparison: object | None = None,
-    drawn: bool = False,
     license: str | None = None,
-) -> str:
-    """The card: the training, from the run folder if there is one; the files, the proof's result, and how to use them.
+) -> None:
+    """Write the card: the training, from the run folder if there is one; the files, the proof's result, and their use.
 
-    made: an Exported. beside: an adapter's base lies in the folder. drawn: CURVE does.
+    exported: an Exported, whose files lie in `folder` and later under its own name.
     """
-    of_run = made.folder if run is None else run
-    text = card_text(of_run, comparison, base=base, license=license, library=_LIBRARY[made.format])
-    opened = f"{made.folder.name}/{BASE}" if beside else base
-    use = _USE[made.format].format(folder=made.folder.name, question=question, file=made.file, base=opened)
-    notes = [f"- {note}" for note in made.notes]
+    library = _LIBRARY[exported.format]
+    card = card_text(run or exported.folder, comparison, base=base, license=license, library=library)
+    parts = [card.rstrip()]
+    if run is not None and steps_done(run):
+        plot_run(run).save(folder / CURVE)
+        parts.append(f"![Reward, completions and what else was measured, step by step]({CURVE})")
+    parts += [
+        "## What lies here",
+        f"{exported.format}, weights as {exported.stored}, {exported.bytes / 1e6:,.0f} MB. The chat template holds "
+        "the training's system text, worked examples and prefill: send the question alone.",
+    ]
+    notes = [f"- {note}" for note in exported.notes]
     if not license:
         notes.append(
             f"- licence: that of {base}, which the kit does not know; look there before you pass it on"
         )
-    proof = (
-        f"Read back from disk in a fresh process:\n\n```\n{made.proof}\n```"
-        if made.proof
-        else "Not read back."
-    )
-    parts = [
-        text.rstrip(),
-        *([f"![Reward, completions and what else was measured, step by step]({CURVE})"] if drawn else []),
-        "## What lies here",
-        f"{made.format}, weights as {made.stored}, {made.bytes / 1e6:,.0f} MB. The chat template holds the training's "
-        "system text, worked examples and prefill: send the question alone.",
-        *(["\n".join(notes)] if notes else []),
-        proof,
-        "## Use it",
-        use,
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def curve(run: Path, folder: Path) -> bool:
-    """Draw the run's chart into the folder; False if the run has no step."""
-    try:
-        done = len(read_metrics(run))
-    except RunFolderError:
-        return False
-    if not done:
-        return False
-    plot_run(run).save(folder / CURVE)
-    return True
+    if notes:
+        parts.append("\n".join(notes))
+    if exported.proof:
+        parts.append(f"Read back from disk in a fresh process:\n\n```\n{exported.proof}\n```")
+    else:
+        parts.append("Not read back.")
+    name = exported.folder.name
+    if (folder / BASE).is_dir():  # of an adapter
+        base = f"{name}/{BASE}"
+    use = _USE[exported.format].format(folder=name, question=question, file=exported.file, base=base)
+    parts += ["## Use it", use]
+    (folder / CARD).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
 def license_of(base: str) -> str | None:
@@ -123,9 +112,11 @@ def _license_in(gguf: Path) -> str | None:
     """A GGUF's general.license, which stands before its vocabulary: reading that takes half a minute."""
     with gguf.open("rb") as file:
         head = file.read(2**16)
-    _, key, rest = head.partition(b"general.license\x08\x00\x00\x00")  # 8: a text, its length in front
-    length = int.from_bytes(rest[:8], "little")
-    return rest[8 : 8 + length].decode(errors="replace") if key and 0 < length < 200 else None
+    _, key, after_key = head.partition(b"general.license\x08\x00\x00\x00")  # 8: a text, its length in front
+    length = int.from_bytes(after_key[:8], "little")
+    if not key or not 0 < length < 200:
+        return None
+    return after_key[8 : 8 + length].decode(errors="replace")
 
 
 def push_to_hub(folder: str | os.PathLike, repo: str, *, private: bool = True, dry_run: bool = False) -> str:
@@ -147,20 +138,20 @@ def push_to_hub(folder: str | os.PathLike, repo: str, *, private: bool = True, d
     if repo.count("/") != 1 or not all(repo.split("/")):
         raise ExportError(f"repo={repo!r} must be owner/name")
     lines = [f"{file.stat().st_size:>13,} {file.relative_to(path)}" for file in files_of(path)]
-    said = "\n".join([f"{repo}{', private' if private else ', PUBLIC'}:", *lines])
+    visibility = "private" if private else "PUBLIC"
+    listing = "\n".join([f"{repo}, {visibility}:", *lines])
     if dry_run:
-        return f"would go to {said}"
+        return f"would go to {listing}"
     from huggingface_hub import HfApi
 
     api: Any = HfApi()
+    message = f"Exported as {report['stored']}"
     try:
         api.create_repo(repo, private=private, exist_ok=True)
-        api.upload_folder(
-            folder_path=os.fspath(path), repo_id=repo, commit_message=f"Exported as {report['stored']}"
-        )
+        api.upload_folder(folder_path=path, repo_id=repo, commit_message=message)
     except Exception as error:  # the hub's, its client's and the network's errors share no base class
         raise ExportError(
             f"repo={repo!r}: the hub did not take it ({error}); run `hf auth login`, check the name, and call "
             f"it again: {path} is untouched"
         ) from error
-    return f"went to {said}"
+    return f"went to {listing}"

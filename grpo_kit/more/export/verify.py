@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,8 @@ from grpo_kit.engine.memory._free import free_bytes
 from grpo_kit.evaluation.accuracy import evaluation_of
 from grpo_kit.evaluation.comparison import Comparison, compare
 from grpo_kit.evaluation.generate_and_score import Answers
-from grpo_kit.models._model_facts import token_rows
+from grpo_kit.models._model_facts import evaluating, token_rows
+from grpo_kit.more.export._reader import logprobs_of
 from grpo_kit.more.export._template import Prompting, trained_ids
 
 if TYPE_CHECKING:
@@ -63,26 +64,27 @@ class Proof:
     @property
     def objections(self) -> list[str]:
         """Why this export is not the trained model; [] if it is."""
-        found, farthest = [], FARTHEST[self.stored]
+        reasons, farthest = [], FARTHEST[self.stored]
         if self.computed != "float32":
             farthest = max(farthest, _COMPUTED_IN_16)
         if self.prompts_same < self.questions:
-            found.append(f"{self.questions - self.prompts_same} of {self.questions} prompts are others")
+            reasons.append(f"{self.questions - self.prompts_same} of {self.questions} prompts are others")
         if not self.kl <= farthest:
-            found.append(f"it is {self.kl:.2g} nats a token from the trained model, above {farthest:g}")
+            reasons.append(f"it is {self.kl:.2g} nats a token from the trained model, above {farthest:g}")
         if not self.agreement >= LEAST_AGREEMENT:
-            found.append(
+            reasons.append(
                 f"its likeliest token is the trained model's in {self.agreement:.0%} of {self.positions}"
             )
-        if self.comparison is not None:
-            c = self.comparison
-            p = c.p.get("strict")
-            if p is None:  # nothing is right or wrong
-                if c.difference["reward"].high < 0:
-                    found.append(f"its mean reward on held-out rows is lower: {c.sentence}")
-            elif c.broken > c.fixed and p < _BROKEN:
-                found.append(f"{c.broken} held-out rows broke and {c.fixed} were fixed, p = {p:.2g}")
-        return found
+        if self.comparison is None:
+            return reasons
+        fixed, broken = self.comparison.fixed, self.comparison.broken
+        p = self.comparison.p.get("strict")
+        if p is None:  # nothing is right or wrong
+            if self.comparison.difference["reward"].high < 0:
+                reasons.append(f"its mean reward on held-out rows is lower: {self.comparison.sentence}")
+        elif broken > fixed and p < _BROKEN:
+            reasons.append(f"{broken} held-out rows broke and {fixed} were fixed, p = {p:.2g}")
+        return reasons
 
     def __str__(self) -> str:
         lines = [
@@ -97,128 +99,120 @@ class Proof:
 
     def to_dict(self) -> dict[str, Any]:
         """A dict for export.json."""
-        made = {name: value for name, value in self.__dict__.items() if name != "comparison"}
-        if self.comparison is not None:
-            c = self.comparison
-            name = c.leads
-            made["held_out"] = {
-                "n": c.base.n,
-                "measure": name,
-                "trained": asdict((c.base.rates | c.base.rewards)[name]),
-                "exported": asdict((c.tuned.rates | c.tuned.rewards)[name]),
-                "difference": asdict(c.difference[name]),
-                "fixed": c.fixed,
-                "broken": c.broken,
-                "p": c.p[name],
+        entries = {**self.__dict__, "objections": self.objections}
+        comparison = entries.pop("comparison")
+        if comparison is not None:
+            measure = comparison.leads
+            entries["held_out"] = {
+                "n": comparison.base.n,
+                "measure": measure,
+                "trained": asdict((comparison.base.rates | comparison.base.rewards)[measure]),
+                "exported": asdict((comparison.tuned.rates | comparison.tuned.rewards)[measure]),
+                "difference": asdict(comparison.difference[measure]),
+                "fixed": comparison.fixed,
+                "broken": comparison.broken,
+                "p": comparison.p[measure],
             }
-        return made | {"objections": self.objections}
+        return entries
 
 
 def prove(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
-    *,
-    format: str,
-    stored: str,
-    file: str | None,
+    exported: Any,
     prompting: Prompting,
     questions: Sequence[str],
     tokens: int,
-    task: Any = None,
-    rows: Sequence[dict] = (),
+    task: Any,
+    rows: Sequence[dict],
 ) -> Proof:
-    """Read the folder in a fresh process and compare. rows: of a Task, evaluated with both.
+    """Read the folder in a fresh process and compare. rows: of the task, evaluated with both if it has one turn.
 
-    Raises ProofError with the process's output if it could not read the folder.
+    exported: an Exported. Raises ProofError with the process's output if it could not read the folder.
     """
     prompts = [prompting.prompt(tokenizer, question) for question in questions]
-    written = complete(model, tokenizer, prompts, max_completion_tokens=tokens)
+    prompt_ids = [trained_ids(tokenizer, prompt) for prompt in prompts]
+    completions = complete(model, tokenizer, prompts, max_completion_tokens=tokens)
     scored, positions = [], 0
-    for prompt, made in zip(prompts, written, strict=True):
-        if ids := list(made.ids)[: _POSITIONS - positions]:
-            scored.append((trained_ids(tokenizer, prompt), ids))
-            positions += len(ids)
-    with tempfile.TemporaryDirectory(prefix="grpo_kit-proof-") as held:
-        out, answer = Path(held) / "scores.pt", Path(held) / "answer.json"
-        request = {
-            "folder": str(folder.absolute()), "format": format, "file": file, "device": _device(model),
-            "questions": list(questions), "tokens": tokens, "scored": scored, "out": str(out), "answer": str(answer),
-            "rows": token_rows(model),
-        }  # fmt: skip
-        _ask(request, Path(held) / "request.json")
-        found = json.loads(answer.read_text(encoding="utf-8"))
-        theirs = torch.load(out)
-    ours = [_scores(model, *pair) for pair in scored]
-    apart = _apart(ours, theirs, scored)
-    comparison, n = None, len(rows)
-    if task is not None:
-        read = [
-            Completion(text, len(ids), not ended, tuple(ids))
-            for text, ids, ended in zip(found["texts"], found["answers"], found["ended"], strict=True)
+    for ids, completion in zip(prompt_ids, completions, strict=True):
+        if positions < _POSITIONS:
+            completion_ids = list(completion.ids)[: _POSITIONS - positions]
+            scored.append((ids, completion_ids))
+            positions += len(completion_ids)
+    request = {
+        "folder": str(folder.absolute()),
+        "format": exported.format,
+        "file": exported.file,
+        "device": _device(model),
+        "questions": list(questions),
+        "tokens": tokens,
+        "scored": scored,
+        "rows": token_rows(model),
+    }
+    answer, exported_logprobs = _read_back(request)
+    with evaluating(model), torch.no_grad():
+        trained_logprobs = [logprobs_of(model, *ids, request["rows"]) for ids in scored]
+    comparison = None
+    if task is not None and not hasattr(task, "play"):
+        exported_completions = [
+            Completion(text, len(ids), not has_end, tuple(ids))
+            for text, ids, has_end in zip(answer["texts"], answer["answers"], answer["ended"], strict=True)
         ]
-        how = {"max_completion_tokens": tokens}
-        both = (Answers(task, list(rows), prompts[:n], made[:n], 1, how) for made in (written, read))
-        comparison = compare(*map(evaluation_of, both))
-    expected = [trained_ids(tokenizer, prompt) for prompt in prompts]
+        answers = Answers(task, list(rows), prompts, completions, 1, {"max_completion_tokens": tokens})
+        exported_answers = replace(answers, completions=exported_completions)
+        comparison = compare(evaluation_of(answers), evaluation_of(exported_answers))
+    equal = [ids == list(c.ids) for ids, c in zip(answer["answers"], completions, strict=True)]
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     return Proof(
         questions=len(questions),
-        prompts_same=sum(one == other for one, other in zip(found["prompts"], expected, strict=True)),
+        prompts_same=sum(a == b for a, b in zip(answer["prompts"], prompt_ids, strict=True)),
         positions=positions,
-        **apart,
-        same_answers=sum(a == list(w.ids) for a, w in zip(found["answers"], written, strict=True))
-        / len(written),
-        stored=stored,
-        computed=str(next(p.dtype for p in model.parameters() if p.is_floating_point())).removeprefix(
-            "torch."
-        ),
+        **_distances(trained_logprobs, exported_logprobs, scored),
+        same_answers=sum(equal) / len(equal),
+        stored=exported.stored,
+        computed=str(dtype).removeprefix("torch."),
         comparison=comparison,
     )
+
+
+def _read_back(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    """The reader's answer, and its log-probabilities of the scored tokens."""
+    with tempfile.TemporaryDirectory(prefix="grpo_kit-proof-") as directory:
+        logprobs, answer = Path(directory) / "logprobs.pt", Path(directory) / "answer.json"
+        _ask(request | {"out": str(logprobs), "answer": str(answer)}, Path(directory) / "request.json")
+        return json.loads(answer.read_text(encoding="utf-8")), torch.load(logprobs)
 
 
 def _ask(request: dict[str, Any], path: Path) -> None:
     path.write_text(json.dumps(request), encoding="utf-8")
     script = Path(__file__).with_name("_reader.py")
-    done = subprocess.run([sys.executable, "-P", str(script), str(path)], capture_output=True, text=True)
-    if done.returncode < 0:
+    result = subprocess.run([sys.executable, "-P", str(script), str(path)], capture_output=True, text=True)
+    if result.returncode < 0:
         raise ProofError(
-            f"the process that read it was killed (signal {-done.returncode}), as happens where memory runs out; free "
-            "some, or take fewer rows, and export again"
+            f"the process that read it was killed (signal {-result.returncode}), as happens where memory runs out; "
+            "free some, or take fewer rows, and export again"
         )
-    if done.returncode:
-        raise ProofError(f"a fresh process could not read it:\n{done.stderr[-2000:].strip()}")
+    if result.returncode:
+        raise ProofError(f"a fresh process could not read it:\n{result.stderr[-2000:].strip()}")
 
 
 def _device(model: PreTrainedModel) -> str:
     """The card if the weights in float32 fit beside the model; else the CPU."""
     device = next(model.parameters()).device
-    needed = 5 * sum(p.numel() for p in model.parameters())
-    return "cuda" if device.type == "cuda" and free_bytes(device) > needed else "cpu"
+    n_bytes = 5 * sum(p.numel() for p in model.parameters())
+    return "cuda" if device.type == "cuda" and free_bytes(device) > n_bytes else "cpu"
 
 
-def _scores(model: PreTrainedModel, prompt: list[int], made: list[int]) -> torch.Tensor:
-    was = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            ids = torch.tensor([[*prompt, *made]], device=next(model.parameters()).device)
-            logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1, : token_rows(model)]
-            return logits.float().log_softmax(-1).cpu()
-    finally:
-        model.train(was)
-
-
-def _apart(ours: list, theirs: list, scored: list) -> dict[str, float]:
+def _distances(trained: list, exported: list, scored: list) -> dict[str, float]:
     """A Proof's kl, largest, mean, widest and agreement."""
-    if not ours:
-        return {"kl": 0.0, "largest": 0.0, "mean": 0.0, "widest": 0.0, "agreement": 1.0}
-    one, other = torch.cat(ours), torch.cat(theirs)
-    written = torch.tensor([token for _, made in scored for token in made])[:, None]
-    apart = (one - other).abs()
+    first, second = torch.cat(trained), torch.cat(exported)
+    completion_ids = torch.tensor([token for _, ids in scored for token in ids])[:, None]
+    distances = (first - second).abs()
     return {
-        "kl": max(0.0, float((one.exp() * (one - other)).sum(-1).mean())),
-        "largest": float(apart.gather(1, written).max()),
-        "mean": float(apart.mean()),
-        "widest": float(apart.max()),
-        "agreement": float((one.argmax(-1) == other.argmax(-1)).float().mean()),
+        "kl": max(0.0, float((first.exp() * (first - second)).sum(-1).mean())),
+        "largest": float(distances.gather(1, completion_ids).max()),
+        "mean": float(distances.mean()),
+        "widest": float(distances.max()),
+        "agreement": float((first.argmax(-1) == second.argmax(-1)).float().mean()),
     }

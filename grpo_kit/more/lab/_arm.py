@@ -25,19 +25,10 @@ from grpo_kit.trainer.presets import preset
 from grpo_kit.watch.monitor import Monitor, OnFlag
 
 SAMPLES = 4  # of a held-out row, at each of eval_temperatures
-_BESIDES = (
-    "sample",
-    "on_flag",
-    "prepare",
-    "eval_temperatures",
-    "eval_samples",
-)  # an arm's fields, but config and task
-_NO_SETTING = {
-    "preset",
-    "seed",
-    "task",
-    "task_options",
-}  # the seed is the run's; the task is compared by its data
+# An arm's fields besides config and task.
+_BESIDES = ("sample", "on_flag", "prepare", "eval_temperatures", "eval_samples")
+# The seed is the run's; the task is compared by its data.
+_NO_SETTING = {"preset", "seed", "task", "task_options"}
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 Prepare = Callable[[Any, Any, Task, int], None]
@@ -45,7 +36,7 @@ Prepare = Callable[[Any, Any, Task, int], None]
 
 @dataclass(frozen=True)
 class Arm:
-    """What all runs of an arm have in common. Made by arm_of(), which says what each field is."""
+    """The settings that all runs of an arm share. Made by arm_of(), which says what each field is."""
 
     config: Preset
     task: Task
@@ -54,28 +45,6 @@ class Arm:
     prepare: Prepare | None = None
     eval_temperatures: tuple[float, ...] = ()
     eval_samples: int = SAMPLES
-
-    def __post_init__(self) -> None:
-        if self.prepare is not None and not callable(self.prepare):
-            raise ValueError(f"prepare={self.prepare!r} must be a function f(model, tokenizer, task, seed)")
-        if self.sample is not None and not callable(self.sample):
-            raise ValueError(
-                f"sample={self.sample!r} must be a function of the fast sample that returns another"
-            )
-        Monitor("warn" if self.on_flag is None else self.on_flag)  # refuses what on_flag cannot be
-        given = self.eval_temperatures
-        if isinstance(given, str) or not isinstance(given, Iterable):
-            raise ValueError(
-                f"eval_temperatures={given!r} must be a list of numbers above 0, such as (0.7, 1.0)"
-            )
-        checked = (check_temperature(value, f"eval_temperatures[{i}]") for i, value in enumerate(given))
-        object.__setattr__(self, "eval_temperatures", tuple(checked))
-        check_whole("eval_samples", self.eval_samples)
-        if not has_accuracy(self.task):
-            raise ValueError(
-                f"task {self.task.name!r} has no right and wrong, which the laboratory compares arms by: no row has an "
-                "answer, and no reward states its range; give the task correct=, or reward.range = (low, high)"
-            )
 
 
 def arm_of(config: Config | str, changes: Mapping[str, Any]) -> Arm:
@@ -92,17 +61,48 @@ def arm_of(config: Config | str, changes: Mapping[str, Any]) -> Arm:
     >>> arm_of("smoke", {"steps": 3, "loss": "dr_grpo"}).config.loss
     'dr_grpo'
     """
-    besides = {name: changes[name] for name in _BESIDES if name in changes}
-    numbers = {name: value for name, value in changes.items() if name not in besides}
-    check_fields(numbers, besides=_BESIDES)
-    if "seed" in numbers:
+    settings = dict(changes)
+    besides = {name: settings.pop(name) for name in _BESIDES if name in settings}
+    check_fields(settings, besides=_BESIDES)
+    if "seed" in settings:
         raise ValueError(
-            f"seed={numbers['seed']!r}: every arm is trained with the seeds that compare_arms is given"
+            f"seed={settings['seed']!r}: every arm is trained with the seeds that compare_arms is given"
         )
-    task = numbers.pop("task") if isinstance(numbers.get("task"), Task) else None
-    config = preset(config, **numbers)
+    task = None
+    if isinstance(settings.get("task"), Task):
+        task = settings.pop("task")
+    config = preset(config, **settings)
     task = config.make_task() if task is None else config.cut(task)
+    _check_besides(besides)
+    if "eval_temperatures" in besides:
+        besides["eval_temperatures"] = _temperatures(besides["eval_temperatures"])
+    if not has_accuracy(task):
+        raise ValueError(
+            f"task {task.name!r} has no right and wrong, which the laboratory compares arms by: no row has an "
+            "answer, and no reward states its range; give the task correct=, or reward.range = (low, high)"
+        )
     return Arm(config.with_task(task), task, **besides)
+
+
+def _check_besides(besides: Mapping[str, Any]) -> None:
+    """Raises ValueError for a function that is none, an unknown on_flag, and eval_samples below 1."""
+    for name, signature in (
+        ("prepare", "a function f(model, tokenizer, task, seed)"),
+        ("sample", "a function of the fast sample that returns another"),
+    ):
+        function = besides.get(name)
+        if function is not None and not callable(function):
+            raise ValueError(f"{name}={function!r} must be {signature}")
+    Monitor(besides.get("on_flag") or "warn")
+    check_whole("eval_samples", besides.get("eval_samples", SAMPLES))
+
+
+def _temperatures(values: Any) -> tuple[float, ...]:
+    if not isinstance(values, Iterable):
+        raise ValueError(
+            f"eval_temperatures={values!r} must be a list of numbers above 0, such as (0.7, 1.0)"
+        )
+    return tuple(check_temperature(value, f"eval_temperatures[{i}]") for i, value in enumerate(values))
 
 
 def fingerprint(arm: Arm) -> dict[str, Any]:
@@ -111,16 +111,20 @@ def fingerprint(arm: Arm) -> dict[str, Any]:
     JSON values, the same in every process and, but for a dtype of products that was asked for, on every machine.
     """
     config, task = arm.config, arm.task
-    own = dict.fromkeys(FIELDS.keys() - _NO_SETTING)
+    fields = FIELDS.keys() - _NO_SETTING
     if config.autocast == config.reasons.get("autocast", (None,))[0]:
-        del own["autocast"]  # as this machine has it
+        fields.remove("autocast")  # as this machine has it
     if config.rollout_bits == 32:
-        del own["rollout_bits"]  # as arms were before there was a choice
-    former = {name: before for before, name in RENAMED.items()}  # as arms of before have them
+        fields.remove("rollout_bits")  # as arms were before there was a choice
+    former_names = {name: before for before, name in RENAMED.items()}  # as stored arms have them
     parts = {
-        "config": {former.get(name, name): getattr(config, name) for name in own},
-        "task": {**_prompt(task), "train": digest(task.train), "reward_weights": task.reward_weights}
-        | {"rewards": [[reward, *all_parts(reward)] for reward in task.rewards]},
+        "config": {former_names.get(name, name): getattr(config, name) for name in fields},
+        "task": {
+            **_prompt(task),
+            "train": digest(task.train),
+            "reward_weights": task.reward_weights,
+            "rewards": [[reward, *all_parts(reward)] for reward in task.rewards],
+        },
         "run": {name: getattr(arm, name) for name in _BESIDES},
     }
     flat = {f"{part}.{key}": _plain(value) for part, values in parts.items() for key, value in values.items()}
@@ -134,11 +138,15 @@ def prompt_fingerprint(arm: Arm) -> str:
 
 
 def _prompt(task: Task) -> dict[str, Any]:
-    names = ("name", "is_correct", "strategies", "system", "prefill", "examples", "max_completion_tokens")
-    given = {name: getattr(task, name) for name in (*names, "answer_tag", "read_answer")}
-    if judges := task.answer_rewards:
-        given["answer_rewards"] = [[reward, *all_parts(reward)] for reward in judges]
-    return {**given, "held_out": digest(task.held_out)}
+    names = (
+        "name", "is_correct", "strategies", "system", "prefill", "examples", "max_completion_tokens", "answer_tag",
+        "read_answer",
+    )  # fmt: skip
+    prompt = {name: getattr(task, name) for name in names}
+    if task.answer_rewards:
+        prompt["answer_rewards"] = [[reward, *all_parts(reward)] for reward in task.answer_rewards]
+    prompt["held_out"] = digest(task.held_out)
+    return prompt
 
 
 def digest(value: Any) -> str:

@@ -20,16 +20,16 @@ from grpo_kit._support.display import ProgressLine
 from grpo_kit.engine.fast import fast
 from grpo_kit.evaluation.accuracy import Evaluation, evaluate
 from grpo_kit.evaluation.generate_and_score import answer
+from grpo_kit.loop.config import Config
 from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.loop.protocols import Hook
 from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models._model_facts import hardware
 from grpo_kit.models.loading import load_policy
 from grpo_kit.more.lab._arm import Arm, digest, fingerprint, prompt_fingerprint
-from grpo_kit.record._digests import checkpoints, last_whole
+from grpo_kit.record._digests import checkpoints, newest_whole
 from grpo_kit.record._lines import read_json
-from grpo_kit.record.files import RunFolderError, holds_run, read_completions, read_metrics, write_whole
-from grpo_kit.tasks import Task
+from grpo_kit.record.files import holds_run, read_completions, read_metrics, write_whole
 from grpo_kit.trainer.grpo_trainer import GRPOTrainer
 from grpo_kit.watch._flags import Flag
 from grpo_kit.watch.monitor import read_flags
@@ -39,19 +39,42 @@ SETTINGS = "settings.json"
 _SAMPLED_ROWS = 64  # rows in an evaluation at a temperature
 
 
-class _Steps(Hook):
-    """Reports the training's progress; earlier: seconds of the steps that were done before this process."""
+class RunProgress(Hook):
+    """Shows a run's progress and the time for all runs.
 
-    def __init__(self, on_step: Callable[[int, int], None]) -> None:
-        self.on_step, self.earlier = on_step, 0.0
+    seconds: of the steps that were done before this process.
+    """
+
+    def __init__(
+        self,
+        line: ProgressLine,
+        label: str,
+        runs_done: int,
+        runs: int,
+    ) -> None:
+        self.line, self.label = line, label
+        self.runs_done, self.runs = runs_done, runs
+        self.seconds = 0.0
+        self._show(0, 1)
 
     def begin(self, trainer: GRPOTrainer) -> None:
-        """What the checkpoint says."""
-        self.earlier = trainer.seconds
+        """Keep the checkpoint's seconds."""
+        self.seconds = trainer.seconds
 
-    def after_step(self, trainer: GRPOTrainer, row: dict[str, Any], batch: Batch) -> None:
-        """One more."""
-        self.on_step(trainer.step, trainer.config.steps)
+    def after_step(
+        self,
+        trainer: GRPOTrainer,
+        row: dict[str, Any],
+        batch: Batch,
+    ) -> None:
+        """Show the step."""
+        self._show(trainer.step, trainer.config.steps)
+
+    def _show(self, step: int, steps: int) -> None:
+        label = self.label
+        if step:
+            label += f", step {step} of {steps}"
+        self.line.say(label, (self.runs_done + step / steps) / self.runs, end=f"{self.runs} runs")
 
 
 def run(
@@ -60,19 +83,22 @@ def run(
     folder: Path,
     *,
     before: Evaluation,
-    on_step: Callable[[int, int], None],
+    progress: RunProgress,
     on_flag: Callable[[Flag], None],
 ) -> dict[str, Any]:
     """Train and evaluate; returns the contents of result.json. A run that is in folder continues from its checkpoint.
 
-    on_step: called with (steps done, steps in all) after each. on_flag: called with a red flag, unless the arm
-    has another.
+    on_flag: called with a red flag, unless the arm has another.
     Raises Stopped after the stop button, once the trainer has saved.
     """
     config, task = replace(arm.config, seed=seed), arm.task
     set_seed(seed)
     model, tokenizer = load_policy(
-        config.model, tuning=config.tuning, dtype=config.dtype, seed=seed, quiet=True
+        config.model,
+        tuning=config.tuning,
+        dtype=config.dtype,
+        seed=seed,
+        quiet=True,
     )
     start = time.perf_counter()
     if arm.prepare is not None:  # also before loading a checkpoint: a reference model comes from it
@@ -80,48 +106,20 @@ def run(
     prepared = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / SETTINGS, fingerprint(arm))
-    steps, seams = _Steps(on_step), {}
-    if arm.sample is not None:
-        own = fast(model, config)
-        seams = {"sample": arm.sample(own.sample), "update": own.update}
-    trainer = GRPOTrainer(
-        model, task, config, tokenizer=tokenizer, folder=folder, live=None, on_flag=arm.on_flag or on_flag,
-        hooks=[steps], **seams,
-    )  # fmt: skip
-    try:
-        trainer.train(resume=holds_run(folder))
-    except Stopped:
-        if not (arm.on_flag == "stop" and read_flags(folder)):
-            raise
-    del trainer
+    _train(arm, config, model, tokenizer, folder, progress, on_flag)
     trained = time.perf_counter()
-    after = evaluate(model, tokenizer, task, batch_size=config.eval_batch)
-    samples = arm.eval_samples
-    counts = {str(t): _sampled(model, tokenizer, task, t, samples, seed) for t in arm.eval_temperatures}
-    metrics, completions = read_metrics(folder), read_completions(folder)
-    further = metrics.get("rollout/extra_completions", pd.Series())
-    wrong = after.rows[~after.rows["strict"].astype(bool)]
     result = {
         "settings": fingerprint(arm),
         "seed": seed,
-        "accuracy": asdict(after.strict),
-        "right": "".join("1" if right else "0" for right in after.rows["strict"]),
-        "formatted": after.formatted and after.formatted.value,
-        "tokens_mean": float(after.rows["tokens"].mean()),
-        "tokens_mean_wrong": float(wrong["tokens"].mean()) if len(wrong) else None,
-        "sampled": {t: sum(right) / (samples * len(right)) for t, right in counts.items()},
-        "sampled_right": counts,
-        "eval_samples": samples,
+        **_tuned(arm, model, tokenizer, config),
         "before": asdict(before.strict),
         "before_formatted": before.formatted and before.formatted.value,
-        "constant": list(before.constant) if before.constant else None,
+        "constant": before.constant,
         "train_rows": digest(task.train),
         "max_completion_tokens": task.max_completion_tokens,
-        "steps": int(metrics["step"].max()) if len(metrics) else 0,
-        "completions": len(completions) + int(further.sum()),  # all sampled ones, used or not
-        "tokens": float(metrics["num_tokens"].max()) if len(metrics) else 0.0,
+        **_amounts(folder),
         "prepare_seconds": round(prepared - start, 1),
-        "train_seconds": round(trained - prepared + steps.earlier, 1),
+        "train_seconds": round(trained - prepared + progress.seconds, 1),
         "evaluate_seconds": round(time.perf_counter() - trained, 1),
         "model": config.model,
         "hardware": hardware(),
@@ -129,33 +127,105 @@ def run(
         "versions": {name: version(name) for name in ("torch", "transformers")},
     }
     write_json(folder / RESULT, result)
-    for path in () if config.save_steps else checkpoints(folder):  # by time, of gigabytes each
-        shutil.rmtree(path, ignore_errors=True)
+    if not config.save_steps:  # checkpoints by time, of gigabytes each
+        for path in checkpoints(folder):
+            shutil.rmtree(path, ignore_errors=True)
     del model
     gc.collect()
     return result
 
 
-def tell_steps(progress: ProgressLine, which: str, made: int, in_all: int) -> Callable[[int, int], None]:
-    """f(step, steps), which shows the progress of a run, and the time for all runs."""
+def _train(
+    arm: Arm,
+    config: Config,
+    model: Any,
+    tokenizer: Any,
+    folder: Path,
+    progress: RunProgress,
+    on_flag: Callable[[Flag], None],
+) -> None:
+    seams = {}
+    if arm.sample is not None:
+        engine = fast(model, config)
+        seams = {"sample": arm.sample(engine.sample), "update": engine.update}
+    trainer = GRPOTrainer(
+        model,
+        arm.task,
+        config,
+        tokenizer=tokenizer,
+        folder=folder,
+        live=None,
+        on_flag=arm.on_flag or on_flag,
+        hooks=[progress],
+        **seams,
+    )
+    try:
+        trainer.train(resume=holds_run(folder))
+    except Stopped:
+        if not (arm.on_flag == "stop" and read_flags(folder)):
+            raise
 
-    def on_step(step: int, steps: int) -> None:
-        where = f"{which}, step {step} of {steps}" if step else which
-        progress.say(where, (made + step / steps) / in_all, end=f"{in_all} runs")
 
-    on_step(0, 1)
-    return on_step
+def _tuned(
+    arm: Arm,
+    model: Any,
+    tokenizer: Any,
+    config: Config,
+) -> dict[str, Any]:
+    """The tuned model's entries of result.json: on all held-out rows, then at each temperature."""
+    evaluation = evaluate(model, tokenizer, arm.task, batch_size=config.eval_batch)
+    rows, samples = evaluation.rows, arm.eval_samples
+    right = rows["strict"].astype(bool)
+    wrong_tokens = rows.loc[~right, "tokens"]
+    rates, right_counts = {}, {}
+    for temperature in arm.eval_temperatures:
+        answers = answer(
+            model,
+            tokenizer,
+            arm.task,
+            arm.task.held_out[:_SAMPLED_ROWS],
+            samples=samples,
+            temperature=temperature,
+            seed=config.seed,
+        )
+        counts = [sum(row) for row in answers.by_row(answers.right)]
+        right_counts[str(temperature)] = counts
+        rates[str(temperature)] = sum(counts) / (samples * len(counts))
+    return {
+        "accuracy": asdict(evaluation.strict),
+        "right": "".join(str(int(is_right)) for is_right in right),
+        "formatted": evaluation.formatted and evaluation.formatted.value,
+        "tokens_mean": float(rows["tokens"].mean()),
+        "tokens_mean_wrong": float(wrong_tokens.mean()) if len(wrong_tokens) else None,
+        "sampled": rates,
+        "sampled_right": right_counts,
+        "eval_samples": samples,
+    }
 
 
-def tell_flags(progress: ProgressLine, which: str, told: set[tuple[str, str]]) -> Callable[[Flag], None]:
-    """f(flag), which prints a run's red flag; reason and first remedy only if `told` does not hold it yet."""
+def _amounts(folder: Path) -> dict[str, Any]:
+    """Steps of the run; completions and tokens of all that were sampled, used or not."""
+    metrics = read_metrics(folder)
+    unused = metrics.get("rollout/extra_completions", pd.Series())
+    return {
+        "steps": int(metrics["step"].max()),
+        "completions": len(read_completions(folder)) + int(unused.sum()),
+        "tokens": float(metrics["num_tokens"].max()),
+    }
 
-    def on_flag(flag: Flag) -> None:
-        known = (flag.why, flag.first) in told
-        told.add((flag.why, flag.first))
-        progress.print(f"{which}: Red flag: {f'{flag.brief} (what to try: above)' if known else flag}")
 
-    return on_flag
+def print_flag(
+    line: ProgressLine,
+    label: str,
+    printed: set[tuple[str, str]],
+    flag: Flag,
+) -> None:
+    """Print a run's red flag; reason and first remedy only if `printed` does not hold it yet."""
+    text = str(flag)
+    if (flag.why, flag.first) in printed:
+        text = f"{flag.brief} (what to try: above)"
+    printed.add((flag.why, flag.first))
+    line.print(f"{label}: Red flag: {text}")
 
 
 def before_training(arm: Arm, folder: Path) -> Evaluation:
@@ -163,11 +233,12 @@ def before_training(arm: Arm, folder: Path) -> Evaluation:
     path = folder / f"before-{prompt_fingerprint(arm)}.json"
     if path.exists():
         return Evaluation.load(path)
-    config, tuning = arm.config, "qlora" if arm.config.tuning == "qlora" else "full"
+    config = arm.config
+    tuning = "qlora" if config.tuning == "qlora" else "full"
     model, tokenizer = load_policy(config.model, tuning=tuning, dtype=config.dtype, quiet=True)
-    found = evaluate(model, tokenizer, arm.task, batch_size=config.eval_batch)
-    found.save(path)
-    return found
+    evaluation = evaluate(model, tokenizer, arm.task, batch_size=config.eval_batch)
+    evaluation.save(path)
+    return evaluation
 
 
 def set_aside(folder: Path, arm: Arm) -> Path | None:
@@ -178,10 +249,10 @@ def set_aside(folder: Path, arm: Arm) -> Path | None:
     """
     if not holds_run(folder):
         return None
-    file = folder / SETTINGS
-    same = file.exists() and read_json(file) == fingerprint(arm)
+    settings = folder / SETTINGS
+    same_settings = settings.exists() and read_json(settings) == fingerprint(arm)
     flagged = arm.on_flag == "stop" and read_flags(folder)
-    if same and not flagged and _has_whole_checkpoint(folder):
+    if same_settings and not flagged and newest_whole(folder):
         return None
     number = 1
     while (target := folder.with_name(f"{folder.name}.unfinished-{number}")).exists():
@@ -192,19 +263,3 @@ def set_aside(folder: Path, arm: Arm) -> Path | None:
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Writes the file atomically."""
     write_whole(path, (json.dumps(data, indent=1) + "\n").encode())
-
-
-def _sampled(
-    model: Any, tokenizer: Any, task: Task, temperature: float, samples: int, seed: int
-) -> list[int]:
-    """How many samples are right at a temperature, for each of the first held-out rows."""
-    rows = task.held_out[:_SAMPLED_ROWS]
-    made = answer(model, tokenizer, task, rows, samples=samples, temperature=temperature, seed=seed)
-    return [sum(right) for right in made.by_row(made.right)]
-
-
-def _has_whole_checkpoint(folder: Path) -> bool:
-    try:
-        return last_whole(folder).exists()
-    except RunFolderError:
-        return False

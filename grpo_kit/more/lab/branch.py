@@ -6,7 +6,6 @@ numbers, and differ by the change alone: where the policies still agree they wri
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from grpo_kit.evaluation.accuracy import evaluate
 from grpo_kit.evaluation.comparison import Comparison, compare
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean
 from grpo_kit.loop.checkpoint import SAMPLE_STATE
+from grpo_kit.more.lab._run import write_json
 from grpo_kit.record._digests import checkpoints, what_is_wrong
 from grpo_kit.record._lines import COMPLETIONS_LINES, METRICS_LINES, RUN, as_line, lines_of, read_json
 from grpo_kit.record.files import (
@@ -59,22 +59,33 @@ class Branch:
     rewards: Estimate
 
     def __repr__(self) -> str:
-        changed = ", ".join(f"{name}={value!r}" for name, value in self.changes.items())
+        changes = ", ".join(f"{name}={value!r}" for name, value in self.changes.items())
+        rewards = self.rewards.words(rate=False, change=True)
         return (
-            f"From step {self.step} on {changed}: held out, as it was -> changed: {self.comparison.sentence} Training "
-            f"rewards, paired by prompt: {self.rewards.value:+.3f} [{self.rewards.low:.3f}, {self.rewards.high:.3f}], "
-            f"{self.rewards.n} groups. The changed run: {self.folders[1]}"
+            f"From step {self.step} on {changes}: held out, as it was -> changed: {self.comparison.sentence} Training "
+            f"rewards, paired by prompt: {rewards}, {self.rewards.n} groups. The changed run: {self.folders[1]}"
         )
 
     def plot(self) -> Figure:
         """The reward of both runs by step: two lines from one point."""
         figure = new_figure(8, 3)
         axes = figure.subplots()
-        for folder, colour, label in zip(self.folders, (BASE, TUNED), ("as it was", "changed"), strict=True):
-            table = read_metrics(folder)
-            first = 0 if label == "as it was" else self.step
-            table = table[table["step"] >= first]
-            axes.plot(table["step"], table["reward"], color=colour, label=label, linewidth=1.8)
+        base_metrics, changed_metrics = (read_metrics(folder) for folder in self.folders)
+        changed_metrics = changed_metrics[changed_metrics["step"] >= self.step]
+        axes.plot(
+            base_metrics["step"],
+            base_metrics["reward"],
+            color=BASE,
+            label="as it was",
+            linewidth=1.8,
+        )
+        axes.plot(
+            changed_metrics["step"],
+            changed_metrics["reward"],
+            color=TUNED,
+            label="changed",
+            linewidth=1.8,
+        )
         axes.axvline(self.step, color="#555555", linewidth=0.8, linestyle=":")
         axes.set(xlabel="step", ylabel="reward")
         axes.legend(frameon=False)
@@ -105,65 +116,88 @@ def branch(
     source = run_path(folder)
     if not changes:
         raise ValueError("changes is empty: say what is to be otherwise, such as learning_rate=2e-6")
-    job, asked = Job.of_run(source, task, {}), Job.of_run(source, task, changes)
-    there = {int(path.name[11:]): path for path in checkpoints(source) if what_is_wrong(path) is None}
-    if not (before := [number for number in there if number <= step]):
+    job = Job.of_run(source, task, {})
+    changed_job = Job.of_run(source, task, changes)
+    whole_checkpoints = {
+        int(path.name[11:]): path for path in checkpoints(source) if what_is_wrong(path) is None
+    }
+    start = max((number for number in whole_checkpoints if number <= step), default=None)
+    if start is None:
         raise RunFolderError(
-            f"{source} has no whole checkpoint up to step {step}; it has {sorted(there) or 'none'}"
+            f"{source} has no whole checkpoint up to step {step}; it has {sorted(whole_checkpoints) or 'none'}"
         )
-    number = max(before)
-    if (there[number] / SAMPLE_STATE).exists():
+    if (whole_checkpoints[start] / SAMPLE_STATE).exists():
         raise ValueError(
             f"the sampler of {source} keeps something from step to step, such as older weights, and a branch has no "
             "copy of that sampler; begin a new run"
         )
-    whole = steps_done(source) >= job.config.steps and (
-        max(there) == job.config.steps or (source / "model").is_dir()
+    last_step, base_run = job.config.steps, source
+    has_result = max(whole_checkpoints) == last_step or (source / "model").is_dir()
+    if steps_done(source) < last_step or not has_result:
+        base_run = _go_on(source, start, job, {}, live)
+    changed_run = _go_on(source, start, changed_job, changes, live)
+    evaluations = []
+    for run in (base_run, changed_run):
+        model, tokenizer = job.policy(model_in(run)[0])
+        evaluations.append(evaluate(model, tokenizer, job.task, batch_size=job.config.eval_batch))
+    return Branch(
+        start, changes, (base_run, changed_run), compare(*evaluations), _paired(base_run, changed_run, start)
     )
-    as_it_was = source if whole else _go_on(source, there[number], number, job, {}, live)
-    changed = _go_on(source, there[number], number, asked, changes, live)
-    found = []
-    for place in (as_it_was, changed):
-        model, tokenizer = job.policy(model_in(place)[0])
-        found.append(evaluate(model, tokenizer, job.task, batch_size=job.config.eval_batch))
-    return Branch(number, changes, (as_it_was, changed), compare(*found), _paired(as_it_was, changed, number))
 
 
 def _go_on(
-    source: Path, begin: Path, step: int, job: Job, changes: dict[str, Any], live: bool | None
+    source: Path,
+    step: int,
+    job: Job,
+    changes: dict[str, Any],
+    live: bool | None,
 ) -> Path:
-    """A new run folder with what the run had at the checkpoint, trained from there to its last step."""
+    """A new run folder with the run's lines up to its checkpoint of this step, trained from there to its last step."""
     folder = next_run_folder(source.parent, f"{source.name}-from-{step}")
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy2(source / RUN, folder / RUN)
     for name in (METRICS_LINES, COMPLETIONS_LINES):
         lines = [as_line(line) for line in lines_of(source / name) if line["step"] <= step]
         write_whole(folder / name, b"".join(lines))
-    shutil.copytree(begin, folder / begin.name)
-    said = {
+    checkpoint = f"checkpoint-{step}"
+    shutil.copytree(source / checkpoint, folder / checkpoint)
+    record = {
         "of": os.path.relpath(source, folder),
         "step": step,
-        "changes": {n: f"{v:.6g}" if isinstance(v, float) else repr(v) for n, v in changes.items()},
+        "changes": {name: _written(value) for name, value in changes.items()},
     }
-    write_whole(folder / BRANCH, (json.dumps(said, indent=1) + "\n").encode())
+    write_json(folder / BRANCH, record)
     model, tokenizer = job.policy()
-    trainer = GRPOTrainer(model, job.task, job.config, tokenizer=tokenizer, folder=folder, live=live)
+    trainer = GRPOTrainer(
+        model,
+        job.task,
+        job.config,
+        tokenizer=tokenizer,
+        folder=folder,
+        live=live,
+    )
     trainer.train(resume=True)
     trainer.save_model(folder / "model")
     return folder
 
 
-def _paired(one: Path, other: Path, step: int) -> Estimate:
-    """Of the groups after a step: the mean reward by `other` less that by `one`, where both asked the same prompt."""
-    means = []
-    for folder in (one, other):
-        table = read_completions(folder)
-        table = table[(table["step"] > step) & table["reward"].notna()]
-        means.append(table.groupby(["step", "group", "prompt"])["reward"].mean())
-    both = pd.concat(means, axis=1, join="inner", keys=["one", "other"])
-    change = (both["other"] - both["one"]).tolist()
-    reach = max(1.0, *map(abs, change)) if change else 1.0
-    return bootstrap_mean(change, lowest=-reach, highest=reach)
+def _written(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else repr(value)
+
+
+def _paired(base_run: Path, changed_run: Path, step: int) -> Estimate:
+    """Of the groups after a step: the mean reward of the changed run less that of the run as it was, by prompt."""
+    before, after = _mean_rewards(base_run, step), _mean_rewards(changed_run, step)
+    differences = (after - before).dropna().tolist()  # NaN: one of the runs did not have this prompt
+    reach = max([1.0, *map(abs, differences)])
+    return bootstrap_mean(differences, lowest=-reach, highest=reach)
+
+
+def _mean_rewards(folder: Path, step: int) -> pd.Series:
+    """By step, group and prompt after a step."""
+    table = read_completions(folder)
+    table = table[(table["step"] > step) & table["reward"].notna()]
+    return table.groupby(["step", "group", "prompt"])["reward"].mean()
 
 
 def branches(folder: str | os.PathLike) -> str:
@@ -174,27 +208,31 @@ def branches(folder: str | os.PathLike) -> str:
     root = path_of(folder)
     if run_settings(root) is None:
         raise RunFolderError(f"folder={str(folder)!r} holds no run; give a run's folder")
-    below: dict[Path, list[tuple[int, str, Path]]] = {}
+    children: dict[Path, list[tuple[int, str, Path]]] = {}
     for path in root.parent.glob(f"*/{BRANCH}"):
-        said = read_json(path, names={"changes": dict, "step": int, "of": str})
-        changed = ", ".join(f"{name}={value}" for name, value in said["changes"].items()) or "as it was"
-        parent = (path.parent / said["of"]).resolve()
-        below.setdefault(parent, []).append((said["step"], changed, path.parent))
+        record = read_json(path, names={"changes": dict, "step": int, "of": str})
+        changes = ", ".join(f"{name}={value}" for name, value in record["changes"].items())
+        parent = (path.parent / record["of"]).resolve()
+        children.setdefault(parent, []).append((record["step"], changes or "as it was", path.parent))
+    return "\n".join([_state(root), *_tree(root, children, "")])
 
-    def lines(run: Path, lead: str) -> list[str]:
-        made = []
-        own = sorted(below.get(run.resolve(), []))
-        for place, (step, changed, path) in enumerate(own):
-            last = place == len(own) - 1
-            made.append(f"{lead}{'└' if last else '├'}─ from step {step}: {changed}   {_state(path)}")
-            made += lines(path, lead + ("   " if last else "│  "))
-        return made
 
-    return "\n".join([_state(root), *lines(root, "")])
+def _tree(run: Path, children: dict[Path, list[tuple[int, str, Path]]], indent: str) -> list[str]:
+    """A line for each branch of a run, with its own branches below it."""
+    lines = []
+    branches_of_run = sorted(children.get(run.resolve(), []))
+    for number, (step, changes, path) in enumerate(branches_of_run, 1):
+        corner, continuation = "├", "│  "
+        if number == len(branches_of_run):
+            corner, continuation = "└", "   "
+        lines.append(f"{indent}{corner}─ from step {step}: {changes}   {_state(path)}")
+        lines += _tree(path, children, indent + continuation)
+    return lines
 
 
 def _state(folder: Path) -> str:
-    table = read_metrics(folder)
-    rewards = table["reward"].dropna()
-    last = f", reward {rewards.iloc[-5:].mean():.3f} in the last 5" if len(rewards) else ""
-    return f"{folder} ({steps_done(folder)} steps{last})"
+    rewards = read_metrics(folder)["reward"].dropna()
+    text = f"{folder} ({steps_done(folder)} steps"
+    if len(rewards):
+        text += f", reward {rewards.iloc[-5:].mean():.3f} in the last 5"
+    return text + ")"

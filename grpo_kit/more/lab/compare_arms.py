@@ -1,29 +1,28 @@
 """A laboratory: the same training under several settings (arms) and seeds, everything else equal.
 
-A loop, files and honest statistics. Every run has its own run folder, folder/<arm>/seed-<n>, with result.json once it
-is finished. A finished run is never repeated, so a killed laboratory continues where it was. Several processes may
-work on one folder. Functions and classes among the settings are identified by name: after changing the code of one,
-rename the arm, or its old runs count as done.
+Every run has its own run folder, folder/<arm>/seed-<n>, with result.json once it is finished. A finished run is never
+repeated, so a killed laboratory continues where it was. Several processes may work on one folder. Functions and
+classes among the settings are identified by name: after changing one's code, rename the arm.
 """
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 from filelock import FileLock, Timeout
 
+from grpo_kit._support.argument_checks import is_whole
 from grpo_kit._support.display import progress_line
 from grpo_kit.evaluation.intervals import Estimate
 from grpo_kit.more.lab._arm import Arm, arm_of, fingerprint
 from grpo_kit.more.lab._outcomes import outcomes, unlike
-from grpo_kit.more.lab._run import RESULT, before_training, run, set_aside, tell_flags, tell_steps
+from grpo_kit.more.lab._run import RESULT, RunProgress, before_training, print_flag, run, set_aside
 from grpo_kit.more.lab.figures import draw_lab
 from grpo_kit.more.lab.statistics import difference_over_seeds, holm, over_seeds, paired_scalars
 from grpo_kit.record._lines import read_json
@@ -79,30 +78,29 @@ class Lab:
         with a value in both count. This p is not corrected for the number of outcomes; summary()'s is.
         Raises ValueError for an unknown arm or column, and if the two share no seed.
         """
-        against = self.against if against is None else against
+        against = against or self.against
         self._check(arm, against)
         seeds = self.seeds(arm, against)
         if not seeds:
             raise ValueError(f"{arm!r} and {against!r} have no seed in common; run both with the same seeds")
-        same_rows = len({len(self.right[a, s]) for a in (arm, against) for s in seeds}) == 1
-        if outcome == "accuracy" and same_rows:
-            right = ([self.right[a, s] for s in seeds] for a in (against, arm))
-            found, p = difference_over_seeds(*right, null=null)
-            return {"mean": found.value, "low": found.low, "high": found.high, "p": p, "seeds": len(seeds)}
+        if outcome == "accuracy":
+            first, second = ([self.right[name, seed] for seed in seeds] for name in (against, arm))
+            if len({len(rows) for rows in [*first, *second]}) == 1:
+                mean, p = difference_over_seeds(first, second, null=null)
+                return {"mean": mean.value, "low": mean.low, "high": mean.high, "p": p, "seeds": len(seeds)}
         numbers = self.runs.select_dtypes("number")
         if outcome not in numbers:
             raise ValueError(
                 f"outcome={outcome!r} is no column of numbers in runs; use one of {', '.join(numbers)}"
             )
-        wide = (
-            self.runs.pivot(index="seed", columns="arm", values=outcome).loc[seeds, [against, arm]].dropna()
-        )
-        if not len(wide):
+        by_seed = self.runs.pivot(index="seed", columns="arm", values=outcome)
+        by_seed = by_seed.loc[seeds, [against, arm]].dropna()
+        if not len(by_seed):
             raise ValueError(
                 f"outcome={outcome!r} was not measured in {arm!r} and {against!r} with the same seed"
             )
-        mean, low, high, p = paired_scalars(wide[against].tolist(), wide[arm].tolist(), null=null)
-        return {"mean": mean, "low": low, "high": high, "p": p, "seeds": len(wide)}
+        mean, low, high, p = paired_scalars(by_seed[against].tolist(), by_seed[arm].tolist(), null=null)
+        return {"mean": mean, "low": low, "high": high, "p": p, "seeds": len(by_seed)}
 
     def unlike(self, arm: str, against: str | None = None) -> list[str]:
         """Differences between the arm's runs and those of against (default: the first arm), besides the settings.
@@ -112,7 +110,7 @@ class Lab:
         >>> lab.unlike("twice the group")  # doctest: +SKIP
         ['2.0 x the completions', '2.0 x the tokens']
         """
-        against = self.against if against is None else against
+        against = against or self.against
         self._check(arm, against)
         return unlike(self.runs, arm, against)
 
@@ -120,27 +118,38 @@ class Lab:
         """One row an arm: accuracy and its difference to the first arm with 95 % intervals, p (Holm), speed and cost.
 
         unlike: further differences of the arm from the first, see unlike().
-
         completions and tokens: of all rollouts, used or not, counted once however often they are trained on; tokens
         counts a prompt with each of its completions. seconds: of training with prepare=, on a machine that may have
         done other work.
         """
         rows = []
         for arm in self.arms:
-            own = self.runs[self.runs["arm"] == arm]
-            found = self.accuracy(arm)
-            row = {"arm": arm, "seeds": len(own), "n": found.n, "before": own["before"].mean()}
-            row |= {"accuracy": found.value, "low": found.low, "high": found.high}
-            row |= {"reward_mean": own["reward_mean"].mean()}
-            shared = self.seeds(arm, self.against) if arm != self.against else []
-            d = self.difference(arm) if shared else dict.fromkeys(("mean", "low", "high", "p"))
-            row |= {"difference": d["mean"], "d_low": d["low"], "d_high": d["high"], "p": d["p"]}
-            costs = ("steps", "completions", "tokens", "seconds")
-            there = arm != self.against and self.against in self.arms
-            more = {"unlike": "; ".join(self.unlike(arm)) if there else ""}
-            rows.append(row | {name: own[name].mean() for name in costs} | more)
+            runs, accuracy = self.runs[self.runs["arm"] == arm], self.accuracy(arm)
+            difference, differences = {}, []
+            if arm != self.against and self.against in self.arms:
+                differences = self.unlike(arm)
+                if self.seeds(arm, self.against):
+                    difference = self.difference(arm)
+            rows.append(
+                {
+                    "arm": arm,
+                    "seeds": len(runs),
+                    "n": accuracy.n,
+                    "before": runs["before"].mean(),
+                    "accuracy": accuracy.value,
+                    "low": accuracy.low,
+                    "high": accuracy.high,
+                    "reward_mean": runs["reward_mean"].mean(),
+                    "difference": difference.get("mean"),
+                    "d_low": difference.get("low"),
+                    "d_high": difference.get("high"),
+                    "p": difference.get("p"),
+                    **runs[["steps", "completions", "tokens", "seconds"]].mean(),
+                    "unlike": "; ".join(differences),
+                }
+            )
         table = pd.DataFrame(rows).set_index("arm")
-        table.insert(table.columns.get_loc("p") + 1, "p_holm", holm([_none(p) for p in table["p"]]))
+        table.insert(table.columns.get_loc("p") + 1, "p_holm", holm(table["p"]))
         return table
 
     def figure(self) -> Figure:
@@ -169,12 +178,10 @@ def compare_arms(
 
     arms: {name: changes of the config, and its own task, sample, prepare, ... (see lab.arm.arm_of)}; the others are
     compared with the first. config: of all arms, or the name of a preset. shared: further changes of them all, such as
-    task=task. folder: place of the runs. Finished runs there are not repeated, and all their
-    seeds for these arms are in the result. A function or class is identified by its name alone: after
-    changing its code, rename the arm.
-    Seeds go first to last, each through all arms, so that an unfinished table is fair. Runs of another process are
-    left to it, and are not in the result. One line shows the present run and step, and the time for all. Each red flag
-    prints a line, with its remedy once.
+    task=task. folder: of the runs. Finished runs there are not repeated, and all their seeds for these arms are in the
+    result. A function or class is identified by its name alone: after changing its code, rename the arm.
+    Seeds go first to last, each through all arms, so that an unfinished table is fair. Runs of another process are left
+    to it, and are not in the result. One line shows the present run and step, and the time for all; each red flag one.
     At the end it prints which arms had other train rows, steps, token limits or compute than the first (Lab.unlike).
     The stop button saves and raises Stopped; the next call continues there.
     Raises ValueError for unknown names and for no seeds; RunFolderError if the folder holds an arm of that name with
@@ -184,59 +191,71 @@ def compare_arms(
     >>> compare_arms(arms, [0, 1, 2], kit.preset("cpu", steps=12), folder="runs/cold")  # doctest: +SKIP
     """
     folder = run_path(folder)
-    seeds = [_seed(seed) for seed in seeds]
+    for seed in seeds:
+        if not is_whole(seed, 0):
+            raise ValueError(f"seeds holds {seed!r}; use whole numbers of at least 0")
+    seeds = [int(seed) for seed in seeds]
     if not arms or not seeds or len(set(seeds)) != len(seeds):
         raise ValueError(f"arms={list(arms)}, seeds={seeds}: give at least one of each, no seed twice")
     # All checks come before the first run.
-    for arm in arms:
+    settings = _checked_arms(folder, arms, config, shared)
+    (folder / ".locks").mkdir(parents=True, exist_ok=True)
+    runs = [(seed, arm) for seed in seeds for arm in arms]
+    waiting = [(seed, arm) for seed, arm in runs if not (folder / arm / f"seed-{seed}" / RESULT).exists()]
+    finished = len(runs) - len(waiting)
+    printed_flags: set[tuple[str, str]] = set()
+    with progress_line(f"laboratory {folder.name}") as line:
+        if finished and not quiet:
+            line.print(
+                f"{finished} of {len(runs)} runs were done before, under the same settings; {_BY_NAME}"
+            )
+        for number, (seed, arm) in enumerate(runs, 1):
+            path = folder / arm / f"seed-{seed}"
+            label = f"{number}/{len(runs)} {arm}, seed {seed}"
+            try:
+                lock = FileLock(folder / ".locks" / f"{arm}--{seed}.lock").acquire(blocking=False)
+            except Timeout:
+                line.print(f"{label}: another process is at it")
+                continue
+            with lock:  # releases it in every case
+                if (path / RESULT).exists():
+                    _check_settings(path, settings[arm])
+                    continue
+                if unfinished := set_aside(path, settings[arm]):
+                    line.print(f"{label}: an unfinished run is now {unfinished.name}")
+                run_label = f"run {number} of {len(runs)} ({arm}, seed {seed})"
+                result = run(
+                    settings[arm],
+                    seed,
+                    path,
+                    before=before_training(settings[arm], folder),
+                    progress=RunProgress(line, run_label, waiting.index((seed, arm)), len(waiting)),
+                    on_flag=partial(print_flag, line, label, printed_flags),
+                )
+                if not quiet:
+                    line.print(f"{label}: {Estimate(**result['accuracy'])}")
+    lab = load(folder, list(arms))
+    if not quiet and lab.against in lab.arms:
+        for arm in lab.arms:
+            if differences := lab.unlike(arm):
+                print(f"{arm} differs from {lab.against} in more than its settings: {'; '.join(differences)}")
+    return lab
+
+
+def _checked_arms(
+    folder: Path, arms: Mapping[str, Mapping[str, Any]], config: Config | str, shared: Mapping[str, Any]
+) -> dict[str, Arm]:
+    """Each arm's settings, by its name. Raises ValueError, and RunFolderError for finished runs of other settings."""
+    settings = {}
+    for arm, changes in arms.items():
         if not re.fullmatch(r"\w[\w .,+=-]*", arm):
             raise ValueError(
                 f"arm {arm!r} becomes a folder's name; use letters, digits, blanks and .,+=-_, a letter or digit first"
             )
-    each = {arm: arm_of(config, {**shared, **changes}) for arm, changes in arms.items()}
-    for arm in arms:
+        settings[arm] = arm_of(config, {**shared, **changes})
         for path in _finished(folder, arm):
-            _check_settings(path, each[arm])
-    (folder / ".locks").mkdir(parents=True, exist_ok=True)
-    todo = [(seed, arm) for seed in seeds for arm in arms]
-    waiting = [(seed, arm) for seed, arm in todo if not (folder / arm / f"seed-{seed}" / RESULT).exists()]
-    done = len(todo) - len(waiting)
-    if done and not quiet:
-        print(f"{done} of {len(todo)} runs were done before, under the same settings; {_BY_NAME}", flush=True)
-    told: set[tuple[str, str]] = set()  # red flags already printed
-    with progress_line(f"laboratory {folder.name}") as progress:
-        for number, (seed, arm) in enumerate(todo, 1):
-            path = folder / arm / f"seed-{seed}"
-            which = f"{number}/{len(todo)} {arm}, seed {seed}"
-            lock = FileLock(folder / ".locks" / f"{arm}--{seed}.lock")
-            try:
-                mine = lock.acquire(blocking=False)
-            except Timeout:
-                progress.print(f"{which}: another process is at it")
-                continue
-            with mine:  # releases it in every case
-                if (path / RESULT).exists():
-                    _check_settings(path, each[arm])
-                    continue
-                if (kept := set_aside(path, each[arm])) is not None:
-                    progress.print(f"{which}: an unfinished run is now {kept.name}")
-                run_of = f"run {number} of {len(todo)} ({arm}, seed {seed})"
-                result = run(
-                    each[arm],
-                    seed,
-                    path,
-                    before=before_training(each[arm], folder),
-                    on_step=tell_steps(progress, run_of, waiting.index((seed, arm)), len(waiting)),
-                    on_flag=tell_flags(progress, which, told),
-                )
-                if not quiet:
-                    progress.print(f"{which}: {Estimate(**result['accuracy'])}")
-    found = load(folder, list(arms))
-    if not quiet and found.against in found.arms:
-        for arm in found.arms:
-            if more := found.unlike(arm):
-                print(f"{arm} differs from {found.against} in more than its settings: {'; '.join(more)}")
-    return found
+            _check_settings(path, settings[arm])
+    return settings
 
 
 def load(folder: str | Path, arms: Sequence[str] | None = None) -> Lab:
@@ -245,53 +264,37 @@ def load(folder: str | Path, arms: Sequence[str] | None = None) -> Lab:
     Runs without result.json are left out. Raises RunFolderError if none is finished.
     """
     folder = path_of(folder)
-    asked = (
-        sorted({p.parent.parent.name for p in folder.glob(f"*/seed-*/{RESULT}")}) if arms is None else arms
-    )
-    found = {arm: paths for arm in asked if (paths := _finished(folder, arm))}
-    if not found:
+    if arms is None:
+        arms = sorted({path.parent.parent.name for path in folder.glob(f"*/seed-*/{RESULT}")})
+    rows, right, curves = [], {}, []
+    for arm in arms:
+        for path in _finished(folder, arm):
+            result, metrics = read_json(path / RESULT), read_metrics(path)
+            right[arm, result["seed"]] = [int(digit) for digit in result["right"]]
+            curves.append(metrics.assign(arm=arm, seed=result["seed"]))
+            rows.append({"arm": arm, "n": result["accuracy"]["n"], **outcomes(result, metrics)})
+    if not rows:
         raise RunFolderError(
             f"folder={str(folder)!r} holds no finished run of these arms; run compare_arms() first, or wait for the "
             "process that is at it"
         )
-    rows, right, curves = [], {}, []
-    for arm, paths in found.items():
-        for path in paths:
-            result = read_json(path / RESULT)
-            metrics, seed = read_metrics(path), result["seed"]
-            right[arm, seed] = [int(c) for c in result["right"]]
-            curves.append(metrics.assign(arm=arm, seed=seed))
-            rows.append({"arm": arm, "n": result["accuracy"]["n"], **outcomes(result, metrics)})
-    table = pd.DataFrame(rows)
-    return Lab(list(found), table, right, pd.concat(curves, ignore_index=True), against=asked[0])
+    runs = pd.DataFrame(rows)
+    return Lab(list(runs["arm"].unique()), runs, right, pd.concat(curves, ignore_index=True), against=arms[0])
 
 
 def _finished(folder: Path, arm: str) -> list[Path]:
     """The folders of an arm's finished runs by seed; a person's copies have other names."""
-    seeds = [p.parent.name.removeprefix("seed-") for p in folder.glob(f"{arm}/seed-*/{RESULT}")]
-    return [folder / arm / f"seed-{seed}" for seed in sorted((s for s in seeds if s.isdecimal()), key=int)]
+    folders = [path.parent for path in folder.glob(f"{arm}/seed-*/{RESULT}")]
+    folders = [path for path in folders if path.name[5:].isdecimal()]
+    return sorted(folders, key=lambda path: int(path.name[5:]))
 
 
 def _check_settings(path: Path, arm: Arm) -> None:
     """Raises RunFolderError if the finished run in `path` was made with other settings."""
-    was, now = read_json(path / RESULT)["settings"], fingerprint(arm)
-    if was != now:
-        differ = sorted(key for key in {*was, *now} if was.get(key) != now.get(key))
+    stored, present = read_json(path / RESULT)["settings"], fingerprint(arm)
+    if stored != present:
+        names = sorted(name for name in {*stored, *present} if stored.get(name) != present.get(name))
         raise RunFolderError(
-            f"{path} holds a finished run with other settings ({', '.join(differ)}); give the arm another name, "
+            f"{path} holds a finished run with other settings ({', '.join(names)}); give the arm another name, "
             f"or the laboratory another folder; {_BY_NAME}"
         )
-
-
-def _seed(value: Any) -> int:
-    try:
-        seed = operator.index(value)
-    except TypeError:
-        seed = -1
-    if seed < 0 or isinstance(value, bool):
-        raise ValueError(f"seeds holds {value!r}; use whole numbers of at least 0")
-    return seed
-
-
-def _none(value: Any) -> float | None:
-    return None if value is None or not np.isfinite(value) else float(value)

@@ -8,7 +8,7 @@ SmolLM2-135M, most of them on the task "largest". `spread` says it of your own t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -39,7 +39,8 @@ NOISE = {"answer": 0.131, "code": 0.052}
 ROWS = {"answer": 0.0035, "code": 0.0044}
 OFTEN, MOST = 0.8, 100  # "shows": finds it 4 times of 5, with no more than so many seeds
 RISE = 15  # steps: half of the experiments have 80 % of their rise in reward by then; quarters, by 14 and 17
-_SEEDS, _QUESTIONS, _TIMED = (2, 3, 4, 5, 8, 12, 20, 30), (32, 64, 128, 256, 512, 1024), 32
+_SEEDS, _QUESTIONS = (2, 3, 4, 5, 8, 12, 20, 30), (32, 64, 128, 256, 512, 1024)
+_TIMED_ROWS = 32
 
 
 def chance(
@@ -61,9 +62,10 @@ def chance(
     True
     """
     error = np.sqrt((np.square(spreads) + noise / questions) / seeds)
-    reach = np.hypot(stdtrit(seeds - 1, 0.975), ndtri(0.975) * math.sqrt(rows / questions) / error)
-    missed = nctdtr(seeds - 1, difference / error, reach)
-    return float(np.mean(1 - np.nan_to_num(missed, nan=0.0)))  # scipy gives NaN where it is 0 to all digits
+    row_error = math.sqrt(rows / questions) / error
+    half_width = np.hypot(stdtrit(seeds - 1, 0.975), ndtri(0.975) * row_error)
+    missed = nctdtr(seeds - 1, difference / error, half_width)
+    return float(np.mean(1 - np.nan_to_num(missed)))  # scipy gives NaN where it is 0 to all digits
 
 
 def least(seeds: int, questions: int, **spread: Any) -> float:
@@ -71,7 +73,10 @@ def least(seeds: int, questions: int, **spread: Any) -> float:
     low, high = 0.0, 1.0
     for _ in range(30):
         middle = (low + high) / 2
-        low, high = (low, middle) if chance(middle, seeds, questions, **spread) >= OFTEN else (middle, high)
+        if chance(middle, seeds, questions, **spread) >= OFTEN:
+            high = middle
+        else:
+            low = middle
     return high
 
 
@@ -102,7 +107,9 @@ class Power:
 
     def hours_of(self, seeds: int) -> float:
         """Of both settings with so many seeds, one run after the other; NaN where nothing was timed."""
-        return math.nan if self.run_seconds is None else 2 * seeds * self.run_seconds / 3600
+        if self.run_seconds is None:
+            return math.nan
+        return 2 * seeds * self.run_seconds / 3600
 
     @property
     def shown_in(self) -> tuple[int, float] | None:
@@ -110,45 +117,56 @@ class Power:
 
         None where nothing was timed, and where the hours hold fewer than two seeds.
         """
-        seeds = 0 if self.run_seconds is None else min(int(self.hours * 1800 / self.run_seconds), MOST)
-        return (seeds, least(seeds, self.questions, **self.spread)) if seeds > 1 else None
+        if self.run_seconds is None:
+            return None
+        seeds = min(int(self.hours * 1800 / self.run_seconds), MOST)
+        if seeds < 2:
+            return None
+        return seeds, least(seeds, self.questions, **self.spread)
 
     @property
     def sentence(self) -> str:
         """What the difference takes, and what the hours can show."""
-        said, found = f"A difference of {100 * self.difference:g} points needs ", self.shown_in
-        if self.seeds is None:
-            said += f"more than {MOST} seeds of each setting."
-        else:
-            low, high = self.between
-            said += f"{self.seeds} seeds of each setting"
-            said += "" if low == high else f" ({low} if they are quiet, {high or f'over {MOST}'} if noisy)"
-            said += (
-                f": runs of {self.steps} steps on {self.prompts} prompts, {self.questions} held-out questions"
+        sentences = [f"A difference of {100 * self.difference:g} points needs {self._runs()}."]
+        if self.shown_in is not None:
+            seeds, difference = self.shown_in
+            sentences.append(
+                f"In {_duration(self.hours)}, {seeds} seeds show a difference of {100 * difference:.0f} points."
             )
-            said += f" ({self.enough} nearly do)" if self.enough < self.questions else ""
-            said += "." if self.run_seconds is None else f", {_words(self.hours_of(self.seeds))} in all."
-        if found is not None:
-            said += f" In {_words(self.hours)}, {found[0]} seeds show a difference of {100 * found[1]:.0f} points."
         elif self.run_seconds is not None:
-            said += f" In {_words(self.hours)} there is no time for two seeds of each setting."
-        return " ".join([said, *self.warnings])
+            sentences.append(f"In {_duration(self.hours)} there is no time for two seeds of each setting.")
+        return " ".join([*sentences, *self.warnings])
+
+    def _runs(self) -> str:
+        """The runs that find the difference, in words."""
+        if self.seeds is None:
+            return f"more than {MOST} seeds of each setting"
+        low, high = self.between
+        text = f"{self.seeds} seeds of each setting"
+        if low != high:
+            text += f" ({low} if they are quiet, {high or f'over {MOST}'} if noisy)"
+        text += f": runs of {self.steps} steps on {self.prompts} prompts, {self.questions} held-out questions"
+        if self.enough < self.questions:
+            text += f" ({self.enough} nearly do)"
+        if self.run_seconds is not None:
+            text += f", {_duration(self.hours_of(self.seeds))} in all"
+        return text
 
     def table(self) -> ShownTable:
         """One row a number of seeds: `least` difference found 4 times of 5, `chance` to find yours, hours."""
-        rows, words, yours = {}, {}, f"finds {100 * self.difference:g} points"
+        rows, cells = {}, {}
         for seeds in sorted({*_SEEDS, self.seeds or 2}):
-            row = {
-                "least": least(seeds, self.questions, **self.spread),
-                "chance": chance(self.difference, seeds, self.questions, **self.spread),
-                "hours": self.hours_of(seeds),
+            smallest = least(seeds, self.questions, **self.spread)
+            probability = chance(self.difference, seeds, self.questions, **self.spread)
+            hours = self.hours_of(seeds)
+            rows[seeds] = {"least": smallest, "chance": probability, "hours": hours}
+            cells[f"{seeds} seeds"] = {
+                "shows": f"{100 * smallest:.0f} points" if smallest < 1 else "none",
+                f"finds {100 * self.difference:g} points": f"{probability:.0%}",
+                "hours": "not timed" if self.run_seconds is None else f"{hours:.2g}",
             }
-            shows = f"{100 * row['least']:.0f} points" if row["least"] < 1 else "none"
-            time = "not timed" if self.run_seconds is None else f"{row['hours']:.2g}"
-            words[f"{seeds} seeds"] = {"shows": shows, yours: f"{row['chance']:.0%}", "hours": time}
-            rows[seeds] = row
         table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("seeds")
-        return shown(table, self.sentence, words)
+        return shown(table, self.sentence, cells)
 
     def __repr__(self) -> str:
         return repr(self.table())
@@ -193,70 +211,89 @@ def power(
             check_above_zero(name, value, hint="; leave it out where it is not known")
     config = preset(config)
     kind = "code" if task.answers_are == "programs" else "answer"
-    used = {"spreads": (spread,) if spread else SPREADS[kind], "noise": NOISE[kind], "rows": ROWS[kind]}
-    questions, completions = (
-        min(len(task.held_out), config.held_out),
-        config.prompts_per_step * config.group_size,
-    )
+    spreads = (spread,) if spread else SPREADS[kind]
+    used_spread = {"spreads": spreads, "noise": NOISE[kind], "rows": ROWS[kind]}
+    questions = min(len(task.held_out), config.held_out)
     run_seconds = None
     if step_seconds is not None:  # a question of the evaluation takes no longer than a completion of a step
+        completions = config.prompts_per_step * config.group_size
         run_seconds = step_seconds * (config.steps + questions / completions)
     elif model is not None:
         run_seconds = _timed(task, model, tokenizer, config, questions)
     if ready is None and model is not None:
-        ready = readiness(
-            model, tokenizer, task, samples=2 * config.group_size, group_size=config.group_size, seconds=60, quiet=True
-        )  # fmt: skip
-    signal = None if ready is None else ready.signal_reward().value * config.prompts_per_step
-    seeds_for = partial(_seeds_for, difference, **used)
-    between = tuple(seeds_for(questions, spreads=(one,)) for one in (used["spreads"][0], used["spreads"][-1]))
-    best = seeds_for(_QUESTIONS[-1]) or MOST
-    enough = next((n for n in _QUESTIONS if (seeds_for(n) or math.inf) <= best + best // 8), _QUESTIONS[-1])
+        size = config.group_size
+        ready = readiness(model, tokenizer, task, samples=2 * size, group_size=size, seconds=60, quiet=True)
+    signal = None
+    if ready is not None:
+        signal = ready.signal_reward().value * config.prompts_per_step
+    seeds_for = partial(_seeds_for, difference, **used_spread)
+    enough = _enough(seeds_for)
     return Power(
-        task.name, difference, hours, seeds_for(questions), between, questions, enough, config.steps,
-        min(config.steps * config.prompts_per_step, len(task.train)), signal, run_seconds, used,
-        _warnings(ready, signal, questions, enough, config),
-    )  # fmt: skip
+        task=task.name,
+        difference=difference,
+        hours=hours,
+        seeds=seeds_for(questions),
+        between=(seeds_for(questions, spreads=spreads[:1]), seeds_for(questions, spreads=spreads[-1:])),
+        questions=questions,
+        enough=enough,
+        steps=config.steps,
+        prompts=min(config.steps * config.prompts_per_step, len(task.train)),
+        signal=signal,
+        run_seconds=run_seconds,
+        spread=used_spread,
+        warnings=_warnings(ready, signal, questions, enough, config),
+    )
 
 
 def _seeds_for(difference: float, questions: int, **spread: Any) -> int | None:
-    return next((s for s in range(2, MOST + 1) if chance(difference, s, questions, **spread) >= OFTEN), None)
+    """The fewest seeds that find the difference 4 times of 5; None: more than 100."""
+    enough = (n for n in range(2, MOST + 1) if chance(difference, n, questions, **spread) >= OFTEN)
+    return next(enough, None)
+
+
+def _enough(seeds_for: Callable[[int], int | None]) -> int:
+    """The fewest questions with which further ones would save hardly a seed."""
+    fewest_seeds = seeds_for(_QUESTIONS[-1]) or MOST
+    most_seeds = fewest_seeds + fewest_seeds // 8
+    return next((n for n in _QUESTIONS if (seeds_for(n) or math.inf) <= most_seeds), _QUESTIONS[-1])
 
 
 def _warnings(
-    ready: Readiness | None, signal: float | None, n: int, enough: int, config: Config
+    ready: Readiness | None, signal: float | None, questions: int, enough: int, config: Config
 ) -> list[str]:
-    said = []
+    warnings = []
     if ready is not None and ready.verdict != "ready":
-        said.append(f"First: the model is not ready ({ready.verdict}), and seeds do not mend that.")
+        warnings.append(f"First: the model is not ready ({ready.verdict}), and seeds do not mend that.")
     if signal is not None and signal < 1:
-        more = f"prompts_per_step={math.ceil(config.prompts_per_step / signal)}" if signal else "easier rows"
-        said.append(f"A step begins with {signal:.1f} groups that have a signal: take {more}.")
+        remedy = "easier rows"
+        if signal:
+            remedy = f"prompts_per_step={math.ceil(config.prompts_per_step / signal)}"
+        warnings.append(f"A step begins with {signal:.1f} groups that have a signal: take {remedy}.")
     if config.steps < RISE:
-        said.append(f"{config.steps} steps are few: in the kit's runs most of the rise took {RISE}.")
-    if n < enough:
-        said.append(f"Of held-out questions only {n} are there: with {enough} fewer seeds do.")
-    return said
+        warnings.append(f"{config.steps} steps are few: in the kit's runs most of the rise took {RISE}.")
+    if questions < enough:
+        warnings.append(f"Of held-out questions only {questions} are there: with {enough} fewer seeds do.")
+    return warnings
 
 
 def _timed(task: Any, model: Any, tokenizer: Any, config: Config, questions: int) -> float:
     """Seconds of a run: its steps, by the faster of two after a first one, and its evaluation. Weights are restored."""
-    kept = {name: p.detach().to("cpu", copy=True) for name, p in model.named_parameters() if p.requires_grad}
+    copies = [(p, p.detach().to("cpu", copy=True)) for p in model.parameters() if p.requires_grad]
     mark = trained_in(model)
     try:
         with TemporaryDirectory() as folder:
-            short = replace(config, steps=3, save_steps=0, warmup=0)
-            GRPOTrainer(model, task, short, tokenizer=tokenizer, folder=folder, live=None).train()
-            step = min(read_metrics(folder)["step_seconds"].iloc[1:])
+            three_steps = replace(config, steps=3, save_steps=0, warmup=0)
+            GRPOTrainer(model, task, three_steps, tokenizer=tokenizer, folder=folder, live=None).train()
+            step_seconds = min(read_metrics(folder)["step_seconds"].iloc[1:])
     finally:
         mark_trained(model, *mark)
-        for name, p in model.named_parameters():
-            if name in kept:
-                p.data.copy_(kept[name])
-    began, rows = perf_counter(), task.held_out[:_TIMED]
+        for parameter, copy in copies:
+            parameter.data.copy_(copy)
+    rows, start = task.held_out[:_TIMED_ROWS], perf_counter()
     evaluate(model, tokenizer, task, rows=rows, batch_size=config.eval_batch)
-    return step * config.steps + (perf_counter() - began) / len(rows) * questions
+    row_seconds = (perf_counter() - start) / len(rows)
+    return step_seconds * config.steps + row_seconds * questions
 
 
-def _words(hours: float) -> str:
+def _duration(hours: float) -> str:
     return f"{hours:.1f} hours" if hours >= 1.5 else f"{60 * hours:.0f} minutes"

@@ -11,8 +11,11 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from grpo_kit._support.argument_checks import (
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from grpo_kit.tasks import Task
+
+_SCORE = itemgetter("score")
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,15 +87,11 @@ class Samples:
         the completion of its neighbour in the batch, which has to be another prompt's.
         """
         check_number("threshold", threshold)
-        rows = [
-            {
-                "prompt": c["prompt"],
-                "completion": c["completion"],
-                "label": c["score"] >= threshold,
-                "score": c["score"],
-            }
-            for c in _spread(self._candidates())
-        ]
+        rows = []
+        for candidate in _spread(self._candidates()):
+            prompt, completion, score = candidate.values()
+            label = score >= threshold
+            rows.append({"prompt": prompt, "completion": completion, "label": label, "score": score})
         return self._data_set(rows, _none_left(threshold))
 
     def best_of_n(self, *, threshold: float | None = None) -> Dataset:
@@ -98,10 +99,11 @@ class Samples:
 
         For SFTTrainer: prompt, completion, score. Source: RAFT, arXiv:2304.06767.
         """
-        least = -math.inf if threshold is None else check_number("threshold", threshold)
-        best = [max(group, key=_score) for group in self._candidates()]
-        rows = [_target(c) for c in best if c["score"] >= least]
-        return self._data_set(rows, _none_left(threshold))
+        best = [max(group, key=_SCORE) for group in self._candidates()]
+        if threshold is not None:
+            check_number("threshold", threshold)
+            best = [candidate for candidate in best if candidate["score"] >= threshold]
+        return self._data_set(best, _none_left(threshold))
 
     def accepted(self, *, threshold: float = 0.5) -> Dataset:
         """Every distinct completion with a score of at least the threshold: rejection sampling.
@@ -109,32 +111,37 @@ class Samples:
         For SFTTrainer: prompt, completion, score. Source: RFT, arXiv:2308.01825.
         """
         check_number("threshold", threshold)
-        rows = [_target(c) for group in self._candidates() for c in group if c["score"] >= threshold]
+        candidates = chain.from_iterable(self._candidates())
+        rows = [candidate for candidate in candidates if candidate["score"] >= threshold]
         return self._data_set(rows, _none_left(threshold))
 
     def summary(self, *, margin: float = 0.1) -> pd.DataFrame:
         """What was sampled and what became of it: value; and where it is a part, `of` how many and the share."""
         table = self.table
-        prompts, n = table["prompt"].nunique(), len(table)
+        prompts, completions = table["prompt"].nunique(), len(table)
+        right_prompts = table.loc[table["right"], "prompt"].nunique()
         pairs = self._pairs(margin)
+        gaps = [pair["score_chosen"] - pair["score_rejected"] for pair in pairs]
         counts = {
             "prompts": (prompts, None),
             "rows left out, their prompt came before": (self.repeated, prompts + self.repeated),
-            "prompts never right": (prompts - table.loc[table["right"], "prompt"].nunique(), prompts),
+            "prompts never right": (prompts - right_prompts, prompts),
             "prompts that give a pair": (len(pairs), prompts),
-            "completions": (n, None),
-            "equal to an earlier one of its prompt": (table.duplicated(["prompt", "completion"]).sum(), n),
+            "completions": (completions, None),
+            "equal to an earlier one of its prompt": (
+                table.duplicated(["prompt", "completion"]).sum(),
+                completions,
+            ),
+            **{reason: (count, completions) for reason, count in self._left_out().items()},
+            "mean gap of the pairs": (np.mean(gaps) if gaps else math.nan, None),
+            "longest prompt + completion, tokens": (
+                (table["prompt_tokens"] + table["ids"].map(len)).max(),
+                None,
+            ),
         }
-        counts |= {name: (count, n) for name, count in self._left_out().items()}
-        gaps = [pair["score_chosen"] - pair["score_rejected"] for pair in pairs]
-        values = {
-            "mean gap of the pairs": sum(gaps) / len(gaps) if gaps else math.nan,
-            "longest prompt + completion, tokens": (table["prompt_tokens"] + table["ids"].map(len)).max(),
-        }
-        rows = [(name, count, of, count / of if of else None) for name, (count, of) in counts.items()]
-        rows += [(name, value, None, None) for name, value in values.items()]
-        found = pd.DataFrame(rows, columns=[self.task, "value", "of", "share"]).set_index(self.task)
-        return found.astype({"value": float, "of": "Int64", "share": float})
+        summary = pd.DataFrame.from_dict(counts, orient="index", columns=["value", "of"])
+        summary = summary.astype({"value": float, "of": "Int64"}).rename_axis(self.task)
+        return summary.assign(share=(summary["value"] / summary["of"].astype(float)))
 
     def _left_out(self) -> dict[str, int]:
         """What no set takes, by reason; a completion may have several."""
@@ -159,7 +166,7 @@ class Samples:
     def _pairs(self, margin: float) -> list[dict[str, Any]]:
         rows = []
         for group in self._candidates():
-            best, worst = max(group, key=_score), min(group, key=_score)  # the first of equals
+            best, worst = max(group, key=_SCORE), min(group, key=_SCORE)  # the first of equals
             if round(best["score"] - worst["score"], 6) > margin:  # 0.8 - 0.7 is above 0.1 by rounding alone
                 rows.append(
                     {
@@ -173,13 +180,16 @@ class Samples:
         return rows
 
     def _candidates(self) -> list[list[dict[str, Any]]]:
-        """By prompt, its distinct completions that a set may hold; prompts without any are left out."""
-        columns = ["prompt", "completion", "score", "exact", "cut_off"]
-        found: dict[str, dict[str, dict[str, Any]]] = {}
-        for row in self.table[columns].to_dict("records"):
-            if row["exact"] and not row["cut_off"] and not math.isnan(row["score"]):
-                found.setdefault(row["prompt"], {}).setdefault(row["completion"], row)
-        return [list(group.values()) for group in found.values()]
+        """By prompt, its distinct completions that a set may hold, as {prompt, completion, score}.
+
+        Prompts without any are left out.
+        """
+        table = self.table
+        usable = table["exact"].astype(bool) & ~table["cut_off"].astype(bool) & table["score"].notna()
+        distinct = table.loc[usable, ["prompt", "completion", "score"]].drop_duplicates(
+            ["prompt", "completion"]
+        )
+        return [group.to_dict("records") for _, group in distinct.groupby("prompt", sort=False)]
 
     def __repr__(self) -> str:
         prompts = self.table["prompt"].nunique()
@@ -226,15 +236,14 @@ def scored_samples(
     rows = check_rows(task.train if rows is None else rows)
     folder = run_path(folder)
     check_temperature(temperature)
-    first = {
-        prompt: row for prompt, row in reversed(list(zip(task.render(tokenizer, rows), rows, strict=True)))
-    }
-    distinct = [row for prompt, row in reversed(first.items())]
-    made = answer(
+    by_prompt: dict[str, dict] = {}
+    for prompt, row in zip(task.render(tokenizer, rows), rows, strict=True):
+        by_prompt.setdefault(prompt, row)
+    answers = answer(
         model,
         tokenizer,
         task,
-        distinct,
+        list(by_prompt.values()),
         samples=samples,
         temperature=temperature,
         max_completion_tokens=max_completion_tokens,
@@ -243,21 +252,21 @@ def scored_samples(
         folder=folder,
         chunk=chunk,
     )
+    lengths = [len(ids) for ids in tokenizer(answers.prompts)["input_ids"]]
     table = pd.DataFrame(
         {
-            "prompt": [prompt for prompt in made.prompts for _ in range(samples)],
-            "completion": made.texts,
-            "ids": [list(completion.ids) for completion in made.completions],
-            "cut_off": [completion.cut_off for completion in made.completions],
+            "prompt": pd.Series(answers.prompts).repeat(samples).tolist(),
+            "completion": answers.texts,
+            "ids": [list(completion.ids) for completion in answers.completions],
+            "cut_off": [completion.cut_off for completion in answers.completions],
+            "prompt_tokens": np.repeat(lengths, samples),
         }
     )
-    lengths = [len(ids) for ids in tokenizer(made.prompts)["input_ids"]]
-    table["prompt_tokens"] = [length for length in lengths for _ in range(samples)]
     table["exact"] = trained_as_sampled(tokenizer, table)
-    table["right"] = made.right
-    columns = made.reward_columns()
+    table["right"] = answers.right
+    columns = answers.reward_columns()
     table = table.assign(score=columns.pop("reward"), **columns)
-    return Samples(task.name, ShownTable(table), len(rows) - len(distinct), made.settings)
+    return Samples(task.name, ShownTable(table), len(rows) - len(by_prompt), answers.settings)
 
 
 def _spread(groups: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -266,16 +275,12 @@ def _spread(groups: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     >>> _spread([[1, 2, 3], [4], [5, 6]])
     [1, 5, 2, 4, 6, 3]
     """
-    placed = [((i + 0.5) / len(group), c) for group in groups for i, c in enumerate(group)]
-    return [c for _, c in sorted(placed, key=lambda pair: pair[0])]  # of equals the earlier group first
-
-
-def _score(candidate: dict[str, Any]) -> float:
-    return candidate["score"]
-
-
-def _target(candidate: dict[str, Any]) -> dict[str, Any]:
-    return {name: candidate[name] for name in ("prompt", "completion", "score")}
+    spread = []
+    for group in groups:
+        spread += [((i + 0.5) / len(group), candidate) for i, candidate in enumerate(group)]
+    return [
+        candidate for _, candidate in sorted(spread, key=itemgetter(0))
+    ]  # of equals the earlier group first
 
 
 def _none_left(threshold: float | None) -> str:

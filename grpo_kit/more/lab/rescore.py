@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from grpo_kit.evaluation._shown import ShownTable, percent, shown
+from grpo_kit.evaluation._shown import ShownTable, estimates_table, percent, shown
 from grpo_kit.evaluation.intervals import bootstrap_mean
 from grpo_kit.loop.config import Config
 from grpo_kit.loop.score import advantages
@@ -57,31 +56,31 @@ class Rescored:
 
     def table(self) -> ShownTable:
         """One row a measure: its share of groups, or of completions, with a 95 % interval (bootstrap over groups)."""
-        rows = {name: bootstrap_mean(self.groups[column].tolist()) for column, name in _MEASURES.items()}
-        table = pd.DataFrame({name: vars(e) for name, e in rows.items()}).T.rename_axis(self.reward)
-        table = table.astype({"value": float, "low": float, "high": float, "n": int})
-        words = {name: {"value, 95 % interval": e.words(), "n": str(e.n)} for name, e in rows.items()}
-        return shown(table, self.sentence, words)
+        estimates = {
+            words: bootstrap_mean(self.groups[column].tolist()) for column, words in _MEASURES.items()
+        }
+        table = estimates_table(self.reward, estimates, [], 0)
+        cells = {name: {"value, 95 % interval": e.words(), "n": str(e.n)} for name, e in estimates.items()}
+        return shown(table, self.sentence, cells)
 
     @property
     def sentence(self) -> str:
         """What another reward would have changed, in one line."""
         share = self.groups[list(_MEASURES)].mean()
-        said = (
+        end = "."
+        if self.direction is not None:
+            end = f"; the first update's direction: {self.direction:+.2f}."
+        return (
             f"{self.reward} on the {len(self.completions)} completions of {self.run}: {percent(share['signal'])} of "
             f"groups have a signal ({percent(share['signal before'])} as trained), {percent(share['order'])} another "
-            f"order, {percent(share['sign'])} of advantages another sign"
-        )
-        return said + (
-            "." if self.direction is None else f"; the first update's direction: {self.direction:+.2f}."
+            f"order, {percent(share['sign'])} of advantages another sign{end}"
         )
 
     def changed(self, n: int = 10) -> pd.DataFrame:
         """The n completions, each text once, whose pay changes most; of equals those that would be paid more first."""
-        table = self.completions.dropna(subset=["before", "after"])
-        table = table.assign(
-            change=table["after"] - table["before"], size=(table["after"] - table["before"]).abs()
-        )
+        table = self.completions
+        change = table["after"] - table["before"]
+        table = table.assign(change=change, size=change.abs())
         table = table[table["size"] > 0].drop_duplicates(["prompt", "completion"])
         table = table.sort_values(["size", "change"], ascending=False, kind="stable")
         return table.head(n)[["step", "completion", "answer", "before", "after"]].reset_index(drop=True)
@@ -111,12 +110,14 @@ def rescore(
 
     >>> kit.rescore("runs/05_train_full", kit.rewards.MathAnswer()).changed()  # doctest: +SKIP
     """
-    given = getattr(reward, "rewards", reward)
-    rewards = list(given) if isinstance(given, Sequence) else [given]
+    rewards = getattr(reward, "rewards", reward)
+    if not isinstance(rewards, Sequence):
+        rewards = [rewards]
     weights = reward_weights or getattr(reward, "reward_weights", None) or [1 / len(rewards)] * len(rewards)
     if len(weights) != len(rewards):
         raise ValueError(f"reward_weights={weights!r} has {len(weights)} numbers for {len(rewards)} rewards")
-    run, table = path_of(folder), read_completions(folder)
+    run = path_of(folder)
+    table = read_completions(folder)
     if table.empty or "completion" not in table:
         raise RunFolderError(
             f"folder={str(folder)!r} holds no completions to score again; give a run's folder"
@@ -124,78 +125,88 @@ def rescore(
     if "turn" in table:
         raise RunFolderError(f"folder={str(folder)!r} holds episodes: their environment pays, not a reward")
     config = _config(run)
-    own = task if task is not None else reward if hasattr(reward, "train") else None
-    columns = {"answer": table["answer"].tolist()} if own is None else columns_of(_rows(own, config, table))
+    if task is None and hasattr(reward, "train"):
+        task = reward
+    columns = {"answer": table["answer"].tolist()}
+    if task is not None:
+        columns = columns_of(_rows(task, config, table))
     columns |= {"prompts": table["prompt"].tolist(), "prefill": table["prefill"].tolist()}
     check_columns(rewards, {*columns}, "rescore (give task=, the run's own)")
-    parts = score_all(rewards, table["completion"].tolist(), reward_names(rewards), **columns)
-    ids = [f"{step} {group}" for step, group in zip(table["step"], table["group"], strict=True)]
-    after = totals(list(parts.values()), weights, ids)
+    scores = score_all(rewards, table["completion"].tolist(), reward_names(rewards), **columns)
+    group_ids = [f"{step} {group}" for step, group in zip(table["step"], table["group"], strict=True)]
+    after = totals(list(scores.values()), weights, group_ids)
     table = table[["step", "group", "prompt", "prefill", "completion", "answer"]].assign(
-        before=table["reward"], after=pd.Series(after, dtype=float, index=table.index)
+        before=table["reward"].astype(float), after=pd.Series(after, dtype=float, index=table.index)
     )
-    for side in ("before", "after"):
-        scores = [None if score != score else score for score in table[side]]
-        table[f"advantage_{side}"] = _advantages(scores, table["step"].tolist(), ids, config.scale)
-    groups = pd.DataFrame([_compared(some) for _, some in table.groupby(["step", "group"], sort=False)])
+    for column in ("before", "after"):
+        table[f"advantage_{column}"] = _advantages(table, column, config.scale)
+    by_group = table.groupby(["step", "group"], sort=False)
+    groups = pd.DataFrame([_compared(group) for _, group in by_group])
     name = getattr(reward, "name", None) or " + ".join(reward_names(rewards))
     return Rescored(run.name, name, table, groups, _direction(table))
 
 
 def _config(run: Path) -> Config:
     values = (run_settings(run) or {}).get("config", {})
-    return Config(**{name: values[name] for name in ("seed", "prompts_per_step", "scale") if name in values})
+    fields = {"seed", "prompts_per_step", "scale"} & values.keys()
+    return Config(**{name: values[name] for name in fields})
 
 
-def _rows(task: Any, config: Config, table: pd.DataFrame) -> list[dict[str, Any]]:
+def _rows(
+    task: Any,
+    config: Config,
+    table: pd.DataFrame,
+) -> list[dict[str, Any]]:
     """The row of each completion: what (seed, step, group) say, where its answer is the one on record."""
-    per_step, found = config.prompts_per_step, []
+    rows = []
     rows_of = cache(lambda step, attempt: rows_of_step(task.train, config, step - 1, attempt))
     for step, group, answer in zip(table["step"], table["group"], table["answer"], strict=True):
-        attempt, place = divmod(int(group), per_step)
-        row = rows_of(int(step), attempt)[place] if len(task.train) >= per_step else {}
+        attempt, place = divmod(int(group), config.prompts_per_step)
+        row = {}
+        if len(task.train) >= config.prompts_per_step:
+            row = rows_of(int(step), attempt)[place]
         if answer is not None and str(row.get("answer")) != str(answer):
             raise ValueError(
                 f"task {task.name!r} has not the rows that the run was trained on: step {step} asked for {answer!r}, "
                 f"and this task for {row.get('answer')!r}; give the run's own task"
             )
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
-def _advantages(scores: list[float | None], steps: list[int], groups: list[str], scale: str) -> list[float]:
-    made: list[float] = []  # of completions whose steps lie together, as they were written
-    for _, of_step in groupby(zip(scores, groups, steps, strict=True), key=itemgetter(2)):
-        own, ids, _ = zip(*of_step, strict=True)
-        made += advantages(own, ids, scale=scale)
-    return made
+def _advantages(
+    table: pd.DataFrame,
+    column: str,
+    scale: str,
+) -> pd.Series:
+    """Of the rewards in a column, step by step."""
+    by_step = []
+    for _, rows in table.groupby("step"):
+        rewards = [None if math.isnan(reward) else reward for reward in rows[column]]
+        by_step.append(pd.Series(advantages(rewards, rows["group"].tolist(), scale=scale), rows.index))
+    return pd.concat(by_step)
 
 
-def _compared(some: pd.DataFrame) -> dict[str, Any]:
+def _compared(group: pd.DataFrame) -> dict[str, Any]:
     """One group under both rewards."""
-    before, after = (some[side].to_numpy(float) for side in ("before", "after"))
-    both = ~(np.isnan(before) | np.isnan(after))
-    first, second = (np.sign(values[both][:, None] - values[both][None, :]) for values in (before, after))
-    signs = np.sign(some["advantage_before"]) != np.sign(some["advantage_after"])
+    judged_by_both = group[["before", "after"]].dropna().to_numpy()
+    first, second = (np.sign(rewards[:, None] - rewards) for rewards in judged_by_both.T)
+    signs = np.sign(group["advantage_before"]) != np.sign(group["advantage_after"])
     return {
-        "step": int(some["step"].iloc[0]),
-        "group": int(some["group"].iloc[0]),
-        "signal before": _has_signal(before),
-        "signal": _has_signal(after),
+        "step": int(group["step"].iloc[0]),
+        "group": int(group["group"].iloc[0]),
+        "signal before": float(group["before"].nunique() > 1),
+        "signal": float(group["after"].nunique() > 1),
         "order": float((first != second).any()),
         "reversed": float((first * second < 0).any()),
         "sign": float(signs.mean()),
     }
 
 
-def _has_signal(rewards: np.ndarray) -> float:
-    judged = rewards[~np.isnan(rewards)]
-    return float(judged.size > 0 and np.ptp(judged) > 0)
-
-
 def _direction(table: pd.DataFrame) -> float | None:
-    for _, step in table.groupby("step", sort=False):
-        one, other = step["advantage_before"].to_numpy(float), step["advantage_after"].to_numpy(float)
-        if (size := np.linalg.norm(one) * np.linalg.norm(other)) > 0:
-            return float(one @ other / size)
+    for _, rows in table.groupby("step", sort=False):
+        before, after = rows["advantage_before"].to_numpy(float), rows["advantage_after"].to_numpy(float)
+        size = np.linalg.norm(before) * np.linalg.norm(after)
+        if size > 0:
+            return float(before @ after / size)
     return None

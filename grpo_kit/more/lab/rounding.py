@@ -10,13 +10,15 @@ Simplification: the gradients are given (a constant signal in noise), so an arm'
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import pandas as pd
 import torch
 
 from grpo_kit._support.argument_checks import check_whole
-from grpo_kit.engine.optim.choose import check_bitsandbytes
+from grpo_kit.engine.optim.choose import check_bitsandbytes, new_optimizer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,54 +32,51 @@ class Arm(NamedTuple):
     master: Callable[[], torch.Tensor]
 
 
-def _arm(weights: torch.Tensor, optimizer: Callable[..., torch.optim.Optimizer], lr: float) -> Arm:
-    parameter = torch.nn.Parameter(weights)
-    return Arm(parameter, optimizer([parameter], lr=lr, weight_decay=0.0), lambda: parameter.detach().float())
-
-
-def _adamw(weights: torch.Tensor, lr: float) -> Arm:
-    return _arm(weights.float(), torch.optim.AdamW, lr)
-
-
-def _rounded(weights: torch.Tensor, lr: float) -> Arm:
-    return _arm(weights.clone(), torch.optim.AdamW, lr)
+def _arm(
+    name: str,
+    dtype: torch.dtype,
+    weights: torch.Tensor,
+    lr: float,
+) -> Arm:
+    """name: of an optimizer in OPTIMIZERS, made for these weights or not."""
+    parameter = torch.nn.Parameter(weights.to(dtype, copy=True))
+    if name == "adamw":
+        optimizer = torch.optim.AdamW([parameter], lr=lr, weight_decay=0.0)
+    else:
+        check_bitsandbytes(name)
+        optimizer = new_optimizer(name, [{"params": [parameter]}], lr=lr, weight_decay=0.0)
+    if name == "adamw-8bit-split":
+        return Arm(parameter, optimizer, lambda: optimizer.master(parameter))
+    return Arm(parameter, optimizer, lambda: parameter.detach().float())
 
 
 def _stochastic(weights: torch.Tensor, lr: float) -> Arm:
     """Rounds up or down to a neighbouring bfloat16 with the probability that keeps the mean; float32 moments."""
-    arm = _adamw(weights, lr)
+    arm = _arm("adamw", torch.float32, weights, lr)
     generator = torch.Generator(weights.device).manual_seed(0)
 
     def round_weights(*_: object) -> None:
         bits = arm.parameter.data.view(torch.int32)
-        bits += torch.randint(2**16, bits.shape, generator=generator, dtype=torch.int32, device=bits.device)
+        bits += torch.randint(
+            2**16,
+            bits.shape,
+            generator=generator,
+            dtype=torch.int32,
+            device=bits.device,
+        )
         bits &= -(2**16)
 
     arm.optimizer.register_step_post_hook(round_weights)
     return arm
 
 
-def _adamw_8bit(weights: torch.Tensor, lr: float) -> Arm:
-    check_bitsandbytes("adamw-8bit")
-    from bitsandbytes.optim import AdamW8bit
-
-    return _arm(weights.float(), AdamW8bit, lr)
-
-
-def _split(weights: torch.Tensor, lr: float) -> Arm:
-    check_bitsandbytes("adamw-8bit-split")
-    from grpo_kit.engine.optim import SplitAdamW8bit
-
-    arm = _arm(weights.clone(), SplitAdamW8bit, lr)
-    return arm._replace(master=lambda: arm.optimizer.master(arm.parameter))
-
-
+_REFERENCE = partial(_arm, "adamw", torch.float32)
 ARMS: dict[str, Callable[[torch.Tensor, float], Arm]] = {
-    "adamw, float32 weights": _adamw,
-    "adamw-8bit, float32 weights": _adamw_8bit,
-    "adamw-8bit-split, bfloat16 weights": _split,
+    "adamw, float32 weights": _REFERENCE,
+    "adamw-8bit, float32 weights": partial(_arm, "adamw-8bit", torch.float32),
+    "adamw-8bit-split, bfloat16 weights": partial(_arm, "adamw-8bit-split", torch.bfloat16),
     "adamw, bfloat16 rounded at random": _stochastic,
-    "adamw, bfloat16 rounded to nearest": _rounded,
+    "adamw, bfloat16 rounded to nearest": partial(_arm, "adamw", torch.bfloat16),
 }
 
 
@@ -107,13 +106,12 @@ def update_survival(
     True
     """
     check_whole("steps", steps)
-    generator = torch.Generator().manual_seed(seed)
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
     if weights is None:
-        n = 2**15 if gradients is None else gradients.shape[1]
-        weights = 0.03 * torch.randn(n, generator=generator, dtype=torch.float32)
+        weights = 0.03 * draw(2**15 if gradients is None else gradients.shape[1])
     if gradients is None:
-        mean = signal * torch.randn(weights.numel(), generator=generator, dtype=torch.float32)
-        noise = torch.randn(steps, weights.numel(), generator=generator, dtype=torch.float32)
+        mean = signal * draw(weights.numel())
+        noise = draw(steps, weights.numel())
         gradients = gradient_rms * (mean + noise)  # (S, N)
     if gradients.ndim != 2 or gradients.shape[1] != weights.numel():
         shapes = tuple(gradients.shape), tuple(weights.shape)
@@ -121,31 +119,35 @@ def update_survival(
     start = weights.detach().flatten().to(torch.bfloat16)
     rows = []
     for lr in learning_rates:
-        wanted = _change(_adamw, start, lr, gradients)[0]
+        reference, _ = _changes(_REFERENCE, start, lr, gradients)
         for name, arm in arms.items():
-            kept, in_weights = _change(arm, start, lr, gradients)
-            share = lambda change, wanted=wanted: float(change @ wanted / (wanted @ wanted))  # noqa: E731
+            change, stored_change = _changes(arm, start, lr, gradients)
             rows.append(
                 {
                     "optimizer": name,
                     "learning_rate": lr,
-                    "kept": share(kept),
-                    "in_weights": share(in_weights),
-                    "error": float((kept - wanted).norm() / wanted.norm()),
+                    "kept": float(change @ reference / (reference @ reference)),
+                    "in_weights": float(stored_change @ reference / (reference @ reference)),
+                    "error": float((change - reference).norm() / reference.norm()),
                 }
             )
     return pd.DataFrame(rows)
 
 
-def _change(
-    make: Callable, start: torch.Tensor, lr: float, gradients: torch.Tensor
+def _changes(
+    make_arm: Callable[[torch.Tensor, float], Arm],
+    start: torch.Tensor,
+    lr: float,
+    gradients: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    arm = make(start, lr)
+    """The change that optimizer and weights hold together, and that of the stored weights; float64 (N,)."""
+    arm = make_arm(start, lr)
     for gradient in gradients:
         arm.parameter.grad = gradient.to(arm.parameter.dtype)
         arm.optimizer.step()
-    begin = start.double()
-    return arm.master().double() - begin, arm.parameter.detach().double() - begin
+    change = arm.master().double() - start.double()
+    stored_change = arm.parameter.detach().double() - start.double()
+    return change, stored_change
 
 
 def survival_plot(table: pd.DataFrame) -> Figure:
@@ -155,24 +157,32 @@ def survival_plot(table: pd.DataFrame) -> Figure:
     """
     from grpo_kit._support.display import COLOURS, new_figure
 
-    names, rates = list(dict.fromkeys(table.optimizer)), sorted(set(table.learning_rate))
+    names = list(dict.fromkeys(table.optimizer))
     figure = new_figure(8, 0.9 + 0.62 * len(names))
     axes = figure.add_subplot()
-    height, floor, ticked = 0.8 / len(rates), 0.1, False
-    for j, rate in enumerate(rates):
-        rows = table[table.learning_rate == rate].set_index("optimizer").loc[names]
-        at = [i - 0.4 + (j + 0.5) * height for i in range(len(names))]
-        kept = (100 * rows.kept).clip(lower=floor)
-        axes.barh(at, kept, 0.9 * height, left=0, color=COLOURS[j % len(COLOURS)], label=f"{rate:g}")
-        for y, row in zip(at, rows.itertuples(), strict=True):
-            share, now = row.kept, row.in_weights
-            noise = f", and noise of {row.error:.1f} x that" if share > 0.5 and row.error > 0.5 else ""
-            text = f"{100 * share:.{0 if share >= 0.1 else 1}f} %{noise}"
-            axes.text(max(100 * share, floor) * 1.08, y, text, va="center", fontsize=7.5)
-            if abs(now - share) > 0.02:
-                style = dict(color="black", lw=1.5, label=None if ticked else "already in the weights")
-                axes.plot([100 * now] * 2, [y - 0.45 * height, y + 0.45 * height], **style)
-                ticked = True
+    height, floor = 0.8 / table.learning_rate.nunique(), 0.1
+    for number, (rate, rows) in enumerate(table.groupby("learning_rate")):
+        rows = 100 * rows.set_index("optimizer").loc[names, ["kept", "in_weights", "error"]]
+        y = np.arange(len(names)) - 0.4 + (number + 0.5) * height
+        colour = COLOURS[number % len(COLOURS)]
+        bars = axes.barh(
+            y,
+            rows.kept.clip(lower=floor),
+            0.9 * height,
+            color=colour,
+            label=f"{rate:g}",
+        )
+        axes.bar_label(bars, [_label(*row) for row in rows.values], padding=3, fontsize=7.5)
+        waits = ((rows.in_weights - rows.kept).abs() > 2).values
+        low, high = y[waits] - 0.45 * height, y[waits] + 0.45 * height
+        axes.vlines(
+            rows.in_weights[waits],
+            low,
+            high,
+            color="black",
+            lw=1.5,
+        )
+    axes.plot([], color="black", lw=1.5, label="already in the weights")
     axes.set_xscale("log")
     axes.set_xlim(floor, 8000 if (table.error > 0.5).any() else 300)
     axes.set_xticks([0.1, 1, 10, 100], ["0.1 %", "1 %", "10 %", "100 %"])
@@ -180,5 +190,24 @@ def survival_plot(table: pd.DataFrame) -> Figure:
     axes.invert_yaxis()
     axes.set_xlabel("share of the float32 run's weight change that is kept")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(title="learning rate", loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.legend(
+        title="learning rate",
+        loc="outside lower center",
+        ncols=4,
+        frameon=False,
+        fontsize=8,
+    )
     return figure
+
+
+def _label(
+    share: float,
+    in_weights: float,
+    error: float,
+) -> str:
+    """A bar's words; all in percent."""
+    digits = 0 if share >= 10 else 1
+    label = f"{share:.{digits}f} %"
+    if share > 50 and error > 50:
+        label += f", and noise of {error / 100:.1f} x that"
+    return label

@@ -36,7 +36,10 @@ def over_seeds(values: Sequence[Sequence[float]]) -> Estimate:
 
 
 def difference_over_seeds(
-    first: Sequence[Sequence[float]], second: Sequence[Sequence[float]], *, null: float = 0.0
+    first: Sequence[Sequence[float]],
+    second: Sequence[Sequence[float]],
+    *,
+    null: float = 0.0,
 ) -> tuple[Estimate, float | None]:
     """second minus first, paired by seed and row, both (S, R) in [0, 1]; and the two-sided p of a difference of null.
 
@@ -44,18 +47,22 @@ def difference_over_seeds(
     None for one seed.
     Raises ValueError for unlike shapes.
     """
-    one, two = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
-    if one.shape != two.shape:
-        raise ValueError(f"first has shape {one.shape}, second {two.shape}; give the same seeds and rows")
-    change = two - one
-    estimate = _estimate(change, lowest=-1.0)
-    if len(change) < 2:
+    if np.shape(first) != np.shape(second):
+        raise ValueError(
+            f"first has shape {np.shape(first)}, second {np.shape(second)}; give the same seeds and rows"
+        )
+    changes = np.asarray(second, dtype=float) - np.asarray(first, dtype=float)
+    estimate = _estimate(changes, lowest=-1.0)
+    if len(changes) < 2:
         return estimate, None
-    return estimate, _p_of_both(abs(estimate.value - null), *_errors(change), len(change))
+    return estimate, _p_of_both(abs(estimate.value - null), *_errors(changes), len(changes))
 
 
 def paired_scalars(
-    first: Sequence[float], second: Sequence[float], *, null: float = 0.0
+    first: Sequence[float],
+    second: Sequence[float],
+    *,
+    null: float = 0.0,
 ) -> tuple[float, float, float, float | None]:
     """(mean, low, high, p) of second minus first, one number a seed: Student's t, 95 %; p: of a difference of null.
 
@@ -66,13 +73,17 @@ def paired_scalars(
         raise ValueError(
             f"first has {len(first)} numbers, second {len(second)}; give one for each seed, the same"
         )
-    change = np.asarray(second, dtype=float) - np.asarray(first, dtype=float)
-    mean = float(change.mean())
-    if len(change) < 2:
+    changes = np.asarray(second, dtype=float) - np.asarray(first, dtype=float)
+    mean, degrees = float(changes.mean()), len(changes) - 1
+    if degrees == 0:
         return mean, -math.inf, math.inf, None
-    error = _standard_error(change)
-    half = float(stdtrit(len(change) - 1, 0.975)) * error
-    return mean, mean - half, mean + half, _p(mean - null, error, len(change))
+    error = _standard_error(changes)
+    half = float(stdtrit(degrees, 0.975)) * error
+    if error > 0:
+        p = float(2 * stdtr(degrees, -abs(mean - null) / error))
+    else:
+        p = float(mean == null)
+    return mean, mean - half, mean + half, p
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -83,11 +94,11 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     >>> holm([0.01, 0.04, None, 0.03])
     [0.03, 0.06, None, 0.06]
     """
-    known = sorted((p, i) for i, p in enumerate(p_values) if p is not None and not math.isnan(p))
+    tests = sorted((p, i) for i, p in enumerate(p_values) if p is not None and not math.isnan(p))
     adjusted: list[float | None] = [None] * len(p_values)
     highest = 0.0
-    for place, (p, i) in enumerate(known):
-        highest = max(highest, min(1.0, p * (len(known) - place)))
+    for place, (p, i) in enumerate(tests):
+        highest = max(highest, min(1.0, p * (len(tests) - place)))
         adjusted[i] = highest
     return adjusted
 
@@ -96,8 +107,10 @@ def _estimate(values: np.ndarray, *, lowest: float) -> Estimate:
     """The interval of over_seeds; values (S, R) in [lowest, 1]."""
     if len(values) < 2:
         return bootstrap_mean(values[0].tolist(), lowest=lowest)
-    mean, (by_seeds, by_rows) = float(values.mean()), _errors(values)
-    half = math.hypot(float(stdtrit(len(values) - 1, 0.975)) * by_seeds, float(ndtri(0.975)) * by_rows)
+    mean = float(values.mean())
+    seed_error, row_error = _errors(values)
+    seed_half = float(stdtrit(len(values) - 1, 0.975)) * seed_error
+    half = math.hypot(seed_half, float(ndtri(0.975)) * row_error)
     return Estimate(mean, max(lowest, mean - half), min(1.0, mean + half), values.shape[1])
 
 
@@ -110,26 +123,30 @@ def _errors(values: np.ndarray) -> tuple[float, float]:
         return 0.0, wilson_interval(0, rows)[1] / float(ndtri(0.975))
     if rows < 2:
         return _standard_error(by_seed), 0.0
-    left = values - by_seed[:, None] - by_row + values.mean()
-    noise = float((left**2).sum()) / ((seeds - 1) * (rows - 1))
-    return _standard_error(by_seed), math.sqrt(max(float(by_row.var(ddof=1)) - noise / seeds, 0.0) / rows)
+    residuals = values - by_seed[:, None] - by_row + values.mean()
+    noise = float((residuals**2).sum()) / ((seeds - 1) * (rows - 1))
+    row_variance = max(float(by_row.var(ddof=1)) - noise / seeds, 0.0)
+    return _standard_error(by_seed), math.sqrt(row_variance / rows)
 
 
 def _standard_error(values: np.ndarray) -> float:
-    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
+    return float(values.std(ddof=1) / math.sqrt(len(values)))
 
 
-def _p(mean: float, error: float, seeds: int) -> float:
-    if error == 0:
-        return 1.0 if mean == 0 else 0.0
-    return float(2 * stdtr(seeds - 1, -abs(mean) / error))
-
-
-def _p_of_both(distance: float, seed_error: float, row_error: float, seeds: int) -> float:
+def _p_of_both(
+    distance: float,
+    seed_error: float,
+    row_error: float,
+    seeds: int,
+) -> float:
     """The level at which both half widths in quadrature are the distance; they fall as the level rises."""
     low, high = 0.0, 1.0
     for _ in range(60):
         level = (low + high) / 2
-        half = math.hypot(stdtrit(seeds - 1, level / 2) * seed_error, ndtri(level / 2) * row_error)
-        low, high = (low, level) if half < distance else (level, high)
+        seed_half = stdtrit(seeds - 1, level / 2) * seed_error
+        row_half = ndtri(level / 2) * row_error
+        if math.hypot(seed_half, row_half) < distance:
+            high = level
+        else:
+            low = level
     return high
