@@ -168,5 +168,8 @@ NOT_ASKED = [
     NotAsked(
         "D1", "says which tasks GRPO is for; a task without a verifiable answer cannot be trained on here"
     ),
-    NotAsked("D6", "its memory and speed need CUDA (its CPU backend was run), and it wants older versions of its own"),
+    NotAsked(
+        "D6",
+        "its memory and speed need CUDA (its CPU backend was run), and it wants older versions of its own",
+    ),
 ]
