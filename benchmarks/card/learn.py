@@ -26,7 +26,7 @@ from benchmarks.card.decode import capped_card
 from benchmarks.result import command_line, origin, read_result, write_result
 from grpo_kit.evaluation.accuracy import Evaluation
 from grpo_kit.loop.step_batch import Batch
-from grpo_kit.more.lab.null import ShuffledRewards
+from grpo_kit.more.lab.null import _ShuffledRewards
 
 HALVES = (
     "half of GSM8K's 1,319 test questions were trained on, the other half is held out, no question on both sides: no "
@@ -158,7 +158,7 @@ def run(asked: Namespace, out: Path) -> dict[str, Any]:
     folder = checkpoints[-1].parent if checkpoints else kit.next_run_folder(place.parent, place.name)
     trainer = kit.GRPOTrainer(
         model, task, config, tokenizer=tokenizer, folder=folder, live=False,
-        sample=ShuffledRewards() if asked.null else None, hooks=[EndInTime(note, until)],
+        sample=_ShuffledRewards() if asked.null else None, hooks=[EndInTime(note, until)],
     )  # fmt: skip
     begin = time.monotonic()
     try:

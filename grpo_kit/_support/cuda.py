@@ -64,10 +64,10 @@ def use_expandable_segments() -> str | None:
     if any(name in os.environ for name in ALLOCATOR_SETTINGS):
         return None
     # Torch may have read the environment when it was imported, so its own function sets the value too.
-    if hasattr(torch._C, "_accelerator_setAllocatorSettings"):
-        torch._C._accelerator_setAllocatorSettings(_EXPANDABLE)
-    else:  # torch 2.8
-        torch.cuda.memory._set_allocator_settings(_EXPANDABLE)
+    set_allocator = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if set_allocator is None:  # torch 2.8
+        set_allocator = torch.cuda.memory._set_allocator_settings
+    set_allocator(_EXPANDABLE)
     # For child processes, and for vLLM, which reads this name only and then keeps its own setting.
     os.environ[ALLOCATOR_SETTINGS[0]] = _EXPANDABLE
     return (

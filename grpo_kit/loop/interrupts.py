@@ -23,8 +23,8 @@ class Stopped(KeyboardInterrupt):
     def _render_traceback_(self) -> list[str]:
         """What IPython shows in place of a traceback."""
         return [
-            f"{self} Cells queued below were not run. To go on, run this cell again; to do without the rest of the "
-            "steps, run the cells below."
+            f"{self} Cells queued below were not run. To go on: trainer.train(). To do without the rest of the steps, "
+            "run the cells below."
         ]
 
 

@@ -116,7 +116,7 @@ def test_stop_button(training):
     assert only == (1, "Stopped"), "the training cell says so, and nothing else"
     shown = page.cell(1).locator(".jp-OutputArea-output").last.inner_text()
     assert len(shown.strip().splitlines()) == 1 and "Traceback" not in shown
-    assert "run this cell again" in shown
+    assert "To go on: trainer.train()" in shown
     assert saved.cells[2].execution_count is None, "Run all ends here"
     page.picture(f"stopped-{folder.name}")
     at = step(folder)

@@ -9,28 +9,28 @@ from lab_runs import base
 import grpo_kit as kit
 from grpo_kit import lab
 from grpo_kit.loop.score import advantages
-from grpo_kit.more.lab.null import ShuffledRewards, shuffled_within
+from grpo_kit.more.lab.null import _shuffled_within, _ShuffledRewards
 
 
 def test_the_null_shuffles_within_groups_and_nowhere_else():
     groups = [0] * 8 + [1] * 8 + [2] * 3 + [7]
     rewards = [place / 100 for place in range(19)] + [None]
     seeds = [f"null 0 {step}" for step in range(20)]
-    drawn = [shuffled_within(rewards, groups, seed) for seed in seeds]
+    drawn = [_shuffled_within(rewards, groups, seed) for seed in seeds]
     for shuffled in drawn:
         for group in set(groups):
             places = [place for place, other in enumerate(groups) if other == group]
             assert Counter(shuffled[p] for p in places) == Counter(rewards[p] for p in places)
-    assert drawn == [shuffled_within(rewards, groups, seed) for seed in seeds], "the seed draws it"
+    assert drawn == [_shuffled_within(rewards, groups, seed) for seed in seeds], "the seed draws it"
     assert len({tuple(map(str, each)) for each in drawn}) == 20 and rewards[:3] == [0.0, 0.01, 0.02]
-    mixed = shuffled_within([1, 2, 3, 4], [0, 1, 0, 1], "any")
+    mixed = _shuffled_within([1, 2, 3, 4], [0, 1, 0, 1], "any")
     assert set(mixed[::2]) == {1, 3} and set(mixed[1::2]) == {2, 4}, "groups that do not lie together"
 
 
 def test_over_many_shuffles_no_completion_is_better_than_another():
     """So the gradient is 0 in the mean: what such a run gains has another cause than the reward."""
     rewards, groups = [1.0, 0.0, 0.0, 0.25, 1.0, 1.0], [0, 0, 0, 0, 1, 1]
-    drawn = [advantages(shuffled_within(rewards, groups, f"s{n}"), groups) for n in range(4000)]
+    drawn = [advantages(_shuffled_within(rewards, groups, f"s{n}"), groups) for n in range(4000)]
     assert np.abs(np.mean(drawn, axis=0)).max() < 4 * np.std(drawn) / 4000**0.5
     assert np.abs(drawn).max() > 1
 
@@ -63,7 +63,7 @@ def test_a_null_of_an_arm_with_a_sampler_of_its_own_keeps_it():
     shuffled = arm["sample"]("the trainer's own")
     assert arm["beta"] == 0.1 and shuffled.state() == {"waiting": 3}
     assert shuffled.inner.inner == "the trainer's own"
-    assert ShuffledRewards().around("the trainer's own").inner == "the trainer's own"
+    assert _ShuffledRewards().around("the trainer's own").inner == "the trainer's own"
 
 
 def test_episodes_bring_their_own_advantages_and_are_refused():
@@ -71,7 +71,7 @@ def test_episodes_bring_their_own_advantages_and_are_refused():
         advantages = [0.5, -0.5]
 
     with pytest.raises(ValueError, match="rewards to shuffle"):
-        ShuffledRewards(lambda *given: Played())(None, None, None, [], None, None)
+        _ShuffledRewards(lambda *given: Played())(None, None, None, [], None, None)
 
 
 def test_the_gain_is_said_beside_the_null():

@@ -82,7 +82,7 @@ def test_stop_button_ends_run_all_in_one_line_and_the_next_cell_goes_on(kernel, 
     status, text = run(*kernel, code, press_when=under_way, queued=(BELOW, below))
     assert status == "error", text
     assert len(text.splitlines()) == 1 and text.startswith("Stopped after step "), text
-    assert "run this cell again" in text and "Traceback" not in text
+    assert "To go on: trainer.train()" in text and "Traceback" not in text
     manager, client = kernel
     assert reply(client) == "error"
     assert reply(client) == "aborted", "the cell below was not run"

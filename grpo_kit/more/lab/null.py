@@ -25,13 +25,15 @@ def null(arm: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """
     changes = dict(arm or {})
     own_sample = changes.get("sample")
-    changes["sample"] = ShuffledRewards if own_sample is None else partial(_shuffle_behind, sample=own_sample)
+    changes["sample"] = (
+        _ShuffledRewards if own_sample is None else partial(_shuffle_behind, sample=own_sample)
+    )
     return changes
 
 
-def _shuffle_behind(inner: Sampler, sample: Callable[[Sampler], Sampler]) -> ShuffledRewards:
+def _shuffle_behind(inner: Sampler, sample: Callable[[Sampler], Sampler]) -> _ShuffledRewards:
     """Shuffled rewards of the sampler that an arm brings, which is made from the trainer's own."""
-    return ShuffledRewards(sample(inner))
+    return _ShuffledRewards(sample(inner))
 
 
 def beside_null(trained: Comparison, null_run: Comparison, measure: str = "strict") -> str:
@@ -44,7 +46,7 @@ def beside_null(trained: Comparison, null_run: Comparison, measure: str = "stric
     return f"{gain}, of which {without} come without the right reward"
 
 
-class ShuffledRewards:
+class _ShuffledRewards:
     """A trainer's `sample` whose groups keep their rewards, but not who earned which; `null` gives it to an arm.
 
     inner: the sampler that makes the completions. None: the one that the trainer would take by itself.
@@ -56,9 +58,9 @@ class ShuffledRewards:
         self.inner = inner
         self._reported: dict[str, float] = {}  # by log_metric, in the last call
 
-    def around(self, fast: Sampler) -> ShuffledRewards:
+    def around(self, fast: Sampler) -> _ShuffledRewards:
         """The same by the sampler that the trainer would take by itself, where none was given."""
-        return ShuffledRewards(self.inner or fast)
+        return _ShuffledRewards(self.inner or fast)
 
     def __call__(
         self,
@@ -76,7 +78,7 @@ class ShuffledRewards:
             )
         weights = config.reward_weights or task.reward_weights
         self._reported = score(batch, task, weights, tokenizer)
-        batch.rewards = shuffled_within(batch.rewards, batch.groups, f"null {config.seed} {numbers.step}")
+        batch.rewards = _shuffled_within(batch.rewards, batch.groups, f"null {config.seed} {numbers.step}")
         return batch
 
     def measures(self, batch: Batch, task: Any) -> dict[str, float]:
@@ -92,10 +94,10 @@ class ShuffledRewards:
         optional(self.inner, "load_state", None, state)
 
 
-def shuffled_within(rewards: Sequence[Any], groups: Sequence[int], seed: str) -> list[Any]:
+def _shuffled_within(rewards: Sequence[Any], groups: Sequence[int], seed: str) -> list[Any]:
     """The rewards, each group's among its completions in an order drawn by the seed.
 
-    >>> sorted(shuffled_within([1, 2, 3, 9, 8], [0, 0, 0, 1, 1], "seed")[:3])
+    >>> sorted(_shuffled_within([1, 2, 3, 9, 8], [0, 0, 0, 1, 1], "seed")[:3])
     [1, 2, 3]
     """
     draw = random.Random(seed)
