@@ -182,7 +182,7 @@ def test_answers_reach_the_buttons_under_the_chart(tmp_path, monkeypatch):
         if text.startswith("Paused"):
             control(tmp_path / "run").go_on()
 
-    monkeypatch.setattr(LiveChart, "_answer", answer)
+    monkeypatch.setattr(LiveChart, "_show_answer", answer)
     made = make(tmp_path / "unused")
     trainer = GRPOTrainer(
         made.model, task(), Config(steps=2, prompts_per_step=2, group_size=4), tokenizer=made.tokenizer,
