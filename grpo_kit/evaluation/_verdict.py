@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from grpo_kit.evaluation._constant import Constant, in_words
 
-if TYPE_CHECKING:
-    from grpo_kit.evaluation.readiness import Readiness
+Readiness = Any  # readiness.Readiness, whose file imports this one
 
 # The verdicts' thresholds: choices, stated in each verdict and not tuned to any result.
 FORMATTED = 0.5  # lowest share of samples with a readable answer

@@ -1,4 +1,7 @@
-"""Rewards made of other rewards, whose parts stay visible: weighted sums, gates, clipping."""
+"""Rewards made of other rewards, whose parts stay visible: weighted sums, gates, clipping.
+
+Longer than 300 lines because sums, gates and clips ask each other for ranges and parts, which is seen side by side.
+"""
 
 from __future__ import annotations
 

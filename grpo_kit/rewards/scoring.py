@@ -1,6 +1,8 @@
 """Scoring: the one place that calls rewards, checks their scores, and makes the weighted total.
 
 Trainer, evaluation, readiness, preferences, check_rewards and the composite rewards all call it.
+
+Longer than 300 lines because the one rule for scores, None and errors is seen in one place.
 """
 
 from __future__ import annotations

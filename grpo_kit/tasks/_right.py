@@ -1,6 +1,8 @@
 """When is an answer right? If the rewards that judge it pay in full, or by the task's own is_correct.
 
 The strict reading judges the completion itself. The lenient reading judges the text that it seems to answer with.
+
+Longer than 300 lines because the one rule of what is right, for all kinds of rewards, is seen in one place.
 """
 
 from __future__ import annotations

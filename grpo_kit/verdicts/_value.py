@@ -2,6 +2,8 @@
 
 Two formulas are the same if they are equal as fractions, or agree to more digits than their own numbers have, at
 several points where they hold letters.
+
+Longer than 300 lines because every operation on a value stands beside the others, and all are short.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Training as it happens: a chart that updates in place at every step, a progress bar, the last completions."""
+"""Training as it happens: a chart that updates in place at every step, a progress bar, the last completions.
+
+Longer than 300 lines because the chart, its buttons and its last completions are drawn from one state.
+"""
 
 import json
 import statistics

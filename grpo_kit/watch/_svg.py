@@ -4,6 +4,8 @@ A pure function of what the runs have shown, without matplotlib, quick enough to
 about 25 KB for a run of any length. Lengths are half pixels: whole numbers, hence short, and fine enough for a smooth
 line. It has no ground. In a page that is drawn anew (full=False) its words have the page's colour; as a file or PNG a
 grey that can be read on white and on dark.
+
+Longer than 300 lines because all panels are drawn by the same measures and helpers.
 """
 
 import html
