@@ -53,7 +53,7 @@ def compared(model: Any, prompts: Sequence[list[int]], rollouts: Any) -> Finding
         prompts, rollouts.completion_ids, rollouts.policy_logprobs, strict=True
     ):
         plain = _plain(model, prompt, completion)
-        error = max(error, _gap(torch.tensor(logprobs), plain))
+        error = max(error, _gap(torch.tensor(logprobs, dtype=torch.float64), plain))
         rounding = max(rounding, _gap(_plain(model, prompt, completion, SHIFT), plain))
     autocast = torch.is_autocast_enabled(next(model.parameters()).device.type)
     return judged("engine", error, rounding, is_narrow(model, autocast=autocast))

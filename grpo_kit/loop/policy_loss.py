@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -52,13 +53,17 @@ class PolicyLoss:
         if config.mask_truncated_completions:
             self.mask = objectives.overlong_filter(self.mask, torch.tensor(batch.cut_off, device=device))
         self.advantages = torch.tensor(batch.advantages, dtype=torch.float32, device=device)
-        self.sampler_logprobs = None  # (N, T), where the sampler has them
-        if batch.sampler_logprobs is not None:
-            self.sampler_logprobs = padded(batch.sampler_logprobs, self.mask.size(1), device)
         self.rows, self.tokens = len(batch), max(int(self.mask.sum()), 1)
         self.logprobs = torch.zeros_like(self.mask, dtype=torch.float32)  # as the update computed them
         self.scored = torch.zeros(len(batch), dtype=torch.bool, device=device)
         self.start_over()
+
+    @cached_property
+    def sampler_logprobs(self) -> Tensor | None:
+        """(N, T), where the sampler has them; copied to the device when they are first asked for."""
+        if self.batch.sampler_logprobs is None:
+            return None
+        return padded(self.batch.sampler_logprobs, self.mask.size(1), self.mask.device)
 
     def start_over(self) -> None:
         """Forget what was measured: the update begins again, for lack of memory."""
@@ -91,7 +96,7 @@ class PolicyLoss:
         if config.entropy_bonus:
             loss = loss - config.entropy_bonus * objectives.masked_sum(entropies, mask) / self.tokens
         with torch.no_grad():
-            self._measure(rows, logprobs, entropies, old_logprobs, advantages)
+            self._measure(rows, mask, logprobs, entropies, old_logprobs, advantages)
         return loss
 
     def _options(self, rows: list[int]) -> dict[str, Any]:
@@ -112,10 +117,16 @@ class PolicyLoss:
         return options | config.loss_options
 
     def _measure(
-        self, rows: list[int], logprobs: Tensor, entropies: Tensor, old_logprobs: Tensor, advantages: Tensor
+        self,
+        rows: list[int],
+        mask: Tensor,
+        logprobs: Tensor,
+        entropies: Tensor,
+        old_logprobs: Tensor,
+        advantages: Tensor,
     ) -> None:
         """Add these rows to the sums that the metrics are made of."""
-        config, mask, sums = self.config, self.mask[rows], self.sums
+        config, sums = self.config, self.sums
         self.logprobs[rows] = logprobs
         self.scored[rows] = True
         tokens = mask.sum().item()
