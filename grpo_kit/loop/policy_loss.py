@@ -10,7 +10,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -53,17 +52,13 @@ class PolicyLoss:
         if config.mask_truncated_completions:
             self.mask = objectives.overlong_filter(self.mask, torch.tensor(batch.cut_off, device=device))
         self.advantages = torch.tensor(batch.advantages, dtype=torch.float32, device=device)
+        self.sampler_logprobs = None  # (N, T), for truncated importance sampling
+        if config.importance_sampling_cap is not None and batch.sampler_logprobs is not None:
+            self.sampler_logprobs = padded(batch.sampler_logprobs, self.mask.size(1), device)
         self.rows, self.tokens = len(batch), max(int(self.mask.sum()), 1)
         self.logprobs = torch.zeros_like(self.mask, dtype=torch.float32)  # as the update computed them
         self.scored = torch.zeros(len(batch), dtype=torch.bool, device=device)
         self.start_over()
-
-    @cached_property
-    def sampler_logprobs(self) -> Tensor | None:
-        """(N, T), where the sampler has them; copied to the device when they are first asked for."""
-        if self.batch.sampler_logprobs is None:
-            return None
-        return padded(self.batch.sampler_logprobs, self.mask.size(1), self.mask.device)
 
     def start_over(self) -> None:
         """Forget what was measured: the update begins again, for lack of memory."""
@@ -86,7 +81,7 @@ class PolicyLoss:
         old_logprobs = logprobs.detach()
         if self.batch.old_logprobs is not None:
             old_logprobs = self.batch.old_logprobs[rows]
-        if config.importance_sampling_cap is not None and self.sampler_logprobs is not None:
+        if self.sampler_logprobs is not None:
             # Truncated importance sampling: the sampler rounds otherwise than the update.
             weight = torch.exp(old_logprobs - self.sampler_logprobs[rows])  # (n, T)
             advantages = advantages[:, None] * weight.clamp(max=config.importance_sampling_cap)
@@ -158,9 +153,10 @@ class PolicyLoss:
         sums["entropies"] = (
             self.sums["tokens"] if self.batch.entropies is None else 0.0
         )  # the sampler gave none
-        if fresh and self.sampler_logprobs is not None:
+        if fresh and self.batch.sampler_logprobs is not None:
+            sampler_logprobs = padded(self.batch.sampler_logprobs, self.mask.size(1), self.mask.device)
             is_compared = (self.mask != 0) & self.scored[:, None]
-            sums["gap"] = (self.logprobs - self.sampler_logprobs).abs()[is_compared].sum().item()
+            sums["gap"] = (self.logprobs - sampler_logprobs).abs()[is_compared].sum().item()
             sums["compared"] = float(is_compared.sum())
         return sums
 
