@@ -37,12 +37,12 @@ BUDGETS = {
     "entries at the top": 17,
     "fields of a config": 39,
     "names at the front door": 47,
-    "tokens": 291947,
-    "tokens beside more/ and verdicts/": 183631,
+    "tokens": 291976,
+    "tokens beside more/ and verdicts/": 183660,
 }
 
 ROOM_TOKENS = {
-    "engine": 47111, "watch": 25889, "verdicts": 24382, "loop": 20963, "more/episodes": 20378, "more/code": 18431,
+    "engine": 47117, "watch": 25889, "verdicts": 24382, "loop": 20986, "more/episodes": 20378, "more/code": 18431,
     "rewards": 17096, "evaluation": 15949, "more/lab": 16378, "tasks": 13050, "more/export": 12443,
     "more/bridges": 12000, "models": 8094, "trainer": 7591, "record": 6010, "_support": 5453, "doctor": 4723,
     "more/tasks": 4267, "objectives": 4228, "prompts": 3152, "commands": 2697, "schedules": 836, "__init__": 439,
