@@ -95,10 +95,8 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     is_run = (checkpoint / RUN).exists()
     damage = "it is the folder of a run" if is_run else what_is_wrong(checkpoint)
     if damage is not None:
-        newest, advice = (
-            newest_whole(checkpoint if is_run else checkpoint.parent),
-            "there is no other that is whole",
-        )
+        newest = newest_whole(checkpoint if is_run else checkpoint.parent)
+        advice = "there is no other that is whole"
         if newest:
             advice = f"{newest} is whole, train(resume=True) takes it"
         raise RunFolderError(f"{checkpoint} is no whole checkpoint: {damage}; {advice}")

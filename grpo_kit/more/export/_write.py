@@ -150,21 +150,24 @@ def whole_model(model: Any) -> PreTrainedModel:
 
 
 def _check_mergeable(model: Any, configs: dict[str, Any]) -> None:
-    kinds = ", ".join({config.peft_type.value for config in configs.values()})
-    dora = any(getattr(config, "use_dora", False) for config in configs.values())
-    single_tokens = any(getattr(config, "trainable_token_indices", None) for config in configs.values())
-    obstacles = {
-        "no adapter is active": not configs,
-        f"kind {kinds}": not hasattr(model, "merge_and_unload"),
-        "several DoRA adapters, whose sum depends on their order": dora and len(configs) > 1,
-        "single tokens of the embedding (trainable_token_indices)": single_tokens,
-        on_both_ends(model): on_both_ends(model),
-    }
-    for obstacle, is_met in obstacles.items():
-        if is_met:
-            raise ExportError(
-                f"model has the adapters {list(configs)}: {obstacle}; that is not merged here. Use format='adapter'"
-            )
+    obstacle = _obstacle(model, list(configs.values()))
+    if obstacle is not None:
+        raise ExportError(
+            f"model has the adapters {list(configs)}: {obstacle}; that is not merged here. Use format='adapter'"
+        )
+
+
+def _obstacle(model: Any, configs: list[Any]) -> str | None:
+    """Why the adapters cannot be merged."""
+    if not configs:
+        return "no adapter is active"
+    if not hasattr(model, "merge_and_unload"):
+        return f"kind {', '.join({config.peft_type.value for config in configs})}"
+    if len(configs) > 1 and any(getattr(config, "use_dora", False) for config in configs):
+        return "several DoRA adapters, whose sum depends on their order"
+    if any(getattr(config, "trainable_token_indices", None) for config in configs):
+        return "single tokens of the embedding (trainable_token_indices)"
+    return on_both_ends(model)
 
 
 def share_moved(model: Any, merged: PreTrainedModel, dtype: torch.dtype) -> float | None:

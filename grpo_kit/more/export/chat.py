@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from grpo_kit.tasks import Task
 
 ADAPTER_OFF = "without its adapter"
+_SHOWN = 20  # questions that a notebook keeps visible
 
 
 @dataclass
@@ -154,7 +155,7 @@ class Chat:
     def page(self) -> str:
         """The last questions and their responses as HTML, newest first."""
         page = ""
-        for number, (question, responses) in enumerate(self.asked, 1):
+        for number, (question, responses) in list(enumerate(self.asked, 1))[-_SHOWN:]:
             page = side_by_side(f"question {number}", question, "", responses) + page
         return page
 

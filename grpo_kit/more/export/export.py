@@ -140,8 +140,10 @@ def export(
     base = ((run and run_settings(run)) or {}).get("model") or model_name(model)
     part = part_folder(target, bytes_needed(model, format, stored))
     with _whole_or_nothing(part, folder):
-        license = license or license_of(base)
-        file, notes = write_files(part, model, served, prompting, format, stored, target, sampling, license)
+        base_license = license_of(base)
+        file, notes = write_files(
+            part, model, served, prompting, format, stored, target, sampling, base_license
+        )
         size = sum(path.stat().st_size for path in files_of(part))
         exported = Exported(target, format, stored, size, None, tuple(notes), file)
         objections: list[str] = []
@@ -152,6 +154,7 @@ def export(
                 objections = result.objections
             except ProofError as error:
                 objections = [str(error)]
+        license = license or base_license
         write_card(
             part, exported, base=base, question=questions[0], run=run, comparison=comparison, license=license
         )

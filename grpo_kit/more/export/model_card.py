@@ -10,7 +10,7 @@ from grpo_kit.models._gguf_reader import EMBEDDED
 from grpo_kit.models._saved_adapters import BASE
 from grpo_kit.more.export._export_folder import CARD, files_of, read_report
 from grpo_kit.more.export._template import ExportError
-from grpo_kit.record.files import steps_done
+from grpo_kit.record.files import RunFolderError, steps_done
 from grpo_kit.record.run_path import path_of
 from grpo_kit.watch.chart import plot_run
 from grpo_kit.watch.run_card import card_text
@@ -67,7 +67,7 @@ def write_card(
     library = _LIBRARY[exported.format]
     card = card_text(run or exported.folder, comparison, base=base, license=license, library=library)
     parts = [card.rstrip()]
-    if run is not None and steps_done(run):
+    if run is not None and _has_steps(run):
         plot_run(run).save(folder / CURVE)
         parts.append(f"![Reward, completions and what else was measured, step by step]({CURVE})")
     parts += [
@@ -92,6 +92,14 @@ def write_card(
     use = _USE[exported.format].format(folder=name, question=question, file=exported.file, base=base)
     parts += ["## Use it", use]
     (folder / CARD).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _has_steps(run: Path) -> bool:
+    """False too where its metrics cannot be read: an export does not fail for its chart."""
+    try:
+        return steps_done(run) > 0
+    except RunFolderError:
+        return False
 
 
 def license_of(base: str) -> str | None:

@@ -93,12 +93,13 @@ def _check_besides(besides: Mapping[str, Any]) -> None:
         function = besides.get(name)
         if function is not None and not callable(function):
             raise ValueError(f"{name}={function!r} must be {signature}")
-    Monitor(besides.get("on_flag") or "warn")
+    if besides.get("on_flag") is not None:
+        Monitor(besides["on_flag"])  # refuses what on_flag cannot be
     check_whole("eval_samples", besides.get("eval_samples", SAMPLES))
 
 
 def _temperatures(values: Any) -> tuple[float, ...]:
-    if not isinstance(values, Iterable):
+    if isinstance(values, str) or not isinstance(values, Iterable):
         raise ValueError(
             f"eval_temperatures={values!r} must be a list of numbers above 0, such as (0.7, 1.0)"
         )

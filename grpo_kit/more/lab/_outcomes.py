@@ -82,7 +82,7 @@ def unlike(
         differences.append("other train rows")
     for name, words in _COUNTS.items():
         if first[name] != second[name]:
-            differences.append(f"{first[name]} {words} for {second[name]}")
+            differences.append(f"{_number(first[name])} {words} for {_number(second[name])}")
     for name in ("completions", "tokens"):
         if not second[name]:
             continue
@@ -98,7 +98,7 @@ def _means(
     arm: str,
     against: str,
 ) -> dict[str, Any]:
-    """Of an arm's runs, the train rows' digests and the mean counts as texts, mean completions and tokens as numbers.
+    """Of an arm's runs, the train rows' digests as a text, and the means of the other columns.
 
     The seeds that the other arm has too count, or all if it has none of them.
     """
@@ -111,7 +111,9 @@ def _means(
     if rows["train_rows"].notna().all():
         means["train_rows"] = ", ".join(sorted(set(rows["train_rows"])))
     for name in _COUNTS:
-        means[name] = _UNKNOWN
-        if rows[name].notna().all():
-            means[name] = f"{rows[name].mean():g}"
+        means[name] = rows[name].mean() if rows[name].notna().all() else None
     return means | rows[["completions", "tokens"]].mean().to_dict()
+
+
+def _number(mean: float | None) -> str:
+    return _UNKNOWN if mean is None else f"{mean:g}"

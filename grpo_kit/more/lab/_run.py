@@ -208,9 +208,9 @@ def _amounts(folder: Path) -> dict[str, Any]:
     metrics = read_metrics(folder)
     unused = metrics.get("rollout/extra_completions", pd.Series())
     return {
-        "steps": int(metrics["step"].max()),
+        "steps": int(metrics["step"].max()) if len(metrics) else 0,
         "completions": len(read_completions(folder)) + int(unused.sum()),
-        "tokens": float(metrics["num_tokens"].max()),
+        "tokens": float(metrics["num_tokens"].max()) if len(metrics) else 0.0,
     }
 
 

@@ -72,20 +72,11 @@ class Branch:
         axes = figure.subplots()
         base_metrics, changed_metrics = (read_metrics(folder) for folder in self.folders)
         changed_metrics = changed_metrics[changed_metrics["step"] >= self.step]
-        axes.plot(
-            base_metrics["step"],
-            base_metrics["reward"],
-            color=BASE,
-            label="as it was",
-            linewidth=1.8,
-        )
-        axes.plot(
-            changed_metrics["step"],
-            changed_metrics["reward"],
-            color=TUNED,
-            label="changed",
-            linewidth=1.8,
-        )
+        for metrics, colour, label in (
+            (base_metrics, BASE, "as it was"),
+            (changed_metrics, TUNED, "changed"),
+        ):
+            axes.plot(metrics["step"], metrics["reward"], color=colour, label=label, linewidth=1.8)
         axes.axvline(self.step, color="#555555", linewidth=0.8, linestyle=":")
         axes.set(xlabel="step", ylabel="reward")
         axes.legend(frameon=False)

@@ -78,7 +78,7 @@ class Lab:
         with a value in both count. This p is not corrected for the number of outcomes; summary()'s is.
         Raises ValueError for an unknown arm or column, and if the two share no seed.
         """
-        against = against or self.against
+        against = self.against if against is None else against
         self._check(arm, against)
         seeds = self.seeds(arm, against)
         if not seeds:
@@ -110,7 +110,7 @@ class Lab:
         >>> lab.unlike("twice the group")  # doctest: +SKIP
         ['2.0 x the completions', '2.0 x the tokens']
         """
-        against = against or self.against
+        against = self.against if against is None else against
         self._check(arm, against)
         return unlike(self.runs, arm, against)
 

@@ -56,6 +56,8 @@ class _ShuffledRewards:
 
     def __init__(self, inner: Sampler | None = None) -> None:
         self.inner = inner
+        self.bits = getattr(inner, "bits", Sampler.bits)
+        self.phases = getattr(inner, "phases", Sampler.phases)
         self._reported: dict[str, float] = {}  # by log_metric, in the last call
 
     def around(self, fast: Sampler) -> _ShuffledRewards:

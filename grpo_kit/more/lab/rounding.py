@@ -182,7 +182,8 @@ def survival_plot(table: pd.DataFrame) -> Figure:
             color="black",
             lw=1.5,
         )
-    axes.plot([], color="black", lw=1.5, label="already in the weights")
+    if ((table.in_weights - table.kept).abs() > 0.02).any():
+        axes.plot([], color="black", lw=1.5, label="already in the weights")
     axes.set_xscale("log")
     axes.set_xlim(floor, 8000 if (table.error > 0.5).any() else 300)
     axes.set_xticks([0.1, 1, 10, 100], ["0.1 %", "1 %", "10 %", "100 %"])
