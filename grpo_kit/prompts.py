@@ -65,7 +65,10 @@ def build_prompt(
     >>> build_prompt(tokenizer, "2 + 2?", system="Be brief.", prefill="<answer>")[-41:]  # doctest: +SKIP
     '<|im_end|>\\n<|im_start|>assistant\\n<answer>'
     """
-    check_tokenizer(tokenizer)
+    try:
+        check_tokenizer(tokenizer)
+    except ValueError as error:
+        raise PromptError(str(error)) from None
     if not tokenizer.chat_template:
         raise PromptError(NO_TEMPLATE)
     if not isinstance(question, str) or not question.strip():
@@ -73,15 +76,17 @@ def build_prompt(
             f"question={question!r:.200} is no text{cure_of(question)}; give a string that is not blank"
         )
     check_parts(system, prefill, examples)
-    template, examples = str(tokenizer.chat_template), tuple(map(tuple, examples))
-    return _rendered(tokenizer, template, question, system, prefill, examples)
+    # Whatever of a tokenizer may be changed in place, and decides about a prompt.
+    state = (str(tokenizer.chat_template), str(tokenizer.special_tokens_map), len(tokenizer))
+    return _rendered(tokenizer, state, question, system, prefill, tuple(map(tuple, examples)))
 
 
-@functools.lru_cache(maxsize=4096)  # a step asks for its prompts twice: to sample, and for the rewards
+# A step asks for its prompts twice, to sample and for the rewards. No more are kept, for each keeps its tokenizer.
+@functools.lru_cache(maxsize=256)
 def _rendered(
-    tokenizer: Any, chat_template: str, question: str, system: str | None, prefill: str, examples: tuple
+    tokenizer: Any, state: tuple, question: str, system: str | None, prefill: str, examples: tuple
 ) -> str:
-    """The prompt. chat_template: the tokenizer's, so that a prompt of another template is rendered anew."""
+    """The prompt, rendered anew where the tokenizer's state is another."""
     texts = [("question", question), ("prefill", prefill), ("system", system or "")]
     texts += [("examples", text) for text in sum(examples, ())]
     for name, text in texts:
@@ -363,9 +368,10 @@ class _OpenTurn:
         return prompt
 
     def _render(self, **options: Any) -> str:
-        options |= self.template
         try:
-            return self.tokenizer.apply_chat_template(self.messages, tokenize=False, **options)
+            return self.tokenizer.apply_chat_template(
+                self.messages, tokenize=False, **options, **self.template
+            )
         except Exception as error:  # templates raise whatever they like, mostly jinja2.TemplateError
             roles = [message["role"] for message in self.messages]
             raise PromptError(f"the chat template refuses the roles {roles}: {error}") from error

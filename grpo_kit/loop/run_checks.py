@@ -167,7 +167,7 @@ def check_tags(task: Task, tokens: Iterable[str], role: str) -> None:
         texts += pair
     for text in texts:
         token = next((token for token in tokens if token in text), None)
-        if token is not None:
+        if token:
             raise ValueError(
                 f"task {task.name!r}: {text!r:.100} has the special token {token!r}, which {role}, so that no reward "
                 "would see it; write the task with another answer_tag or text, or add the token with special=False"

@@ -77,17 +77,17 @@ def advantages(
     >>> advantages([1.0, 0.0, None, 0.5, 0.5], [0, 0, 0, 1, 1], scale="none")
     [0.5, -0.5, 0.0, 0.0, 0.0]
     """
-    judged_rewards = [reward for reward in (everyone or rewards) if reward is not None]
-    batch = torch.tensor(judged_rewards, dtype=torch.float32)
+    judged = [reward for reward in everyone or rewards if reward is not None]
+    std = torch.tensor(judged, dtype=torch.float32).std().item() if len(judged) > 1 else 0.0
     of_all = [0.0] * len(rewards)
     for places in _judged_places(rewards, groups).values():
         group = torch.tensor([rewards[place] for place in places], dtype=torch.float32)
         of_group = torch.zeros_like(group)
         if group.max() > group.min():  # else the rounding of the mean would look like a signal
             of_group = group - group.mean()
+        if scale == "group":
+            std = group.std().item() if len(group) > 1 else 0.0
         if scale != "none":
-            spread = group if scale == "group" else batch
-            std = spread.std().item() if len(spread) > 1 else 0.0
             of_group = of_group / (std + _EPS)
         for place, advantage in zip(places, of_group.tolist(), strict=True):
             of_all[place] = advantage

@@ -10,9 +10,11 @@ import pytest
 
 from grpo_kit import objectives
 from grpo_kit._support.argument_checks import ELSEWHERE
+from grpo_kit.loop import config_checks, policy_loss
 from grpo_kit.loop.config import FIELDS, SETUP, Config, Preset
 from grpo_kit.loop.config_checks import LOSSES
 from grpo_kit.more.lab._arm import arm_of
+from grpo_kit.objectives.group_losses import Options
 from grpo_kit.record.files import run_settings
 from grpo_kit.schedules import constant, cosine, linear, stepwise
 from grpo_kit.trainer.presets import preset
@@ -394,3 +396,14 @@ def test_hints_lead_to_what_is_meant(name, here):
             call(**{name: 8})
     with pytest.raises(ValueError, match=re.escape("field of the config: config=kit.Config(steps=8)")):
         GRPOTrainer("a/model", steps=8)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_tables_of_arguments_are_the_losses_own(loss):
+    """loss_options takes what a loss takes besides the loop's numbers, and the loop gives each number that it takes."""
+    parameters = inspect.signature(getattr(objectives, loss)).parameters.values()
+    arguments = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} | {*Options.__annotations__}
+    options = {*config_checks._LOSS_OPTIONS.get(loss, ()), "correct_kl"}
+    assert options == arguments - {*config_checks._FROM_LOOP}
+    given = {*policy_loss._ARGUMENTS[loss], "level", "beta", "ref_logprobs"}
+    assert given == arguments & {*config_checks._FROM_LOOP}

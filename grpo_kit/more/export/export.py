@@ -140,10 +140,8 @@ def export(
     base = ((run and run_settings(run)) or {}).get("model") or model_name(model)
     part = part_folder(target, bytes_needed(model, format, stored))
     with _whole_or_nothing(part, folder):
-        base_license = license_of(base)
-        file, notes = write_files(
-            part, model, served, prompting, format, stored, target, sampling, base_license
-        )
+        terms = license_of(base)
+        file, notes = write_files(part, model, served, prompting, format, stored, target, sampling, terms)
         size = sum(path.stat().st_size for path in files_of(part))
         exported = Exported(target, format, stored, size, None, tuple(notes), file)
         objections: list[str] = []
@@ -154,7 +152,7 @@ def export(
                 objections = result.objections
             except ProofError as error:
                 objections = [str(error)]
-        license = license or base_license
+        license = license or terms
         write_card(
             part, exported, base=base, question=questions[0], run=run, comparison=comparison, license=license
         )
