@@ -25,7 +25,7 @@ DOCUMENTED = {"_exit", "_replace", "_asdict", "_fields"}
 # Tokens are those of the code: no docstring, no comment.
 BUDGETS = {
     "private reaches in the core": 0,
-    "private reaches across files": 34,
+    "private reaches across files": 33,
     "private reaches into the trainer": 0,
     "classes that take the trainer": 0,
     "modules loaded by importing the loop": 47,
@@ -37,15 +37,15 @@ BUDGETS = {
     "entries at the top": 17,
     "fields of a config": 39,
     "names at the front door": 47,
-    "tokens": 291976,
-    "tokens beside more/ and verdicts/": 183660,
+    "tokens": 292139,
+    "tokens beside more/ and verdicts/": 183691,
 }
 
 ROOM_TOKENS = {
-    "engine": 47117, "watch": 25889, "verdicts": 24382, "loop": 20986, "more/episodes": 20378, "more/code": 18431,
-    "rewards": 17096, "evaluation": 15949, "more/lab": 16378, "tasks": 13050, "more/export": 12443,
+    "engine": 47117, "watch": 25889, "verdicts": 24382, "loop": 20990, "more/episodes": 20378, "more/code": 18431,
+    "rewards": 17096, "evaluation": 15949, "more/lab": 16485, "tasks": 13050, "more/export": 12468,
     "more/bridges": 12000, "models": 8094, "trainer": 7591, "record": 6010, "_support": 5453, "doctor": 4723,
-    "more/tasks": 4267, "objectives": 4228, "prompts": 3152, "commands": 2697, "schedules": 836, "__init__": 439,
+    "more/tasks": 4267, "objectives": 4228, "prompts": 3179, "commands": 2697, "schedules": 836, "__init__": 439,
     "__main__": 350, "more/__init__": 37,
 }  # fmt: skip
 
