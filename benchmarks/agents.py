@@ -46,11 +46,11 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Arm:
-    """What differs from the task's control. options: of Config. environment: "slow", or "mocked" from its record."""
+    """What differs from the task's control. environment: "slow", or "mocked" from its record."""
 
     task: str
     view: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
+    credit: str = "episode"
     environment: str = ""
 
 
@@ -62,10 +62,10 @@ ARMS = {
     "grid, all actions": Arm("grid", {"actions": None}),
     "grid, whole chat": Arm("grid", {"chat": True}),
     "lookup, goal in every turn": Arm("lookup", {"repeat_goal": True}),
-    "grid, credit by turn": Arm("grid", {}, {"credit": "return"}),
-    "grid, credit by state": Arm("grid", {}, {"credit": "state"}),
-    "grid, slow": Arm("grid", {}, {}, "slow"),
-    "grid, mocked": Arm("grid", {}, {}, "mocked"),
+    "grid, credit by turn": Arm("grid", credit="return"),
+    "grid, credit by state": Arm("grid", credit="state"),
+    "grid, slow": Arm("grid", environment="slow"),
+    "grid, mocked": Arm("grid", environment="mocked"),
 }
 
 
@@ -95,7 +95,7 @@ class Slow:
 def task_of(arm: Arm) -> EpisodeTask:
     """The task with the arm's view; evaluated as it stands, slow or mocked only in training."""
     task = TASKS[arm.task]()
-    return replace(task, view=replace(task.view, **arm.view))
+    return replace(task, view=replace(task.view, **arm.view), credit=arm.credit)
 
 
 def trained_on(arm: Arm, task: EpisodeTask, model: Any, tokenizer: Any, folder: Path) -> tuple[Any, dict]:
@@ -133,10 +133,9 @@ def run(name: str, seed: int, steps: int, before: dict[str, Any] | None) -> dict
     )
     folder.mkdir(parents=True)
     seen, cost = trained_on(arm, task, model, tokenizer, folder)
-    config = preset(cfg, **arm.options)
     set_seed(seed)
     begun = time.perf_counter()
-    GRPOTrainer(model, seen, config, tokenizer=tokenizer, folder=folder, live=None).train()
+    GRPOTrainer(model, seen, cfg, tokenizer=tokenizer, folder=folder, live=None).train()
     seconds = time.perf_counter() - begun
     after, metrics = succeeded(model, tokenizer, task), read_metrics(folder)
     made = {

@@ -23,7 +23,7 @@ from benchmarks.main_job import interval
 from benchmarks.result import RESULTS, ROOT, command_line, origin, read_result, write_result
 from grpo_kit._support.cuda import peak_gib
 from grpo_kit.engine.card.checks import checked
-from grpo_kit.loop.generate import generate
+from grpo_kit.loop.batch import generate
 from grpo_kit.loop.padded_update import PaddedUpdate
 
 RESULT = RESULTS / "another_family.json"

@@ -33,13 +33,11 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 import grpo_kit as kit
 from benchmarks.result import RESULTS, as_text, command_line, origin, read_result, save, write_result
 from grpo_kit.engine import RolloutEngine
-from grpo_kit.engine._packing import why_not_packed
-from grpo_kit.engine.packed_update import PackedUpdate
+from grpo_kit.engine.packed_update import PackedUpdate, why_not_packed
+from grpo_kit.loop.batch import Batch, generate
 from grpo_kit.loop.config import Config, StepNumbers
-from grpo_kit.loop.generate import generate
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
-from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models.token_lists import left_pad
 from grpo_kit.more.export import ExportError
 from grpo_kit.more.export._gguf_writer import write_gguf

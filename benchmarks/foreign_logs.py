@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.result import RESULTS, command_line
-from grpo_kit.watch.diagnose import LogError, diagnose
+from grpo_kit.more.bridges.diagnose import LogError, diagnose
 
 LOGS = RESULTS / "foreign_logs"
 BY_HAND = LOGS / "by_hand.json"

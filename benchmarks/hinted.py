@@ -28,9 +28,9 @@ from benchmarks.agents import MODEL, SAMPLES, STEPS, TASKS, difference, percent,
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read_result, write_result
 from grpo_kit import Config, GRPOTrainer, load_policy, next_run_folder, preset
 from grpo_kit.evaluation.generate_and_score import answer
+from grpo_kit.loop.batch import Batch, padded
 from grpo_kit.loop.padded_update import PaddedUpdate
-from grpo_kit.loop.step_batch import Batch, padded
-from grpo_kit.models.token_lists import end_ids
+from grpo_kit.models._model_facts import end_ids
 from grpo_kit.more.episodes import EpisodeTask
 from grpo_kit.more.episodes._episode_sample import fast_episodes
 from grpo_kit.more.episodes.observation import Renderer, View

@@ -1,4 +1,4 @@
-"""Memory that a packed update takes, measured beside what grpo_kit.engine.memory.plan predicts.
+"""Memory that a packed update takes, measured beside what grpo_kit.more.memory.plan predicts.
 
     python -m benchmarks.memory
 
@@ -33,11 +33,10 @@ from benchmarks.result import RESULTS, command_line, origin, save
 from grpo_kit import load_policy, preset
 from grpo_kit.engine.cpu._layers import shipped_norms
 from grpo_kit.engine.memory._activations import ChunkMemory
-from grpo_kit.engine.memory._shapes import config_of
-from grpo_kit.engine.memory.plan import plan_memory
 from grpo_kit.engine.optim.choose import OPTIMIZERS
 from grpo_kit.engine.packed_update import tiled_logprobs
-from grpo_kit.models._model_facts import base_model
+from grpo_kit.models._model_facts import base_model, config_of
+from grpo_kit.more.memory.plan import plan_memory
 
 GIB = 2**30
 

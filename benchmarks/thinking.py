@@ -35,7 +35,7 @@ from examples.calculator import calculator
 from grpo_kit import GRPOTrainer, load_policy, next_run_folder, preset
 from grpo_kit.engine.tree import tree_tokens
 from grpo_kit.evaluation.generate_and_score import answer
-from grpo_kit.models.token_lists import end_ids
+from grpo_kit.models._model_facts import end_ids
 from grpo_kit.more.episodes import Episode, EpisodeTask
 from grpo_kit.more.episodes._turn_advantages import turn_advantages
 from grpo_kit.more.episodes.observation import Renderer

@@ -32,7 +32,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, read_result, six_digits, write_result
 from grpo_kit import GRPOTrainer, load_policy, preset, tasks
-from grpo_kit.loop.generate import generate
+from grpo_kit.loop.batch import generate
 from grpo_kit.models._adapters import add_adapters
 from grpo_kit.models._model_facts import base_model
 from grpo_kit.more.bridges import _vllm_engines as vllm_engines

@@ -19,13 +19,12 @@ from typing import Any, Literal
 
 import torch
 
+from grpo_kit.loop.batch import Batch, generate, padded
 from grpo_kit.loop.config import Config, StepNumbers
-from grpo_kit.loop.generate import generate
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import weights_of
+from grpo_kit.loop.processes import rows_of_step
 from grpo_kit.loop.protocols import optional
-from grpo_kit.loop.seeds import rows_of_step
-from grpo_kit.loop.step_batch import Batch, padded
 
 
 @dataclass

@@ -28,7 +28,7 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
 
 # What editors and type checkers read, and lazy() at run time: the one list of where a name stands.
 if TYPE_CHECKING:
-    from grpo_kit._support.torch_builds import check_builds  # is a torchvision of another torch here?
+    from grpo_kit._support.lazy import check_builds  # is a torchvision of another torch here?
 
     # Prompts: what the model sees.
     from grpo_kit.prompts import build_prompt  # one question, rendered, ending in the prefill
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     # A task, its model and its machine, before training.
     from grpo_kit import tasks  # tasks.largest(), tasks.from_rows(...), ...
     from grpo_kit.trainer.presets import preset  # a Config that fits this machine
-    from grpo_kit.engine.memory.plan import plan_memory  # does it fit the card?
+    from grpo_kit.more.memory.plan import plan_memory  # does it fit the card?
     from grpo_kit.models import load_policy  # a model and its tokenizer
     from grpo_kit.evaluation.readiness import readiness  # can GRPO learn anything from this model here?
     from grpo_kit.evaluation.lengths import length_probe  # how long must a completion be?
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from grpo_kit.loop.config import Config  # every number of a run, with its unit
     from grpo_kit.trainer.grpo_trainer import GRPOTrainer  # the loop, with engine, chart, red flags, controls
     from grpo_kit.loop.protocols import Hook  # what is done around the steps of a run: four methods
-    from grpo_kit.loop.interrupts import Stopped  # what train() raises where it was stopped
-    from grpo_kit.evaluation.held_out import HeldOut  # accuracy on a small fixed set while it trains
+    from grpo_kit.loop.processes import Stopped  # what train() raises where it was stopped
+    from grpo_kit.trainer.held_out import HeldOut  # accuracy on a small fixed set while it trains
     from grpo_kit.more.bridges.trl import from_trl, to_trl  # a TRL script's pieces; a ready trl.GRPOTrainer
 
     # Several turns.
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
     # Watching.
     from grpo_kit.watch.chart import plot_run  # the chart of a run folder
-    from grpo_kit.watch.diagnose import diagnose  # the red flags on anybody's log
+    from grpo_kit.more.bridges.diagnose import diagnose  # the red flags on anybody's log
     from grpo_kit.watch.browse import browse  # its completions
     from grpo_kit.trainer.control_folder import control  # steer a run from elsewhere
     from grpo_kit.record.files import next_run_folder, read_completions, read_metrics

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from typer import Option, Typer
 
 import grpo_kit as kit
-from grpo_kit.commands import MAIN, CommandEnds
-from grpo_kit.commands.train import train
-from grpo_kit.commands.without_training import chat, diagnose, evaluate, export, readiness, watch
-from grpo_kit.doctor._command import doctor
+from grpo_kit.more.commands import MAIN, CommandEnds
+from grpo_kit.more.commands.train import train
+from grpo_kit.more.commands.without_training import chat, diagnose, doctor, evaluate, export, readiness, watch
 
 app = Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 for command in (train, watch, diagnose, evaluate, readiness, chat, export, doctor):

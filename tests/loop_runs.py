@@ -14,7 +14,7 @@ import torch
 from examples.older_weights import OlderWeights
 from grpo_kit.engine.fast import fast
 from grpo_kit.loop import Config, Loop
-from grpo_kit.loop.generate import generate
+from grpo_kit.loop.batch import generate
 from grpo_kit.models import load_policy
 from grpo_kit.record._jsonl_run import lines_of
 from grpo_kit.tasks import largest

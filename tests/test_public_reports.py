@@ -29,14 +29,15 @@ from grpo_kit._support.kernel import visible
 from grpo_kit.engine.optim.choose import make_optimizer
 from grpo_kit.evaluation import _as_trained as as_trained
 from grpo_kit.loop import Config, Loop, checkpoint
-from grpo_kit.loop import generate as plain
+from grpo_kit.loop import batch as plain
+from grpo_kit.loop.batch import Batch
 from grpo_kit.loop.config import StepNumbers
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.score import advantages
-from grpo_kit.loop.step_batch import Batch
-from grpo_kit.models._dtypes import float32_by_default
 from grpo_kit.models._gguf_reader import PolicyLoadError
-from grpo_kit.models.token_lists import end_ids, why_not_padded
+from grpo_kit.models._model_facts import end_ids
+from grpo_kit.models._precision import float32_by_default
+from grpo_kit.models.token_lists import why_not_padded
 from grpo_kit.more.episodes._episode_sample import EpisodeSample
 from grpo_kit.more.episodes.episode_task import EpisodeTask
 from grpo_kit.more.episodes.observation import View
@@ -45,12 +46,11 @@ from grpo_kit.more.export._template import ExportError
 from grpo_kit.more.export._write import whole_model
 from grpo_kit.prompts import PromptError
 from grpo_kit.record._jsonl_run import lines_of
+from grpo_kit.record._run_folder import run_path
 from grpo_kit.record.files import RunFolderError
-from grpo_kit.record.run_path import run_path
 from grpo_kit.rewards import CallAccuracy, MathAnswer, NumericAnswer
 from grpo_kit.rewards.scoring import RewardError, score
-from grpo_kit.trainer.watch_run import StillStep
-from grpo_kit.trainer.watchdog import Watchdog
+from grpo_kit.trainer.watch_run import StillStep, Watchdog
 from grpo_kit.watch.monitor import red_flags
 
 IDS = torch.tensor([[5, 6, 7, 8]])

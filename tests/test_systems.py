@@ -9,8 +9,8 @@ from pathlib import Path
 import forked
 import pytest
 
-from grpo_kit.record import _run_lock as run_lock
-from grpo_kit.record._run_lock import GOING, alone, is_locked
+from grpo_kit.record import _run_folder as run_lock
+from grpo_kit.record._run_folder import GOING, alone, is_locked
 
 ROOT = Path(__file__).parent.parent
 WITHOUT = """

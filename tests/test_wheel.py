@@ -166,7 +166,7 @@ def test_the_command_line(core, weights, tmp_path):
     command = core.parent / "grpo-kit"
     assert run(command, "--version", folder=tmp_path).stdout == f"grpo_kit {grpo_kit.__version__}\n"
     # What `grpo-kit doctor` shows; its checks, which take half a minute, run in the slow test below.
-    sections = "from grpo_kit.doctor._surroundings import sections\n"
+    sections = "from grpo_kit.more.doctor._surroundings import sections\n"
     sections += "for s in sections(): print(s.title, s.rows, s.to_do)"
     done = run(core, "-c", sections, folder=tmp_path, **weights)
     assert done.returncode == 0 and "not read" not in done.stdout, done.stdout + done.stderr

@@ -36,7 +36,7 @@ from benchmarks.result import RESULTS, ROOT, command_line, six_digits, write_res
 from benchmarks.step.sizes import SIZES
 from benchmarks.step.workload import completion_lengths
 from grpo_kit.engine._kv_cache import row_bucket
-from grpo_kit.engine.memory.plan import plan_memory
+from grpo_kit.more.memory.plan import plan_memory
 from grpo_kit.trainer.presets import preset
 
 PROMPTS, GROUP, PROMPT_TOKENS = 8, 8, 256

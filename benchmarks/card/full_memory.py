@@ -27,8 +27,8 @@ from benchmarks.card.expect import LENGTHS, PROMPT_TOKENS, plan_of
 from benchmarks.card.peaks import CARDS, MODEL, Peaks
 from benchmarks.memory import fake_model, measure_chunk, norms_of_a_card
 from benchmarks.result import RESULTS, ROOT, command_line, origin, write_result
-from grpo_kit.engine.memory._shapes import config_of
 from grpo_kit.engine.optim.choose import OPTIMIZERS
+from grpo_kit.models._model_facts import config_of
 
 GIB = 2**30
 RIG = ROOT / "tests" / "pretend_card"

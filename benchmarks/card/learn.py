@@ -25,7 +25,7 @@ import grpo_kit as kit
 from benchmarks.card.decode import capped_card
 from benchmarks.result import command_line, origin, read_result, write_result
 from grpo_kit.evaluation.accuracy import Evaluation
-from grpo_kit.loop.step_batch import Batch
+from grpo_kit.loop.batch import Batch
 from grpo_kit.more.lab.null import _ShuffledRewards
 
 HALVES = (

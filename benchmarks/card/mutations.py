@@ -170,7 +170,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a wrong device: the packed scores' places",
-        "engine/_packing.py",
+        "engine/packed_update.py",
         "        places.to(device),\n",
         "        places,\n",
         (COUNTS, BESIDE),
@@ -178,7 +178,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a generator on the wrong device: the notebook's random numbers of the card do not come back",
-        "loop/seeds.py",
+        "loop/processes.py",
         "torch.cuda.set_rng_state_all(cuda)",
         "pass",
         (RULES,),

@@ -126,9 +126,9 @@ def _update(card: Any, model: Any) -> Counter:
     import torch
 
     from grpo_kit.engine.packed_update import PackedUpdate
+    from grpo_kit.loop.batch import Batch
     from grpo_kit.loop.config import Config, StepNumbers
     from grpo_kit.loop.policy_loss import PolicyLoss
-    from grpo_kit.loop.step_batch import Batch
 
     draw = torch.Generator().manual_seed(0)
     tokens = lambda count: torch.randint(20, 500, (count,), generator=draw).tolist()  # noqa: E731

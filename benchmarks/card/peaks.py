@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from benchmarks.result import RESULTS
-from grpo_kit.engine.memory._shapes import config_of
+from grpo_kit.models._model_facts import config_of
 
 MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 COUNTS = "card_counts.json"

@@ -12,9 +12,9 @@ from typing import Any
 
 from benchmarks.card.expect import H200_WIDTH, PROMPT_TOKENS, costs, expected, width_of
 from benchmarks.card.peaks import CARDS, H200, MODEL, Peaks, Work, between, counted, decoded, results
-from grpo_kit.engine.memory._shapes import config_of
-from grpo_kit.engine.memory._shapes import counted as parameters
-from grpo_kit.engine.memory.plan import plan_memory
+from grpo_kit.models._model_facts import config_of
+from grpo_kit.more.memory._request import counted as parameters
+from grpo_kit.more.memory.plan import plan_memory
 from grpo_kit.trainer.presets import preset
 
 SMALL = "Qwen/Qwen2.5-0.5B-Instruct"

@@ -20,11 +20,11 @@ from typing import Any
 
 from benchmarks.faults.processes import pids
 from benchmarks.faults.runs import STEPS, make, result_of
-from grpo_kit.loop.interrupts import Stopped
+from grpo_kit.loop.processes import Stopped
 from grpo_kit.record._digests import checkpoints, what_is_wrong
 from grpo_kit.record._lines import METRICS_LINES
 from grpo_kit.record.files import RunFolderError
-from grpo_kit.trainer.held_out_hook import HeldOutHook
+from grpo_kit.trainer.held_out import HeldOutHook
 
 _CAPABILITIES = 0x20080522  # the version of Linux' capset
 _WRITES_ANYWHERE = 0b110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpo_kit as kit
+from grpo_kit.loop.batch import generate
 from grpo_kit.loop.checkpoint import read_state
-from grpo_kit.loop.generate import generate
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.more.episodes.episode_task import EpisodeTask
 from grpo_kit.more.episodes.observation import View
@@ -43,7 +43,7 @@ ARMS = {  # a fault's arm goes by its number
     "LoRA, 2 iterations": Arm({"iterations": 2}, tuning="lora"),
     "groups drawn again": Arm({"dynamic_sampling": 1, "positive_weight": 2.0}),
     "episodes": Arm({}, episodes=True),
-    "episodes, 2 iterations": Arm({"iterations": 2, "credit": "return"}, episodes=True),
+    "episodes, 2 iterations": Arm({"iterations": 2}, episodes=True),
     "best kept": Arm({}, keep="best"),
     "LoRA, best kept": Arm({}, tuning="lora", keep="best"),
     "two processes": Arm({}, processes=2),
@@ -79,9 +79,9 @@ def task_of(arm: str) -> Any:
     """Rows, prompts and rewards of the arm."""
     if ARMS[arm].episodes:
         rows = [{"question": f"row {i}", "turns": 2 + i % 2} for i in range(12)]
-        return EpisodeTask(
-            "letters", rows[:8], rows[8:], Letters, View(), max_turns=3, max_completion_tokens=5
-        )
+        credit = "return" if ARMS[arm].config else "episode"
+        numbers = {"max_turns": 3, "max_completion_tokens": 5, "credit": credit}
+        return EpisodeTask("letters", rows[:8], rows[8:], Letters, View(), **numbers)
     if ARMS[arm].keep == "best":  # judged by its reward, which moves in six steps
         named = [{"question": f"Say {i} and {'more ' * (i % 3)}"} for i in range(20)]
         return kit.tasks.from_rows("letters", named[:16], named[16:], reward=letters, max_completion_tokens=6)

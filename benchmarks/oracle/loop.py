@@ -16,12 +16,12 @@ from benchmarks.oracle.step_runs import EPSILON, EPSILON_HIGH, MAX_GRAD_NORM, ST
 from benchmarks.oracle.steps import Step, change, weights
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Batch, Config, Loop
+from grpo_kit.loop.batch import as_batch
 from grpo_kit.loop.config import StepNumbers
-from grpo_kit.loop.generate import as_batch
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.protocols import Hook
-from grpo_kit.models.token_lists import end_ids
+from grpo_kit.models._model_facts import end_ids
 from grpo_kit.more.episodes._episode_sample import EpisodeSample, Write, Writer, Written
 
 MakeUpdate = Callable[[Config], Any]

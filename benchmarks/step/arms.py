@@ -24,7 +24,7 @@ from benchmarks.step.setup import TINY_RATE, Setup
 from grpo_kit.engine.fast import fast
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Batch, Config, Loop
-from grpo_kit.loop.generate import generate
+from grpo_kit.loop.batch import generate
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.protocols import Hook
 from grpo_kit.models.token_lists import why_not_padded

@@ -34,7 +34,7 @@ def read(root: Path) -> tuple[dict[str, str], dict[str, str]]:
     for room in rooms(root):
         prefix = "kit" if kit[room].path in names.values() else "grpo_kit"
         exported = exports(kit[room])
-        homes = (f"{kit[room].path}.", *(("grpo_kit._support.",) if room == "doctor" else ()))
+        homes = (f"{kit[room].path}.", *(("grpo_kit._support.",) if room == "more.doctor" else ()))
         own = {name: path for name, path in names.items() if path.startswith(homes)}
         called = {name: path for name, path in own.items() if path not in placed}
         called |= {

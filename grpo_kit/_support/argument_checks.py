@@ -40,6 +40,7 @@ ELSEWHERE = {
     "task= of the trainer": "train_dataset dataset", "tokenizer= of the trainer": "processing_class",
     "held_out= of tasks.from_rows, and held_out=kit.HeldOut(task) of the trainer":
         "eval_dataset eval_strategy eval_steps",
+    "credit= and discount= of a task of several turns": "credit discount gamma",
     "reward= of tasks.from_rows": "rewards reward_funcs reward_func reward_fn reward_function",
     "system= of tasks.from_rows": "system_prompt system_message",
     "trainer.config, given as config=kit.Config(...)": "args training_args",

@@ -1,11 +1,18 @@
-"""Public names of a package that are imported at their first use, so that one name does not load the others."""
+"""Public names of a package that are imported at their first use, so that one name does not load the others.
+
+And what is said where one cannot be imported, for a package that was built for another torch. transformers loads
+torchvision when a trainer is imported, and then names whatever it was loading ("Could not import module
+'PrinterCallback'"), not the package that failed. The kit needs neither.
+"""
 
 from __future__ import annotations
 
 import ast
 import gc
+import importlib
 import importlib.util
 import sys
+from importlib import metadata
 from threading import Timer
 from types import ModuleType
 from typing import Any
@@ -67,8 +74,6 @@ def _load(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError):
-        from grpo_kit._support.torch_builds import check_builds
-
         check_builds()  # transformers does not name the package that failed
         raise
     finally:
@@ -83,3 +88,54 @@ def _load(module: str) -> ModuleType:
 def _say_what_loads() -> None:
     if "torch" in sys.modules:
         print("Loading torch and transformers: some seconds.", flush=True)
+
+
+_BUILT_FOR_ONE = ("torchvision", "torchaudio")
+
+
+def misfits() -> list[str]:
+    """A sentence for each package here that was built for another torch and cannot be imported, with what mends it.
+
+    Only one whose version tells of another torch is tried; that takes a second.
+    """
+    try:
+        torch = metadata.version("torch").split("+")[0]
+    except metadata.PackageNotFoundError:
+        return []
+    names = [name for name in _BUILT_FOR_ONE if _is_of_another(name, torch) and not _loads(name)]
+    return [
+        f"{name} {metadata.version(name)} was built for another torch than {torch}, which is here, and cannot be "
+        f"imported; loading a trainer would fail. The kit does not need it: run `pip uninstall -y {name}`, or "
+        f"`pip install -U {name} torch=={torch}` for one that fits, then restart Python"
+        for name in names
+    ]
+
+
+def check_builds() -> None:
+    """Raises ImportError with the sentences of misfits, where there are any."""
+    messages = misfits()
+    if messages:
+        raise ImportError("\n".join(messages))
+
+
+def _is_of_another(name: str, torch: str) -> bool:
+    """By the torch that the package asks for; torchaudio asks for none, and bears its number."""
+    from packaging.requirements import Requirement
+
+    try:
+        required = [Requirement(text) for text in metadata.requires(name) or ()]
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    for requirement in required:
+        if requirement.name == "torch" and requirement.specifier:
+            return not requirement.specifier.contains(torch, prereleases=True)
+    return name == "torchaudio" and version.split(".")[:2] != torch.split(".")[:2]
+
+
+def _loads(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except Exception:  # an operator that is not there, a library that cannot be loaded, a symbol
+        return False
+    return True

@@ -26,7 +26,7 @@ from grpo_kit._support.version import __version__
 from grpo_kit.engine._supported_models import decode_by_modules, is_tested, layer_kinds, window_of
 from grpo_kit.models._gguf_reader import cache_folder
 from grpo_kit.models._model_facts import base_model, context_length, evaluating, hardware, token_rows
-from grpo_kit.models._same_numbers import Finding, is_narrow, judged
+from grpo_kit.models._precision import Finding, is_narrow, judged
 from grpo_kit.models.token_lists import left_pad, logits_of
 from grpo_kit.record._lines import read_json
 from grpo_kit.record.files import write_whole

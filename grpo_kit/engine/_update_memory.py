@@ -17,15 +17,15 @@ from torch.nn.functional import rms_norm
 from torch.utils.checkpoint import checkpoint
 
 from grpo_kit.engine._attention import attention_named
-from grpo_kit.engine._packing import PACKED, Row, make_chunks
 from grpo_kit.engine._supported_models import is_tested
 from grpo_kit.engine.cpu._layers import shipped_norms
 from grpo_kit.engine.cpu._tree_attention import NAME as TREE
 from grpo_kit.engine.memory._activations import PREFERRED_TOKENS, has_sizes, update_budget
 from grpo_kit.engine.memory._free import Backoff, free_bytes
-from grpo_kit.engine.tree import build_tree
+from grpo_kit.engine.tree import Row, build_tree, make_chunks
 from grpo_kit.models._model_facts import base_model, has_adapters
 
+PACKED = "grpo_kit_packed"  # packed_update registers it with transformers
 _DENSE_TOKENS = 1024  # positions under a dense mask, if a group has no more
 _LAYERS_TO_ONE_AGAIN = 14
 # Shapes that FlexAttention is compiled for in a process, of all models together; torch's own limit is 8.

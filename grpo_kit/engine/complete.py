@@ -22,8 +22,8 @@ from grpo_kit._support.argument_checks import check_temperature, check_whole, te
 from grpo_kit.engine._first_use import has_finite_logits
 from grpo_kit.engine._supported_models import check_room, engine_failed
 from grpo_kit.engine.rollout import RolloutEngine
-from grpo_kit.models._model_facts import base_model, close_rows, evaluating
-from grpo_kit.models.token_lists import end_ids, generate_rows, up_to_end
+from grpo_kit.models._model_facts import base_model, close_rows, end_ids, evaluating
+from grpo_kit.models.token_lists import generate_rows, up_to_end
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -18,18 +18,18 @@ from transformers import GenerationConfig
 from grpo_kit._support import cuda
 from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine._first_use import WRONG
-from grpo_kit.engine._packing import why_not_packed
 from grpo_kit.engine._supported_models import is_tested
 from grpo_kit.engine._update_memory import UpdateMemory
 from grpo_kit.engine.card.checks import checked
 from grpo_kit.engine.memory._free import free_bytes, glibc
-from grpo_kit.engine.packed_update import PackedUpdate, as_rows
+from grpo_kit.engine.packed_update import PackedUpdate, why_not_packed
+from grpo_kit.engine.tree import as_rows
+from grpo_kit.loop.batch import Batch, as_batch, generate, generation_config, prompts_of_groups
 from grpo_kit.loop.config import Config, StepNumbers
-from grpo_kit.loop.generate import as_batch, generate, generation_config, prompts_of_groups
 from grpo_kit.loop.padded_update import PaddedUpdate, autocast
 from grpo_kit.loop.protocols import Hook
-from grpo_kit.loop.step_batch import Batch
-from grpo_kit.models.token_lists import end_ids, why_not_padded
+from grpo_kit.models._model_facts import end_ids
+from grpo_kit.models.token_lists import why_not_padded
 
 _ROOM_ON_A_CPU = 16 * 2**30  # bytes free after a rollout above which its keys and values are kept
 

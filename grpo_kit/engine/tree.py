@@ -19,6 +19,8 @@ import numpy as np
 import torch
 
 Row = tuple[Sequence[int], Sequence[int]]  # prompt tokens, completion tokens
+# What a chunk costs besides its tokens, in tokens: gradients of all weights are added up once more.
+CHUNK_COST = 32
 
 
 class Stretch(NamedTuple):
@@ -196,3 +198,61 @@ def common_length(a: Sequence[int], b: Sequence[int]) -> int:
         else:
             high = middle
     return low
+
+
+def _positions(rows: Sequence[Row], order: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of rows in sorted order: positions each takes alone, and the most it adds to those before it; long (R,)."""
+    alone, added = [], []
+    previous: tuple[int, ...] = ()
+    for i in order:
+        prompt, completion = rows[i]
+        tokens = (*prompt, *completion)
+        read = len(tokens) - 1
+        shared = common_length(previous, tokens)
+        if shared < len(tokens) and (shared >= len(prompt) or shared == len(previous)):
+            shared -= 1  # the token before the branch is there once more
+        alone.append(read)
+        added.append(max(0, read - max(0, shared)))
+        previous = tokens
+    return torch.tensor(alone), torch.tensor(added)
+
+
+def make_chunks(rows: list[Row], max_tokens: int) -> list[list[int]]:
+    """Indices of rows, cut into chunks of at most max_tokens packed positions: the cut that costs least in all.
+
+    Cost: positions, of which what rows share in a chunk counts once, and CHUNK_COST for each chunk; of cuts that cost
+    the same the most even one. A row larger than max_tokens is a chunk of its own.
+
+    >>> make_chunks([((5, 6), [7, 8]), ((4,), [1]), ((5, 6), [9])], max_tokens=4)
+    [[1], [0, 2]]
+    """
+    scored = [i for i, (_, completion) in enumerate(rows) if completion]
+    unscored = [i for i, (_, completion) in enumerate(rows) if not completion]
+    if not scored:
+        return [unscored] if unscored else []
+    order = sorted(scored, key=lambda i: (*rows[i][0], *rows[i][1]))
+    alone, added = _positions(rows, order)
+    total = torch.cat([torch.zeros(1, dtype=torch.long), added.cumsum(0)])
+    least_costs, last_begins = [0.0], [0]  # of the first n rows: the cost, and where the last chunk begins
+    for n in range(1, len(order) + 1):
+        # Positions of rows i..n - 1 as one chunk, for each i: the first alone, the others on top of it.
+        tokens = alone[:n] + total[n] - total[1 : n + 1]
+        tokens = tokens.masked_fill(tokens > max_tokens, 2**60)
+        tokens[n - 1] = alone[n - 1]
+        even = (tokens / total[-1].clamp(min=1)) ** 2 / 2  # over all chunks less than one token
+        costs = torch.tensor(least_costs, dtype=torch.float64) + tokens + CHUNK_COST + even
+        begin = int(costs.argmin())
+        last_begins.append(begin)
+        least_costs.append(float(costs[begin]))
+    chunks, n = [], len(order)
+    while n:
+        begin = last_begins[n]
+        chunks.append(sorted(order[begin:n]))
+        n = begin
+    chunks[-1] = sorted(chunks[-1] + unscored)
+    return chunks[::-1]
+
+
+def as_rows(prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]]) -> list[Row]:
+    """(prompt tokens, completion tokens) of each completion."""
+    return [(tuple(p), list(c)) for p, c in zip(prompt_ids, completion_ids, strict=True)]

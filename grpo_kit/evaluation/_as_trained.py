@@ -11,8 +11,8 @@ import torch
 from grpo_kit.loop.config import Config
 from grpo_kit.loop.run_checks import trained_in
 from grpo_kit.models._model_facts import model_name
+from grpo_kit.record._run_folder import path_of
 from grpo_kit.record.files import has_metrics, read_metrics, run_settings
-from grpo_kit.record.run_path import path_of
 
 _OFF = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 SAMPLING = tuple(_OFF)

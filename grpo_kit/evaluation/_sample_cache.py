@@ -18,11 +18,10 @@ from filelock import FileLock, Timeout
 
 from grpo_kit._support.argument_checks import check_whole
 from grpo_kit.engine.complete import Completion, Progress, check_room, complete
-from grpo_kit.models._model_facts import base_model
-from grpo_kit.models.token_lists import end_ids
+from grpo_kit.models._model_facts import base_model, end_ids
 from grpo_kit.record._lines import read_json
+from grpo_kit.record._run_folder import path_of
 from grpo_kit.record.files import RunFolderError, write_whole
-from grpo_kit.record.run_path import path_of
 from grpo_kit.tasks._same_task import content_digest
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from grpo_kit.evaluation._shown import ShownTable, in_columns, p_value, percent,
 from grpo_kit.evaluation.accuracy import is_reward
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mcnemar_p, share
 from grpo_kit.record._lines import read_json, reading
+from grpo_kit.record._run_folder import path_of
 from grpo_kit.record.files import KEPT, RunFolderError, read_metrics, run_settings, write_whole
-from grpo_kit.record.run_path import path_of
 from grpo_kit.watch._completions import side_by_side
 
 if TYPE_CHECKING:

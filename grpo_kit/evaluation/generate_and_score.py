@@ -21,11 +21,10 @@ from grpo_kit._support.argument_checks import check_task, check_whole, is_number
 from grpo_kit._support.display import progress_line
 from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine.complete import Completion, Progress, check_room, complete
-from grpo_kit.engine.memory._decoding import UNKNOWN_ROWS, rows_at_once
-from grpo_kit.engine.memory._free import free_bytes
+from grpo_kit.engine.memory._free import UNKNOWN_ROWS, free_bytes, rows_at_once
 from grpo_kit.evaluation._sample_cache import sample_chunks
 from grpo_kit.loop.run_checks import check_tags
-from grpo_kit.models.token_lists import end_ids
+from grpo_kit.models._model_facts import end_ids
 from grpo_kit.rewards._parts import (
     Reward,
     check_column_names,

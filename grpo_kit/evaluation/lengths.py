@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,11 @@ import pandas as pd
 
 from grpo_kit._support.argument_checks import check_model, check_temperature, check_tokenizer, check_whole
 from grpo_kit.engine.complete import Completion
-from grpo_kit.engine.memory._plan_table import GIB
-from grpo_kit.engine.memory.plan import plan_memory
+from grpo_kit.engine.memory._free import decode_bytes
 from grpo_kit.evaluation._as_trained import say_difference
 from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.evaluation.intervals import Estimate, share
+from grpo_kit.models._model_facts import config_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from grpo_kit.loop.config import Config
     from grpo_kit.tasks import Task
 
+_CARD_BYTES = 2  # of a key's or a value's number
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 
 
@@ -148,24 +150,98 @@ def cost_of_maximum(
     cut off: share of completions (nothing for a maximum beyond the probe). batches with a runaway: chance that at least
     one row of the batch is still writing at the maximum. steps: decode_steps. padded: tokens computed if ended rows
     are not dropped (rows x steps). written: expected tokens that completions contain. keys and values: GiB that the
-    rollout reserves on a card, from plan_memory (16 bit). seconds: steps x seconds_a_step, if that is given.
-    config: of the model, if plan_memory does not know its name.
+    rollout reserves on a card, in 16 bits. seconds: steps x seconds_a_step, if that is given.
+    config: of the model, if its name is none of Qwen2.5's and the hub cannot be asked.
     """
     count = cfg.completions_per_step
     rows = {}
     for maximum in maxima:
         steps = decode_steps(lengths, maximum, count)
-        plan = plan_memory(cfg, completion_tokens=maximum, config=config, prompt_tokens=prompt_tokens)
+        memory = decode_bytes(
+            config or config_of(cfg.model),
+            _CARD_BYTES,
+            rows=count,
+            prompts=cfg.prompts_per_step,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=maximum,
+        )
         rows[maximum] = {
             "cut off": math.nan,
             "batches with a runaway": 1 - lengths.within(maximum) ** count,
             "steps": steps,
             "padded": steps * count,
             "written": decode_steps(lengths, maximum, 1) * count,
-            "keys and values": plan.parts["rollout"]["keys and values"] / GIB,
+            "keys and values": memory["keys and values"] / 2**30,
         }
         if maximum <= lengths.limit:
             rows[maximum]["cut off"] = lengths.share_cut_off(maximum).value
         if seconds_a_step is not None:
             rows[maximum]["seconds"] = steps * seconds_a_step
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("maximum")
+
+
+_R1_ZERO = "Liu et al., arXiv:2503.20783, their keyword pool"
+_PILOT = "Liu et al., There May Not be Aha Moment in R1-Zero-like Training, 2025"
+_LASER = "Liu et al., arXiv:2505.15612, their self-reflection keywords"
+_R1 = "DeepSeek-R1, arXiv:2501.12948, its aha moment"
+
+# word -> (regular expression of its spellings, source of the count)
+WORDS: dict[str, tuple[str, str]] = {
+    "aha": ("aha", _R1),
+    "wait": ("wait", _R1 + "; " + _LASER),
+    "recheck": ("re-?check", _R1_ZERO),
+    "rethink": ("re-?think", _R1_ZERO),
+    "reassess": ("re-?assess", _R1_ZERO),
+    "reevaluate": ("re-?evaluat(?:e|ion)", _R1_ZERO),
+    "reexamine": ("re-?examine", _R1_ZERO),
+    "reconsider": ("re-?consider", _R1_ZERO),
+    "reanalyze": ("re-?analy[sz]e", _R1_ZERO),
+    "double-check": ("double[- ]check", _R1_ZERO),
+    "check again": ("check again", _R1_ZERO),
+    "think again": ("think again", _R1_ZERO),
+    "verify again": ("verify again", _R1_ZERO),
+    "go over the steps": ("go over the steps", _R1_ZERO),
+    "try again": ("try again", _PILOT),
+    "retry": ("retry", _LASER),
+    "alternatively": ("alternatively", _LASER),
+    "however": ("however", _LASER),
+}
+# Everyday words: weak evidence alone, so the total leaves them out.
+COMMON = ("however", "alternatively")
+_PATTERNS = {
+    word: re.compile(rf"\b(?:{spellings})\b", re.IGNORECASE) for word, (spellings, _) in WORDS.items()
+}
+
+
+def count_words(texts: Sequence[str]) -> dict[str, int]:
+    """How many texts hold each of WORDS, whole words in any case; "any" counts those that hold one not in COMMON.
+
+    >>> counts = count_words(["Wait, let me re-check.", "He waited. However, 5"])
+    >>> {word: n for word, n in counts.items() if n}
+    {'wait': 1, 'recheck': 1, 'however': 1, 'any': 1}
+    """
+    counts = dict.fromkeys([*WORDS, "any"], 0)
+    for text in texts:
+        words = {word for word, pattern in _PATTERNS.items() if pattern.search(text)}
+        if not words <= set(COMMON):
+            words.add("any")
+        for word in words:
+            counts[word] += 1
+    return counts
+
+
+def word_table(counts: Mapping[str, int], n: int) -> pd.DataFrame:
+    """Words that occur, most frequent first: samples with the word, per 1000 samples, source; "any" last.
+
+    counts: from count_words over n texts.
+    """
+    sources = {word: source for word, (_, source) in WORDS.items()}
+    sources["any"] = f"any of these but {', '.join(COMMON)}"
+    words = [word for word, count in counts.items() if count and word != "any"]
+    words = [*sorted(words, key=counts.get, reverse=True), "any"]
+    columns = {
+        "samples": [counts[word] for word in words],
+        "per 1000": [round(1000 * counts[word] / n, 1) for word in words],
+        "source": [sources[word] for word in words],
+    }
+    return pd.DataFrame(columns, index=pd.Index(words, name="word"))

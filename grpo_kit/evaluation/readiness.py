@@ -38,8 +38,7 @@ from grpo_kit.evaluation._shown import estimates_table
 from grpo_kit.evaluation._verdict import EVER, SIGNAL, earns_more, verdict_of
 from grpo_kit.evaluation.generate_and_score import Answers, answer, check_before, check_rows
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k
-from grpo_kit.evaluation.lengths import Lengths
-from grpo_kit.evaluation.reflection_words import count_words
+from grpo_kit.evaluation.lengths import Lengths, count_words
 from grpo_kit.record._lines import read_json, reading
 from grpo_kit.record.kept_results import write_where_asked
 from grpo_kit.rewards._parts import Reward, range_of

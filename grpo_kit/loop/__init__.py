@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from grpo_kit._support.lazy import lazy
 
 if TYPE_CHECKING:
+    from grpo_kit.loop.batch import Batch
     from grpo_kit.loop.config import Config
     from grpo_kit.loop.grpo import Loop
-    from grpo_kit.loop.step_batch import Batch
 
 __all__ = lazy(__name__)

@@ -119,8 +119,6 @@ class Config(_ByName):
         changes=True,
     )
     reward_weights: list[float] | None = _number(None, "one a reward; None: the task's", changes=True)
-    credit: Literal["episode", "return", "state"] = _number("episode", "a turn's credit; see EpisodeSample")
-    discount: float = _number(1.0, "of later rewards, a turn; for credit return and state")
     mask_truncated_completions: bool = _number(
         False, "leave completions that ended by their length out of the loss"
     )

@@ -88,7 +88,6 @@ _CHOICES = {
     "loss": LOSSES,
     "level": ("token", "sequence"),
     "scale": ("group", "batch", "none"),
-    "credit": ("episode", "return", "state"),
     "rollout_bits": (32, 16),
     "autocast": ("none", "bfloat16", "float16"),
     "optimizer": (None, *OPTIMIZERS),
@@ -202,7 +201,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("epsilon_high", "entropy_bonus", "warmup"), partial(check_number, least=0)),
     **dict.fromkeys(("positive_weight", "negative_weight", "weight_decay"), partial(check_number, least=0)),
     **dict.fromkeys(("repetition_penalty", "max_grad_norm", "importance_sampling_cap"), _above_zero),
-    **dict.fromkeys(("top_p", "discount"), partial(_above_zero, most=1)),
+    "top_p": partial(_above_zero, most=1),
     "min_p": _min_p,
     "epsilon": _epsilon,
     "reward_weights": _reward_weights,
@@ -247,10 +246,6 @@ def check_together(config: Any) -> None:
     if config.warmup > config.steps:
         counts = f"warmup={config.warmup:g} with steps={config.steps}"
         raise ValueError(f"{counts}: the learning rate is never reached; below 1 it is a share of the steps")
-    if config.discount != 1 and config.credit == "episode":
-        raise ValueError(
-            f"discount={config.discount!r} is not used by credit='episode'; use credit='return' or 'state'"
-        )
     check_steps(config)
 
 

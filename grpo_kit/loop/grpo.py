@@ -39,13 +39,20 @@ import torch
 from grpo_kit._support.argument_checks import check_known
 from grpo_kit.engine.optim.choose import choose_optimizer, make_optimizer
 from grpo_kit.loop import checkpoint
+from grpo_kit.loop.batch import Batch, generate
 from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.config_checks import checked
-from grpo_kit.loop.generate import generate
-from grpo_kit.loop.interrupts import InterruptGuard, Stopped
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss, weights_of
-from grpo_kit.loop.processes import Processes
+from grpo_kit.loop.processes import (
+    InterruptGuard,
+    Processes,
+    Stopped,
+    modes_of_training,
+    random_state_comes_back,
+    rows_of_step,
+    seed_everything,
+)
 from grpo_kit.loop.protocols import Hook, Sampler, Task, Update, optional
 from grpo_kit.loop.run_checks import (
     check_given,
@@ -63,19 +70,15 @@ from grpo_kit.loop.score import (
     give_advantages,
     measures,
     score,
-    tokens_of,
     with_signal,
 )
-from grpo_kit.loop.seeds import modes_of_training, random_state_comes_back, rows_of_step, seed_everything
-from grpo_kit.loop.step_batch import Batch
+from grpo_kit.models._adapters import save_adapter
 from grpo_kit.models._model_facts import has_dropout
-from grpo_kit.models._saved_adapters import save_adapter
 from grpo_kit.record._digests import checkpoints, last_whole, write_digests
 from grpo_kit.record._jsonl_run import RunLog
 from grpo_kit.record._lines import RUN, RUN_ID, reading, run_id
-from grpo_kit.record._run_lock import alone
+from grpo_kit.record._run_folder import alone, path_of, run_path
 from grpo_kit.record.files import next_run_folder
-from grpo_kit.record.run_path import path_of, run_path
 
 
 class Loop:
@@ -314,7 +317,8 @@ class Loop:
         if self.processes.count > 1:
             batch = Batch.join(self.processes.gather(replace(batch, old_logprobs=None, ref_logprobs=None)))
         self.seconds += seconds
-        self.tokens += metrics.pop("num_tokens", tokens_of(batch))
+        tokens = sum(map(len, batch.prompt_ids)) + sum(map(len, batch.completion_ids))
+        self.tokens += metrics.pop("num_tokens", tokens)
         row = measures(batch, numbers, self.sample, self.task)
         row |= metrics | {"num_tokens": self.tokens, "step_seconds": seconds, "seconds": self.seconds}
         self.completions = completions_table(batch, self.tokenizer, self.task, numbers)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from grpo_kit.loop.batch import Batch, padded
 from grpo_kit.loop.config import Config
 from grpo_kit.loop.policy_loss import PolicyLoss
-from grpo_kit.loop.seeds import autocast
-from grpo_kit.loop.step_batch import Batch, padded
+from grpo_kit.loop.processes import autocast
 from grpo_kit.models._model_facts import CHECKPOINTING, base_model, is_checkpointing
 from grpo_kit.models.token_lists import left_pad, logits_of, rows_together
 

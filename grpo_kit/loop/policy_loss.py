@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from grpo_kit import objectives
+from grpo_kit.loop.batch import Batch, padded
 from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.config_checks import UNCLIPPED
-from grpo_kit.loop.step_batch import Batch, padded
-from grpo_kit.objectives.ratios import importance_ratio
+from grpo_kit.objectives.logprobs import importance_ratio
 
 # The arguments of each loss, besides level, beta, ref_logprobs and correct_kl, which all take, and its loss_options.
 _CLIP = ("epsilon", "epsilon_high")

@@ -1,17 +1,27 @@
-"""Processes: several of them train one model, each on its share of a step's prompts; one alone needs none of this.
+"""What belongs to the process that trains: its share of the prompts, its random numbers, its stop button.
 
-Started by torchrun, which ends all where one ends; the last checkpoint then goes on. Every process has all weights and
-makes the same updates: a gradient is the sum over processes, once an update. The main one writes the run's folder and
-runs the hooks; what they change or stop is sent to the others between two steps.
+The stop button is heard at once in a rollout or a backward pass, and after the step where weights or files change.
+
+Several processes train one model, each on its share of a step's prompts; one alone needs none of this. Started by
+torchrun, which ends all where one ends; the last checkpoint then goes on. Every process has all weights and makes the
+same updates: a gradient is the sum over processes, once an update. The main one writes the run's folder and runs the
+hooks; what they change or stop is sent to the others between two steps.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -108,3 +118,157 @@ class Processes:
         if self.count > 1:
             for parameter in parameters:
                 dist.broadcast(parameter.data, 0)
+
+
+class Stopped(KeyboardInterrupt):
+    """train() was stopped by the stop button, Ctrl-C or a control, and has saved what it says.
+
+    Raised so that what comes after training does not take the half-trained model for a finished one: in a notebook it
+    ends "Run all", shown as one line; a script ends. step: whole steps done.
+    """
+
+    def __init__(self, message: str, step: int = 0) -> None:  # a pickled one is made without it
+        super().__init__(message)
+        self.step = step
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of a traceback."""
+        return [
+            f"{self} Cells queued below were not run. To go on: trainer.train(). To do without the rest of the steps, "
+            "run the cells below."
+        ]
+
+
+class InterruptGuard:
+    """Context manager that turns SIGINT into KeyboardInterrupt at a moment when nothing is half done.
+
+    An interrupt waits, but inside `at_once`, where it is raised where it lands. Between `begin_finish_first` and
+    `end_finish_first` it waits there too. One that waits is raised by `raise_if_pending`.
+    The first one counts: until the guard closes nothing cuts short what it has set in motion. One that is raised where
+    Python drops exceptions (in a `__del__`) waits as well.
+    patient: it waits wherever it arrives, until somebody looks at `pending`.
+    Off the main thread Python delivers no signals, so there it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.pending = self.patient = False
+        self._waits = False  # is an interrupt to wait?
+        self._previous_handler = None
+
+    def __enter__(self) -> InterruptGuard:
+        self.pending, self._waits = False, True
+        if threading.current_thread() is threading.main_thread():
+            self._previous_handler = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._previous_handler is not None:
+            signal.signal(signal.SIGINT, self._previous_handler)
+            self._previous_handler = None
+        self.pending = self._waits = False
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        self.pending = True
+        if not self._waits:
+            self.raise_if_pending()
+
+    def begin_finish_first(self) -> None:
+        """From here on an interrupt waits, until `end_finish_first`."""
+        self._waits = True
+
+    def end_finish_first(self) -> None:
+        """Interrupts are raised at once again, and one that waited is raised now."""
+        self._waits = False
+        self.raise_if_pending()
+
+    def raise_if_pending(self) -> None:
+        """Raise the KeyboardInterrupt that waited, if one did; from then on further ones wait."""
+        if self.pending and not self.patient:
+            self._waits = True
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """A long part (training, an evaluation inside a step) that an interrupt may cut short."""
+        waited, self._waits = self._waits, False
+        try:
+            self.raise_if_pending()
+            yield
+        finally:
+            self._waits = waited
+
+
+def _seed_of(*parts: Any) -> int:
+    """A seed that is a function of its parts alone, such as (seed, step, "sample").
+
+    >>> _seed_of(0, 1) == _seed_of(0, 1) != _seed_of(0, 2)
+    True
+    """
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7], "big")
+
+
+def rows_of_step(
+    rows: Sequence[dict[str, Any]], config: Config, step: int, attempt: int = 0
+) -> list[dict[str, Any]]:
+    """The prompts of a step, by (seed, step, attempt) alone: pass after pass over all rows, each in its own order.
+
+    What is left of a pass, fewer than a step needs, is dropped. attempt: above 0 where groups are drawn anew; those
+    come from anywhere.
+    """
+    count = config.prompts_per_step
+    per_pass = len(rows) // count
+    generator = torch.Generator()
+    if attempt:
+        generator.manual_seed(_seed_of(config.seed, step, "again", attempt))
+        places = torch.randperm(len(rows), generator=generator)[:count]
+    else:
+        generator.manual_seed(_seed_of(config.seed, "order", step // per_pass))
+        order = torch.randperm(len(rows), generator=generator)
+        places = order[step % per_pass * count :][:count]
+    return [rows[place] for place in places.tolist()]
+
+
+def seed_everything(*parts: Any) -> None:
+    """Python's, NumPy's and torch's random numbers, as a function of the parts, such as (seed, step, "sample")."""
+    number = _seed_of(*parts)
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.manual_seed(number)
+
+
+@contextmanager
+def random_state_comes_back() -> Iterator[None]:
+    """Training draws what it likes inside; the notebook's own random numbers go on as if it had not."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(range(torch.cuda.device_count()), device_type="cuda"):
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
+
+
+@contextmanager
+def modes_of_training(device: str) -> Iterator[None]:
+    """Gradients on and autocast off inside, whatever the notebook has set. device: the model's, by type.
+
+    Torch drops autocast's copies of the weights where the outermost autocast ends. So none is opened here, and inside
+    a notebook's own no copies are kept: those of the first step would be read in all later ones.
+    """
+    enabled, keeps_copies = torch.is_autocast_enabled(device), torch.is_autocast_cache_enabled()
+    torch.set_autocast_enabled(device, False)
+    torch.set_autocast_cache_enabled(keeps_copies and not enabled)
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_cache_enabled(keeps_copies)
+
+
+def autocast(config: Config, device: torch.device) -> Any:
+    """The context in which the model's products are computed in config.autocast."""
+    if config.autocast == "none":
+        return nullcontext()
+    torch.clear_autocast_cache()  # inside a caller's context it would hold copies of weights before their last step
+    return torch.autocast(device.type, getattr(torch, config.autocast))

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from grpo_kit.loop.batch import Batch
 from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.policy_loss import PolicyLoss
-from grpo_kit.loop.step_batch import Batch
 
 
 class Task(Protocol):

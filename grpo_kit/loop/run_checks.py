@@ -14,13 +14,13 @@ import torch
 
 from grpo_kit._support.argument_checks import check_model, check_task, check_tokenizer, template_tokens
 from grpo_kit.engine.optim.choose import OPTIMIZERS
+from grpo_kit.loop.batch import render
 from grpo_kit.loop.config import CANNOT_CHANGE, FIELDS, Config, Preset, check_fields
 from grpo_kit.loop.config_checks import check_steps, check_together
-from grpo_kit.loop.generate import render
+from grpo_kit.loop.processes import autocast
 from grpo_kit.loop.protocols import Task
-from grpo_kit.loop.seeds import autocast
-from grpo_kit.models._model_facts import base_model, evaluating, has_adapters
-from grpo_kit.models.token_lists import end_ids, left_pad, logits_of
+from grpo_kit.models._model_facts import base_model, end_ids, evaluating, has_adapters
+from grpo_kit.models.token_lists import left_pad, logits_of
 from grpo_kit.record._digests import checkpoints
 from grpo_kit.rewards._parts import check_calls, with_parts
 

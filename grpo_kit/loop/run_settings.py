@@ -18,8 +18,7 @@ from grpo_kit.loop.config import CANNOT_CHANGE, FIELDS, SETUP, Config, Preset, a
 from grpo_kit.loop.config_checks import LOSSES, UNCLIPPED, check_steps
 from grpo_kit.loop.protocols import Sampler, Task, optional
 from grpo_kit.loop.run_checks import check_values, trained_before
-from grpo_kit.models._model_facts import base_model, hardware, model_name, weights_digest
-from grpo_kit.models.token_lists import end_ids
+from grpo_kit.models._model_facts import base_model, end_ids, hardware, model_name, weights_digest
 from grpo_kit.record._digests import file_digest
 from grpo_kit.record.files import RunFolderError
 from grpo_kit.rewards._parts import all_parts, answer_parts, range_of, reward_names

@@ -36,7 +36,7 @@ from transformers import (
 )
 
 from grpo_kit.models._model_facts import EMBEDDED
-from grpo_kit.record.run_path import path_of
+from grpo_kit.record._run_folder import path_of
 
 _EMBEDDED_FOLDER = f"{EMBEDDED}-float32"
 # Two quantisations of one matrix agree this closely; separately trained matrices do not come near.

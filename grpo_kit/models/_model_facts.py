@@ -14,7 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+)
 from transformers.utils import logging
 
 EMBEDDED, TINY = "smollm2-135m-instruct", "tiny-random"  # names that the kit alone knows
@@ -188,3 +195,45 @@ def no_probability(head: nn.Module, inputs: Any, logits: Tensor) -> None:
     """The hook on a head. Nothing is recorded: a probability of 0 has a gradient of 0 anyway."""
     with torch.no_grad():
         logits[..., head.token_rows :] = max(_NEVER, torch.finfo(logits.dtype).min)
+
+
+def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Every token that ends a completion: the tokenizer's and all that the model declares."""
+    declared = base_model(model).generation_config.eos_token_id
+    if not isinstance(declared, list | tuple):
+        declared = [declared]
+    return [end for end in dict.fromkeys([tokenizer.eos_token_id, *declared]) if end is not None]
+
+
+_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers")
+_SIZES += ("num_attention_heads", "num_key_value_heads")
+# vocabulary, are embedding and head one matrix?, _SIZES. Qwen2.5: its technical report, arXiv:2412.15115, and the
+# published config.json files, where 0.5B to 3B are tied and the others not, which also have a longer vocabulary.
+_SHAPES: dict[str, tuple[type[PretrainedConfig], int, bool, tuple[int, ...]]] = {
+    "Qwen/Qwen2.5-0.5B-Instruct": (Qwen2Config, 151936, True, (896, 4864, 24, 14, 2)),
+    "Qwen/Qwen2.5-1.5B-Instruct": (Qwen2Config, 151936, True, (1536, 8960, 28, 12, 2)),
+    "Qwen/Qwen2.5-3B-Instruct": (Qwen2Config, 151936, True, (2048, 11008, 36, 16, 2)),
+    "Qwen/Qwen2.5-7B-Instruct": (Qwen2Config, 152064, False, (3584, 18944, 28, 28, 4)),
+    "Qwen/Qwen2.5-14B-Instruct": (Qwen2Config, 152064, False, (5120, 13824, 48, 40, 8)),
+    "Qwen/Qwen2.5-32B-Instruct": (Qwen2Config, 152064, False, (5120, 27648, 64, 40, 8)),
+    "Qwen/Qwen2.5-72B-Instruct": (Qwen2Config, 152064, False, (8192, 29568, 80, 64, 8)),
+    "smollm2-135m-instruct": (LlamaConfig, 49152, True, (576, 1536, 30, 9, 3)),
+    "tiny-random": (LlamaConfig, 49152, True, (32, 64, 2, 4, 2)),
+}
+
+
+def config_of(name: str) -> PretrainedConfig:
+    """The config of a model by name: from the list here, else from the hub's cache or the hub.
+
+    Raises ValueError if it cannot be found.
+    """
+    if name in _SHAPES:
+        kind, vocabulary, tied, sizes = _SHAPES[name]
+        return kind(vocab_size=vocabulary, tie_word_embeddings=tied, **dict(zip(_SIZES, sizes, strict=True)))
+    try:
+        return AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"model={name!r}: its config could not be had ({type(error).__name__}); give config=, or one of "
+            f"{', '.join(_SHAPES)}"
+        ) from error

@@ -24,13 +24,20 @@ from transformers import (
 from grpo_kit._support.argument_checks import check_choice, check_model, check_whole, nearest
 from grpo_kit._support.cuda import has_bf16, own_device, stay_on_the_card, use_expandable_segments
 from grpo_kit._support.unsloth import warn_if_late
-from grpo_kit.models._adapters import Tuning, add_adapters, base_of, load_adapter, load_merged
-from grpo_kit.models._dtypes import dtype_that_fits, float32_by_default, from_pretrained, resolve_dtype
+from grpo_kit.models._adapters import (
+    Tuning,
+    add_adapters,
+    base_of,
+    is_adapter,
+    load_adapter,
+    load_merged,
+    mark_loaded,
+)
 from grpo_kit.models._gguf_reader import PolicyLoadError, embedded_folder, gguf_folder
 from grpo_kit.models._model_facts import EMBEDDED, TINY, base_model, close_rows
-from grpo_kit.models._saved_adapters import is_adapter, mark_loaded
+from grpo_kit.models._precision import dtype_that_fits, float32_by_default, from_pretrained, resolve_dtype
 from grpo_kit.record._digests import DIGESTS, REPORT, newest_whole, what_is_wrong
-from grpo_kit.record.run_path import path_of
+from grpo_kit.record._run_folder import path_of
 
 PRESETS = ("smoke", "cpu", "t4", "gpu24")  # of grpo_kit.trainer.presets; no model has such a name
 

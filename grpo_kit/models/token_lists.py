@@ -16,20 +16,12 @@ from torch import Tensor, nn
 from grpo_kit.models._model_facts import base_model, context_length, evaluating
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PreTrainedModel
 
 _LONGEST = 32  # tokens of the row beside which a third as many are padded
 _SMALL = 2**16  # numbers of a weight whose gradient is compared
 # What padding may change, by size: of log-probabilities and of the gradient, in float32 and in fewer bits.
 _LIMITS = {"log-probabilities": (1e-5, 1e-2), "gradient": (1e-3, 5e-2)}
-
-
-def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Every token that ends a completion: the tokenizer's and all that the model declares."""
-    declared = base_model(model).generation_config.eos_token_id
-    if not isinstance(declared, list | tuple):
-        declared = [declared]
-    return [end for end in dict.fromkeys([tokenizer.eos_token_id, *declared]) if end is not None]
 
 
 def left_pad(prompts: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -36,8 +36,18 @@ if TYPE_CHECKING:
         gspo_token,
         overlong_filter,
     )
-    from grpo_kit.objectives.kl import k1, k2, k3
-    from grpo_kit.objectives.logprobs import masked_mean, masked_sum, sequence_logprobs, token_logprobs
+    from grpo_kit.objectives.logprobs import (
+        clip_fraction,
+        k1,
+        k2,
+        k3,
+        masked_mean,
+        masked_sum,
+        sequence_logprobs,
+        sequence_ratio,
+        token_logprobs,
+        token_ratio,
+    )
     from grpo_kit.objectives.policy_gradient import ppo_policy, ppo_value, reinforce, rloo
     from grpo_kit.objectives.preference import (
         bradley_terry,
@@ -49,7 +59,6 @@ if TYPE_CHECKING:
         orpo,
         simpo,
     )
-    from grpo_kit.objectives.ratios import clip_fraction, sequence_ratio, token_ratio
     from grpo_kit.objectives.soft_losses import luspo, sapo, vespo
 
 __all__ = lazy(__name__)

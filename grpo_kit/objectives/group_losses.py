@@ -27,9 +27,16 @@ from typing import Literal, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from grpo_kit.objectives.kl import k3
-from grpo_kit.objectives.logprobs import masked_mean, masked_sum, require_same_shape
-from grpo_kit.objectives.ratios import clipped_surrogate, column, importance_ratio, sequence_ratio
+from grpo_kit.objectives.logprobs import (
+    clipped_surrogate,
+    column,
+    importance_ratio,
+    k3,
+    masked_mean,
+    masked_sum,
+    require_same_shape,
+    sequence_ratio,
+)
 
 
 class Options(TypedDict, total=False):

@@ -1,12 +1,17 @@
-"""Policy gradient, from REINFORCE to PPO. ratios.py has the clipping, which GRPO took over."""
+"""Policy gradient, from REINFORCE to PPO. logprobs.py has the clipping, which GRPO took over."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from grpo_kit.objectives.logprobs import masked_mean, require_same_shape, sequence_logprobs
-from grpo_kit.objectives.ratios import clipped_surrogate, token_ratio
+from grpo_kit.objectives.logprobs import (
+    clipped_surrogate,
+    masked_mean,
+    require_same_shape,
+    sequence_logprobs,
+    token_ratio,
+)
 
 
 def reinforce(

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from grpo_kit.objectives.group_losses import Options, kl_term, row_mean, token_mean
-from grpo_kit.objectives.logprobs import masked_mean, masked_sum
-from grpo_kit.objectives.ratios import clipped_surrogate, column, importance_ratio
+from grpo_kit.objectives.logprobs import clipped_surrogate, column, importance_ratio, masked_mean, masked_sum
 
 _LOWEST, _HIGHEST = -18.420680743952367, 20.0  # log(1e-8), 20: bounds of VESPO's log-ratios, as in TRL
 

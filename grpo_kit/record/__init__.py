@@ -5,6 +5,6 @@ from typing import TYPE_CHECKING
 from grpo_kit._support.lazy import lazy
 
 if TYPE_CHECKING:
-    from grpo_kit.record.control import read_changes
+    from grpo_kit.record.files import read_changes
 
 __all__ = lazy(__name__)

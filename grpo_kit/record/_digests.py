@@ -17,7 +17,7 @@ import os
 from pathlib import Path
 
 from grpo_kit.record._lines import RUN, RUN_ID, RunFolderError, read_json, reading, run_id
-from grpo_kit.record.run_path import path_of
+from grpo_kit.record._run_folder import path_of
 
 DIGESTS = "digests.json"
 REPORT = "export.json"  # an export's own report, which holds the digests of its files

@@ -119,6 +119,7 @@ class RunLog:
                 for line in [*taken_back, *repeated]:
                     if line["step"] > step and line.get("changes"):
                         changes = {name: after for name, (_, after) in line["changes"].items()}
+                        rename_fields(changes)
                         self._later[line["step"]] = changes
         if (
             not repeated and last_step(self.path / COMPLETIONS_LINES) <= step
@@ -148,9 +149,7 @@ class RunLog:
 
     def changes_at(self, step: int) -> dict[str, Any]:
         """What a resumed run changes at this step, because it did so before: name -> value as JSON."""
-        changes = (self._later or {}).pop(step, {})
-        rename_fields(changes)
-        return changes
+        return (self._later or {}).pop(step, {})
 
     def write(
         self, step: int, metrics: Mapping[str, Any], completions: Mapping[str, Sequence[Any]] | None = None

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.record.run_path import RunFolderError, path_of
+from grpo_kit.record._run_folder import RunFolderError, path_of
 
 RUN = "run.json"  # a run's settings: no library writes a file of this name
 METRICS_LINES, COMPLETIONS_LINES = "metrics.jsonl", "completions.jsonl"

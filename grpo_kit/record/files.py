@@ -1,5 +1,7 @@
 """The files of a run by name: whether there is a run, which name is free, and its tables read back."""
 
+from __future__ import annotations
+
 import errno
 import json
 import os
@@ -20,7 +22,7 @@ from grpo_kit.record._lines import (
     read_json,
     reading,
 )  # fmt: skip
-from grpo_kit.record.run_path import path_of, run_path
+from grpo_kit.record._run_folder import path_of, run_path
 
 METRIC_COLUMNS: tuple[str, ...] = (
     "step", "progress", "seconds", "temperature", "learning_rate", "loss", "grad_norm", "reward",
@@ -194,3 +196,27 @@ def _existing(folder: str | Path) -> Path:
     if not path.is_dir():
         raise RunFolderError(f"folder={str(folder)!r} does not exist; give a run's folder, like 'runs/full'.")
     return path
+
+
+CONTROL = "control"
+ACTIONS = ("pause", "go on", "stop", "save")
+
+
+def read_changes(folder: str | Path) -> list[dict[str, Any]]:
+    """The changes of a run: {"step": the first step trained with it, "change": {name: value}, "was": {...}}.
+
+    A refused change has "refused" in place of "change", and "why". A line cut short is left out.
+    """
+    entries = []
+    path = path_of(folder) / METRICS_LINES
+    with reading(path):
+        for row in lines_of(path):
+            changes = row.get("changes")
+            refusal = row.get("refused")
+            if changes:
+                change = {name: after for name, (_, after) in changes.items()}
+                before = {name: was for name, (was, _) in changes.items()}
+                entries.append({"step": row["step"], "change": change, "was": before})
+            if refusal:
+                entries.append({"step": row["step"] + 1, "refused": refusal["change"], "why": refusal["why"]})
+    return entries

@@ -1,4 +1,7 @@
-"""Results made once and kept: a folder for their settings, a JSON file for each. Files where a user asks for them."""
+"""Results made once and kept: a folder for their settings, a JSON file for each. Files where a user asks for them.
+
+And files of the kit's repository that are not installed with it: recorded runs, benchmarks.
+"""
 
 import hashlib
 import json
@@ -8,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_kit.record._lines import read_json
+from grpo_kit.record._run_folder import path_of
 from grpo_kit.record.files import write_whole
-from grpo_kit.record.run_path import path_of
 
 
 def cached_json(path: str | Path, make: Callable[[], Any]) -> Any:
@@ -45,3 +48,26 @@ def write_where_asked(path: str | os.PathLike, data: bytes) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, data)
     return target
+
+
+_AROUND_THE_KIT = Path(__file__).resolve().parents[2]
+
+
+def in_repository(path: str) -> Path:
+    """A file or folder of the repository from which the kit was installed in place, or in which a notebook runs.
+
+    path: as in `"benchmarks/results/advice"`.
+    Raises FileNotFoundError if there is no repository: the kit is installed as a copy, and the notebook lies alone.
+
+    >>> in_repository("benchmarks/nothing")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    FileNotFoundError: 'benchmarks/nothing' lies in the kit's repository, which is neither around ...
+    """
+    folder = Path.cwd()
+    for root in (_AROUND_THE_KIT, folder, folder.parent):
+        if (root / "grpo_kit").is_dir() and (root / path).exists():
+            return root / path
+    raise FileNotFoundError(
+        f"{path!r} lies in the kit's repository, which is neither around the installed kit nor around {str(folder)!r}; "
+        "clone it and open this notebook there. Cells that do not read it run without"
+    )

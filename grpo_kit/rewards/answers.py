@@ -108,7 +108,7 @@ class _ReadAnswer(AnswerReward):
 
     def cheats(self, honest: Case) -> list[Case]:
         """Near misses of the gold: neighbours, hedges, a denial, an earlier draft, the question's own expression."""
-        from grpo_kit.rewards._neighbours import TRIED, excused, near_misses
+        from grpo_kit.verdicts._neighbours import TRIED, excused, near_misses
 
         gold = gold_text(honest.columns.get(self.column))
         if gold is None:

@@ -13,10 +13,10 @@ import pandas as pd
 
 from grpo_kit._support.argument_checks import check_whole
 from grpo_kit._support.display import wilson_interval
-from grpo_kit.rewards._neighbours import equal_texts, excused, near_misses, why
 from grpo_kit.rewards._parts import Reward, answer_parts, reaches_rewards, reward_names, with_parts
 from grpo_kit.rewards.cheat_cases import Case, TaskWithCases, answer_cases, score_cases
 from grpo_kit.rewards.response import gold_text
+from grpo_kit.verdicts._neighbours import equal_texts, excused, near_misses, why
 
 _ROWS = 64  # rows of a task, by default
 _PAYS = 1e-9

@@ -6,7 +6,7 @@ import functools
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_kit._support.argument_checks import check_choice, check_number
@@ -257,17 +257,20 @@ class Language(ResponseReward):
         ]
 
     def _score(self, text: str, prefill: str) -> float:
-        if not text.strip():
-            return 0.0
-        # What is not ASCII stays: it is text, a comment or an evasion.
-        text = _NEUTRAL.sub(lambda neutral: _ASCII.sub(" ", neutral[0]), text)
-        if "greek" not in self._expected:
-            text = _GREEK_SYMBOLS.sub(" ", text)
-        counts = Counter(map(script_of, text))
-        del counts[""]
-        if not counts.total():
-            return 1.0
-        return sum(counts[script] for script in self._expected) / counts.total()
+        return script_share(text, self._expected) if text.strip() else 0.0
+
+
+def script_share(text: str, scripts: Collection[str]) -> float:
+    """Share of the text's letters that are of these scripts, as Language counts them; 1.0 without a letter."""
+    # What is not ASCII stays: it is text, a comment or an evasion.
+    text = _NEUTRAL.sub(lambda neutral: _ASCII.sub(" ", neutral[0]), text)
+    if "greek" not in scripts:
+        text = _GREEK_SYMBOLS.sub(" ", text)
+    counts = Counter(map(script_of, text))
+    del counts[""]
+    if not counts.total():
+        return 1.0
+    return sum(counts[script] for script in scripts) / counts.total()
 
 
 @functools.lru_cache(maxsize=2**16)

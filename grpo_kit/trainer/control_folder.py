@@ -1,26 +1,32 @@
-"""kit.control sends requests to a run through its folder; ControlFolder obeys them between two steps."""
+"""What a person asks of a run that trains, and what is done of itself between two steps.
+
+kit.control sends requests to a run through its folder; ControlFolder obeys them between two steps. Autosave saves by
+time.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import time
 import uuid
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from grpo_kit.loop.batch import Batch
 from grpo_kit.loop.checkpoint import CheckpointNotSaved
 from grpo_kit.loop.config import Config, as_json, from_json
 from grpo_kit.loop.protocols import Hook
 from grpo_kit.loop.run_checks import check_names
-from grpo_kit.loop.step_batch import Batch
-from grpo_kit.record._run_lock import is_locked
-from grpo_kit.record.control import ACTIONS, CONTROL, take_requests
-from grpo_kit.record.files import RunFolderError, holds_run, write_whole
-from grpo_kit.record.run_path import path_of
+from grpo_kit.record._digests import newest_whole
+from grpo_kit.record._lines import read_json
+from grpo_kit.record._run_folder import is_locked, path_of
+from grpo_kit.record.files import ACTIONS, CONTROL, RunFolderError, holds_run, write_whole
 from grpo_kit.schedules import schedule_from
 
 _LOOK = 0.1  # seconds between two looks while paused
@@ -172,3 +178,77 @@ def control(folder: str | Path) -> Control:
     if not holds_run(folder):
         raise RunFolderError(f"folder={str(folder)!r} holds no run; give a run's folder, like 'runs/full'.")
     return Control(path_of(folder))
+
+
+class Autosave(Hook):
+    """With save_steps=0: saves after each 5 minutes of training, and spends at most 2 % of the time on it.
+
+    The newest one is kept (save_total_limit). A shorter run has none. The steps are the same with and without it.
+    quiet: prints no line where a run ends.
+    """
+
+    EVERY, SHARE = 300.0, 0.02  # seconds of training; of the time
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+
+    def begin(self, trainer: Any) -> None:
+        """From here on time counts."""
+        self._due = trainer.seconds + self.EVERY
+
+    def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
+        """Save if it is due. Training goes on where a disk does not take it."""
+        if trainer.config.save_steps or trainer.seconds < self._due:
+            return
+        start = time.monotonic()
+        try:
+            trainer.save()
+        except CheckpointNotSaved as error:
+            warnings.warn(f"{error}. Training goes on, and tries again.", RuntimeWarning, stacklevel=2)
+        self._due = trainer.seconds + max(self.EVERY, (time.monotonic() - start) / self.SHARE)
+
+    def end(self, trainer: Any, error: BaseException | None) -> None:
+        """All steps are done: where the run is, and which of it is in memory alone."""
+        if error is not None or self._quiet or not trainer.step:
+            return
+        folder = trainer.folder
+        if folder.is_relative_to(Path.cwd()):
+            folder = folder.relative_to(Path.cwd())
+        if (trainer.folder / "model").is_dir():
+            print(f"The run is in {folder}, its model in {folder / 'model'}.", flush=True)
+            return
+        newest = newest_whole(trainer.folder, digests=False)
+        saved = 0 if newest is None else int(newest.name.removeprefix("checkpoint-"))
+        if newest is None:
+            content = ". Not saved in it: any weights"
+        elif saved >= trainer.step:
+            content = f", the weights of its last step in {newest.name}"
+        else:
+            steps = (
+                f"steps {saved + 1} to {trainer.step}" if saved + 1 < trainer.step else f"step {trainer.step}"
+            )
+            content = f". Not saved in it: the weights of {steps}; the newest is {newest.name}"
+        cure = f"trainer.save_model({str(folder / 'model')!r}) saves the model."
+        print(f"The run is in {folder}{content}. {cure}", flush=True)
+
+
+def take_requests(folder: Path, before: float = math.inf) -> list[Any]:
+    """Reads and deletes the waiting requests, in the order of their names.
+
+    before: leaves those alone that were written at this time or later, in seconds as time.time() has them. A file that
+    is not complete yet waits for the next call. Its JSON may be anything that a person wrote by hand.
+    """
+    requests = []
+    for path in sorted((folder / CONTROL).glob("[!.]*.json")):
+        with suppress(OSError):
+            if path.stat().st_mtime >= before:
+                continue
+            try:
+                request = read_json(path, object)
+            except RunFolderError as error:
+                if type(error.__cause__) is not ValueError:
+                    continue
+                request = str(error)  # too large or too deep: it will never be complete
+            os.remove(path)
+            requests.append(request)
+    return requests

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_kit._support.argument_checks import check_choice, check_known, nearest
+from grpo_kit._support.kernel import in_notebook
 from grpo_kit.engine.fast import fast
 from grpo_kit.loop.config import FIELDS, SETUP, Config
 from grpo_kit.loop.grpo import Loop
 from grpo_kit.loop.protocols import Hook, Task, optional
 from grpo_kit.loop.run_checks import check_given
+from grpo_kit.loop.run_settings import differences
 from grpo_kit.models._model_facts import close_rows
 from grpo_kit.record.files import next_run_folder
-from grpo_kit.trainer.control_folder import ControlFolder
-from grpo_kit.trainer.watch_run import Autosave, OffScale, ReboundConfig, StillStep, WatchRun
-from grpo_kit.trainer.watchdog import Watchdog
+from grpo_kit.rewards._parts import with_parts
+from grpo_kit.tasks._same_task import reward_digest, task_digest
+from grpo_kit.trainer.control_folder import Autosave, ControlFolder
+from grpo_kit.trainer.watch_run import OffScale, StillStep, Watchdog, WatchRun
 from grpo_kit.watch.monitor import OnFlag
 
 if TYPE_CHECKING:
-    from grpo_kit.evaluation.held_out import HeldOut
+    from grpo_kit.trainer.held_out import HeldOut
 
 
 class GRPOTrainer(Loop):
@@ -112,9 +116,54 @@ def _check_unknown(arguments: dict[str, Any]) -> None:
 
 def _held_out_hook(held_out: Any, keep: str) -> Hook:
     # Evaluation is loaded where a run has held-out rows.
-    from grpo_kit.evaluation.held_out import HeldOut
-    from grpo_kit.trainer.held_out_hook import HeldOutHook
+    from grpo_kit.trainer.held_out import HeldOut, HeldOutHook
 
     if not isinstance(held_out, HeldOut):
         raise ValueError(f"held_out={held_out!r:.100} must be a kit.HeldOut(task, rows=64, every=8), or None")
     return HeldOutHook(held_out, keep)
+
+
+class ReboundConfig(Hook):
+    """As training begins, compares the trainer's config, task and rewards with what the notebook's variables hold."""
+
+    def __init__(self, config: Config, task: Any) -> None:
+        digests = {id(reward): reward_digest for reward in with_parts(task.rewards)}
+        digests |= {id(task): task_digest, id(config): None}
+        variables = [(name, value) for name, value in _variables().items() if id(value) in digests]
+        self._variables = {name: (value, digests[id(value)]) for name, value in variables}
+
+    def begin(self, trainer: Any) -> None:
+        """Say which differ: those of the trainer are obeyed."""
+        variables = _variables()
+        for name, (earlier, digest) in self._variables.items():
+            value = variables.get(name)
+            if value is earlier or value is trainer.config or type(value) is not type(earlier):
+                continue
+            cells, fields = "cells that make task and", ""
+            if digest is None:  # the config
+                cells, fields = "cell that makes", _differing_fields(trainer.config, value)
+            if fields or digest and digest(value) != digest(earlier):
+                print(
+                    f"{name!r} was made again after this trainer, which goes by the earlier one{fields}. To train by "
+                    f"the new {name!r}, run the {cells} the trainer again.",
+                    flush=True,
+                )
+
+
+def _differing_fields(config: Config, other: Config) -> str:
+    """The fields in which another config differs, in words; "" for none."""
+    ours, theirs = config.values(), other.values()
+    for name in ("task", "task_options", "max_completion_tokens"):  # filled in by the trainer's task
+        if theirs.get(name) in (None, {}):
+            theirs[name] = ours.get(name)
+    fields = differences(ours, theirs)
+    texts = [f"{name}={value!r}, not {other_value!r}" for name, (value, other_value) in fields.items()]
+    return f": {', '.join(texts)}" if texts else ""
+
+
+def _variables() -> dict[str, Any]:
+    """Of the notebook, outputs apart; none elsewhere."""
+    if not in_notebook():
+        return {}
+    namespace = sys.modules["IPython"].get_ipython().user_ns
+    return {name: value for name, value in namespace.items() if not name.startswith("_")}

@@ -1,32 +1,35 @@
-"""WatchRun: the live chart of a run, or a line a step, and its red flags; and the small hooks of the standard trainer.
+"""Hooks that watch a run: its chart and red flags, what is said once, and a step that hangs.
 
-Those are: checkpoints by time, and in the end a line on what the folder lacks; a line, once, about a reward outside
-[0, 1], a step without a gradient (the red flags wait for several), a config that was made again.
+WatchRun draws the live chart, or prints a line a step, and raises the red flags. OffScale and StillStep print a line
+once: about a reward outside [0, 1], and about a step without a gradient (the red flags wait for several). Watchdog says
+that a step hangs while it hangs, and where: sampling, which reward, an environment, the update.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import sys
-import time
+import sysconfig
+import threading
 import warnings
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from statistics import median
+from types import CodeType, FrameType
+from typing import IO, Any
 
 import pandas as pd
 
-from grpo_kit._support.kernel import in_notebook
-from grpo_kit.loop.checkpoint import CheckpointNotSaved
-from grpo_kit.loop.config import Config
-from grpo_kit.loop.interrupts import Stopped
-from grpo_kit.loop.protocols import Hook
-from grpo_kit.loop.run_settings import differences
-from grpo_kit.loop.step_batch import Batch
+from grpo_kit.loop import grpo
+from grpo_kit.loop.batch import Batch
+from grpo_kit.loop.processes import Stopped
+from grpo_kit.loop.protocols import Hook, Sampler
 from grpo_kit.models._model_facts import few_weights
-from grpo_kit.record._digests import newest_whole
 from grpo_kit.record.files import RunFolderError, read_metrics, run_settings
-from grpo_kit.rewards._parts import with_parts
+from grpo_kit.rewards import scoring
 from grpo_kit.rewards.scoring import off_scale
-from grpo_kit.tasks._same_task import reward_digest, task_digest
 from grpo_kit.watch._flags import Flag
 from grpo_kit.watch._live import LiveChart
 from grpo_kit.watch._run_state import change_text
@@ -102,58 +105,6 @@ class WatchRun(Hook):
             print(f"Red flag: {flag}", flush=True)
 
 
-class Autosave(Hook):
-    """With save_steps=0: saves after each 5 minutes of training, and spends at most 2 % of the time on it.
-
-    The newest one is kept (save_total_limit). A shorter run has none. The steps are the same with and without it.
-    quiet: prints no line where a run ends.
-    """
-
-    EVERY, SHARE = 300.0, 0.02  # seconds of training; of the time
-
-    def __init__(self, *, quiet: bool = False) -> None:
-        self._quiet = quiet
-
-    def begin(self, trainer: Any) -> None:
-        """From here on time counts."""
-        self._due = trainer.seconds + self.EVERY
-
-    def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
-        """Save if it is due. Training goes on where a disk does not take it."""
-        if trainer.config.save_steps or trainer.seconds < self._due:
-            return
-        start = time.monotonic()
-        try:
-            trainer.save()
-        except CheckpointNotSaved as error:
-            warnings.warn(f"{error}. Training goes on, and tries again.", RuntimeWarning, stacklevel=2)
-        self._due = trainer.seconds + max(self.EVERY, (time.monotonic() - start) / self.SHARE)
-
-    def end(self, trainer: Any, error: BaseException | None) -> None:
-        """All steps are done: where the run is, and which of it is in memory alone."""
-        if error is not None or self._quiet or not trainer.step:
-            return
-        folder = trainer.folder
-        if folder.is_relative_to(Path.cwd()):
-            folder = folder.relative_to(Path.cwd())
-        if (trainer.folder / "model").is_dir():
-            print(f"The run is in {folder}, its model in {folder / 'model'}.", flush=True)
-            return
-        newest = newest_whole(trainer.folder, digests=False)
-        saved = 0 if newest is None else int(newest.name.removeprefix("checkpoint-"))
-        if newest is None:
-            content = ". Not saved in it: any weights"
-        elif saved >= trainer.step:
-            content = f", the weights of its last step in {newest.name}"
-        else:
-            steps = (
-                f"steps {saved + 1} to {trainer.step}" if saved + 1 < trainer.step else f"step {trainer.step}"
-            )
-            content = f". Not saved in it: the weights of {steps}; the newest is {newest.name}"
-        cure = f"trainer.save_model({str(folder / 'model')!r}) saves the model."
-        print(f"The run is in {folder}{content}. {cure}", flush=True)
-
-
 class OffScale(Hook):
     """Prints the line once a reward; none about a reward that states its range. Any finite score is taken."""
 
@@ -217,47 +168,117 @@ class StillStep(Hook):
         )
 
 
-class ReboundConfig(Hook):
-    """As training begins, compares the trainer's config, task and rewards with what the notebook's variables hold."""
+_FIRST = 600.0  # seconds of a step with no steps before it: a model is compiled, a kernel is built
+_STEPS = 20  # whose median counts
+_PHASES = {  # of the innermost of these functions that runs
+    grpo.Loop.roll_out.__code__: "sampling",
+    grpo.score.__code__: "the rewards",
+    scoring.score_all.__code__: "the rewards",
+    grpo.Loop.learn.__code__: "the update",
+}
+_KIT = str(Path(__file__).parents[1])
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
-    def __init__(self, config: Config, task: Any) -> None:
-        digests = {id(reward): reward_digest for reward in with_parts(task.rewards)}
-        digests |= {id(task): task_digest, id(config): None}
-        variables = [(name, value) for name, value in _variables().items() if id(value) in digests]
-        self._variables = {name: (value, digests[id(value)]) for name, value in variables}
+
+class Watchdog(Hook):
+    """Prints a line while a step takes `factor` times the median of the last steps, and at least `at_least` seconds.
+
+    The line says where the step is; it comes again each time that the time has doubled. The stack of every thread goes
+    to stack.txt in the run's folder: `stack_after` seconds into the step (None: with the first line), even where
+    nothing can be printed, as while a regular expression of a reward runs for hours.
+    The standard trainer has one; give your own in hooks= for other limits.
+    Raises ValueError for limits that are not positive.
+
+    >>> kit.GRPOTrainer(model, task, tokenizer=tokenizer, hooks=[Watchdog(factor=3, at_least=20)])  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, *, factor: float = 10.0, at_least: float = 60.0, stack_after: float | None = None
+    ) -> None:
+        for name, value in (("factor", factor), ("at_least", at_least), ("stack_after", stack_after)):
+            if value is not None and not 0 < value < threading.TIMEOUT_MAX:
+                raise ValueError(f"{name}={value!r} must be a number above 0")
+        self.factor, self.at_least, self.stack_after = factor, at_least, stack_after
+        self._seconds: deque[float] = deque(maxlen=_STEPS)
+        self._timer: threading.Timer | None = None
+        self._file: IO[str] | None = None
+        self._said = False
 
     def begin(self, trainer: Any) -> None:
-        """Say which differ: those of the trainer are obeyed."""
-        variables = _variables()
-        for name, (earlier, digest) in self._variables.items():
-            value = variables.get(name)
-            if value is earlier or value is trainer.config or type(value) is not type(earlier):
-                continue
-            cells, fields = "cells that make task and", ""
-            if digest is None:  # the config
-                cells, fields = "cell that makes", _differing_fields(trainer.config, value)
-            if fields or digest and digest(value) != digest(earlier):
-                print(
-                    f"{name!r} was made again after this trainer, which goes by the earlier one{fields}. To train by "
-                    f"the new {name!r}, run the {cells} the trainer again.",
-                    flush=True,
-                )
+        """Take up how long the steps took that are there."""
+        self._seconds.extend(read_metrics(trainer.folder).get("step_seconds", []))
+        self._stack = trainer.folder / "stack.txt"
+        with suppress(OSError):  # a full disk: the line comes without a stack
+            self._file = self._stack.open("a")
+
+    def before_step(self, trainer: Any) -> None:
+        """From here on the step's time counts."""
+        usual, limit = None, _FIRST
+        if self._seconds:
+            usual = median(self._seconds)
+            limit = self.factor * usual
+        limit = max(self.at_least, limit)
+        self._said, self._phases = False, _PHASES | getattr(trainer.sample, "phases", Sampler.phases)
+        self._wait(limit, limit, usual, trainer.step + 1, threading.get_ident())
+        if self._file is not None:
+            faulthandler.dump_traceback_later(self.stack_after or limit, file=self._file)
+
+    def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
+        """The step is done in time, or late."""
+        self._rest()
+        self._seconds.append(row["step_seconds"])
+        if self._said:
+            print(f"Step {trainer.step} is done, after {row['step_seconds']:.0f} s.", flush=True)
+
+    def end(self, trainer: Any, error: BaseException | None) -> None:
+        """No step runs."""
+        self._rest()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            with suppress(OSError):
+                if not self._stack.stat().st_size:
+                    self._stack.unlink()
+
+    def _rest(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._file is not None:
+            faulthandler.cancel_dump_traceback_later()
+
+    def _wait(self, seconds: float, so_far: float, usual: float | None, step: int, thread: int) -> None:
+        self._timer = threading.Timer(seconds, self._say, (so_far, usual, step, thread))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _say(self, so_far: float, usual: float | None, step: int, thread: int) -> None:
+        median_words = "" if usual is None else f" (the median of the steps before: {usual:.3g} s)"
+        stack_words = "" if self._file is None else f" The stack of every thread goes to {self._stack}."
+        print(
+            f"Step {step} has taken {so_far:.3g} s{median_words} and is still in {where(thread, self._phases)}. "
+            f"Interrupt it to stop the run; what is done is saved.{stack_words}",
+            flush=True,
+        )
+        self._said = True
+        self._wait(so_far, 2 * so_far, usual, step, thread)
 
 
-def _differing_fields(config: Config, other: Config) -> str:
-    """The fields in which another config differs, in words; "" for none."""
-    ours, theirs = config.values(), other.values()
-    for name in ("task", "task_options", "max_completion_tokens"):  # filled in by the trainer's task
-        if theirs.get(name) in (None, {}):
-            theirs[name] = ours.get(name)
-    fields = differences(ours, theirs)
-    texts = [f"{name}={value!r}, not {other_value!r}" for name, (value, other_value) in fields.items()]
-    return f": {', '.join(texts)}" if texts else ""
+def where(thread: int, phases: Mapping[CodeType, str] = _PHASES) -> str:
+    """What a thread does, in words: the phase of a step, by name a reward, and the last line that is no library's.
 
-
-def _variables() -> dict[str, Any]:
-    """Of the notebook, outputs apart; none elsewhere."""
-    if not in_notebook():
-        return {}
-    namespace = sys.modules["IPython"].get_ipython().user_ns
-    return {name: value for name, value in namespace.items() if not name.startswith("_")}
+    thread: its identifier (threading.get_ident()). phases: functions, by their code, in words.
+    """
+    frame: FrameType | None = sys._current_frames().get(thread)
+    phase = line = None
+    while frame is not None and not (phase and line):
+        code = frame.f_code
+        if phase is None:
+            phase = phases.get(code)
+            if code is scoring.score.__code__:
+                phase = f"reward {frame.f_locals.get('name')!r}"
+        if line is None and not code.co_filename.startswith((_KIT, *_LIBRARIES, "<frozen")):
+            line = f"{code.co_name}, line {frame.f_lineno} of {Path(code.co_filename).name}"
+        frame = frame.f_back
+    phase = phase or "a hook"
+    return f"{phase} ({line})" if line else phase

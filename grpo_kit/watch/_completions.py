@@ -66,7 +66,7 @@ def completions_html(table: pd.DataFrame) -> str:
     """The completions of a table from read_completions, in its order, groups together; everything escaped.
 
     Each group is headed by its question and, if the rows have `answer`, the reference answer. A card has a completion's
-    number, its scores and the response: the first lines, and the hidden at a click.
+    number, its scores and the response: the first lines, and the rest at a click.
     """
     scores = reward_columns(table)
     if "advantage" in table:
@@ -249,7 +249,7 @@ def response_html(row: Row) -> str:
 
 
 def folded(text: str, *, before: str = "", look: str = "") -> str:
-    """A text: its first lines, the hidden behind a click. before: HTML in front of it."""
+    """A text: its first lines, the rest behind a click. before: HTML in front of it."""
     line_ends = [place for place, letter in enumerate(text) if letter == "\n"]
     end = _VISIBLE
     if len(line_ends) >= _LINES:

@@ -3,7 +3,7 @@
 Each takes the steps so far, and returns a Flag or None. The decorator holds the flag's words, the docstring its
 condition, the last lines its evidence. A flag once raised stays: more steps never take it back.
 The thresholds lie between induced failures and healthy runs (tests/fixtures/flags). `python -m benchmarks.red_flags`
-counts misses and false alarms. Groups without a signal are in _collapse.py, updates in _update_flags.py; the lists of
+counts misses and false alarms. Groups without a signal are in _diversity.py, updates in _update_flags.py; the lists of
 all flags stand below.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
-from grpo_kit.watch._collapse import entropy_collapse, mode_collapse, one_answer, sparse_reward
+from grpo_kit.watch._diversity import entropy_collapse, mode_collapse, one_answer, sparse_reward
 from grpo_kit.watch._red_flag import (
     ACCURACY,
     REWARD,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from grpo_kit.record._run_lock import is_locked
+from grpo_kit.record._run_folder import is_locked
 
 _LOOK = 2.0  # seconds between two checks of the files
 _SHARE = 0.1  # of the kernel's time that refreshing may take

@@ -17,8 +17,7 @@ import pandas as pd
 
 from grpo_kit._support.display import duration, marimo_notebook
 from grpo_kit._support.kernel import in_notebook
-from grpo_kit.record.control import CONTROL
-from grpo_kit.record.files import read_completions
+from grpo_kit.record.files import CONTROL, read_completions
 from grpo_kit.watch._completions import completions_page, last_step_of
 from grpo_kit.watch._panel import (
     LIVE,

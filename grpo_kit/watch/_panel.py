@@ -1,7 +1,7 @@
 """What stands around the live chart: progress line, red flags, and buttons that send requests to a running trainer.
 
 The buttons pause, stop, save, or set a new rate or temperature. They are buttons of the page, not widgets. Each writes
-a request into the run's folder through the Jupyter server, like record.control from a terminal, without the kernel. The
+a request into the run's folder through the Jupyter server, like kit.control from a terminal, without the kernel. The
 page asks the server whether that kernel is still busy. A page that was opened again, which the kernel's output does not
 reach, reads the chart from that folder. So all of it works while the kernel is busy, after a reload, and with any
 ipykernel. The run must lie below the folder in which the server was started.
@@ -16,8 +16,8 @@ from typing import Any
 
 from grpo_kit._support.display import BADGE, escape
 from grpo_kit._support.kernel import in_notebook
-from grpo_kit.record.control import CONTROL
-from grpo_kit.record.run_path import path_of
+from grpo_kit.record._run_folder import path_of
+from grpo_kit.record.files import CONTROL
 from grpo_kit.watch._completions import box
 from grpo_kit.watch._red_flag import Flag
 from grpo_kit.watch._svg import WIDTH

@@ -14,8 +14,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_kit._support.display import duration
-from grpo_kit.record.control import read_changes
-from grpo_kit.record.files import read_metrics
+from grpo_kit.record.files import read_changes, read_metrics
 from grpo_kit.watch._red_flag import ACCURACY, REWARD, Flag
 from grpo_kit.watch.monitor import read_flags
 

@@ -269,7 +269,7 @@ def _key(colour: str, dash: int = 0) -> str:
 
 
 def _run_names(runs: Runs) -> str:
-    """In one line head the panels; of several runs with their colours."""
+    """The names of the runs, in one line above the panels; of several runs with their colours."""
     keys = []
     for number, label in enumerate(runs):
         name = label

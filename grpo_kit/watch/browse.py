@@ -9,9 +9,8 @@ import pandas as pd
 
 from grpo_kit._support.display import escape, widget_bundle
 from grpo_kit._support.kernel import in_notebook, visible
-from grpo_kit.record._run_lock import is_locked
+from grpo_kit.record._run_folder import is_locked, path_of
 from grpo_kit.record.files import read_completions
-from grpo_kit.record.run_path import path_of
 from grpo_kit.watch._completions import pages_of
 from grpo_kit.watch._follow import Follower
 

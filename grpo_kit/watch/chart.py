@@ -10,9 +10,8 @@ from typing import Any
 
 from grpo_kit._support.display import small_png
 from grpo_kit._support.kernel import in_notebook
-from grpo_kit.record._run_lock import is_locked
+from grpo_kit.record._run_folder import is_locked, path_of
 from grpo_kit.record.kept_results import write_where_asked
-from grpo_kit.record.run_path import path_of
 from grpo_kit.watch._follow import Follower
 from grpo_kit.watch._run_state import RunState
 from grpo_kit.watch._svg import WIDTH, draw_svg

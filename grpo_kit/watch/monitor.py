@@ -15,12 +15,12 @@ import numpy as np
 import pandas as pd
 
 from grpo_kit.record._lines import LineFile, write_lines
-from grpo_kit.record.run_path import path_of
+from grpo_kit.record._run_folder import path_of
 from grpo_kit.rewards.cancel import cancelled_groups
-from grpo_kit.rewards.form import SCRIPTS, Language, script_of
+from grpo_kit.rewards.form import SCRIPTS, script_of, script_share
+from grpo_kit.watch._diversity import group_diversity
 from grpo_kit.watch._flags import OF_PARTS, OF_ROLLOUTS, OF_STEPS
 from grpo_kit.watch._red_flag import Flag, Setup, Steps, scale_columns
-from grpo_kit.watch.diversity import group_diversity
 
 OnFlag = Literal["warn", "stop"] | Callable[[Flag], Any]
 
@@ -48,8 +48,11 @@ def red_flags(metrics: pd.DataFrame, config: Mapping[str, Any] | None = None) ->
     table = metrics.sort_values("step").reset_index(drop=True)
     if "groups/equal_rewards" not in table and "frac_reward_zero_std" in table:
         table = table.assign(**{"groups/equal_rewards": table["frac_reward_zero_std"]})
+    held_out = table.filter(regex="^eval/")
+    if setup.age:  # measured while a rollout was reused: reported with the next one
+        held_out = held_out.ffill(limit=setup.age)
     rows_of = [
-        (OF_ROLLOUTS, _rows_that_sampled(table, setup)),
+        (OF_ROLLOUTS, _rows_with_any(table.assign(**held_out), ["reward"])),
         (OF_PARTS, _rows_with_any(table, ["reward", "completion_length"])),
         (OF_STEPS, table),
     ]
@@ -58,14 +61,6 @@ def red_flags(metrics: pd.DataFrame, config: Mapping[str, Any] | None = None) ->
         steps = Steps(rows, setup)
         flags += [flag for find in finders if (flag := find(steps)) is not None]
     return sorted(flags, key=lambda flag: flag.step)
-
-
-def _rows_that_sampled(table: pd.DataFrame, setup: Setup) -> pd.DataFrame:
-    """The rows with a reward, each with the last held-out measures."""
-    held_out = table.filter(regex="^eval/")
-    if setup.age and len(held_out.columns):  # measured while a rollout was reused: reported with the next one
-        held_out = held_out.ffill(limit=setup.age)
-    return _rows_with_any(table.assign(**held_out), ["reward"])
 
 
 def _rows_with_any(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
@@ -145,7 +140,7 @@ def _scripts(texts: Sequence[str]) -> dict[str, float]:
     scripts = [script for script, _ in letters.most_common() if script in SCRIPTS]
     if not scripts:
         return {}
-    shares = pd.DataFrame({script: Language(script)(texts) for script in scripts})
+    shares = pd.DataFrame({s: [script_share(text, (s,)) for text in texts] for s in scripts})
     if len(scripts) > 1:
         # A completion without letters scores 1.0 for every script: it counts as the commonest one.
         no_letters = shares.min(axis=1) == 1.0

@@ -10,8 +10,8 @@ import pandas as pd
 
 from grpo_kit._support.version import __version__
 from grpo_kit.record._lines import read_json
+from grpo_kit.record._run_folder import path_of
 from grpo_kit.record.files import KEPT, RunFolderError, read_metrics, run_settings, write_whole
-from grpo_kit.record.run_path import path_of
 from grpo_kit.watch._red_flag import ACCURACY, arguments_of
 from grpo_kit.watch._run_state import CONSTANT, RunState, better_before, change_line, leading, no_better
 

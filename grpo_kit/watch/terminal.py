@@ -8,17 +8,16 @@ from typing import Any
 
 from grpo_kit._support.kernel import visible
 from grpo_kit.record._lines import METRICS_LINES, last_step, read_json
-from grpo_kit.record._run_lock import is_locked
-from grpo_kit.record.control import read_changes
+from grpo_kit.record._run_folder import is_locked, path_of
 from grpo_kit.record.files import (
     RunFolderError,
     has_metrics,
     next_run_folder,
     numbered,
+    read_changes,
     run_settings,
     steps_done,
 )
-from grpo_kit.record.run_path import path_of
 from grpo_kit.watch._follow import signature
 from grpo_kit.watch._run_state import RunState, change_line, flag_line, held_out_words
 
@@ -28,8 +27,8 @@ _OF_STEPS = ("step", "held out")  # kinds of lines of which `last` leaves earlie
 def follow(folder: Path, *, last: int = 10, every: float = 1.0, once: bool = False) -> None:
     """Print a run's lines until it has ended. last: earlier steps that are printed. every: seconds between two looks.
 
-    once: print value there is, and return.
-    Raises ValueError for value is no folder.
+    once: print what is there, and return.
+    Raises ValueError for what is no folder.
     """
     if last < 0 or not every > 0:
         raise ValueError(f"last={last} must be at least 0 and every={every:g} above 0")

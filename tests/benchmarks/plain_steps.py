@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.oracle.step_runs import EPSILON, EPSILON_HIGH, MAX_GRAD_NORM, STEPS
 from benchmarks.oracle.steps import change, weights
-from grpo_kit.models.token_lists import end_ids
+from grpo_kit.models._model_facts import end_ids
 from grpo_kit.more.episodes.observation import Renderer
 from grpo_kit.more.episodes.rollout_episodes import Written, rollout_episodes
 from grpo_kit.objectives import dapo, token_logprobs

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.card import expect, peaks
 from benchmarks.card.peaks import CARDS, H200, Work, counted, decoded, weight_bytes
 from benchmarks.result import ROOT, six_digits
-from grpo_kit.engine.memory._shapes import counted as parameters
+from grpo_kit.more.memory._request import counted as parameters
 
 RIG = ROOT / "tests" / "pretend_card"
 

@@ -7,9 +7,9 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo_kit.loop.generate import as_batch
+from grpo_kit.loop.batch import as_batch
 from grpo_kit.loop.protocols import Hook
-from grpo_kit.models.token_lists import end_ids
+from grpo_kit.models._model_facts import end_ids
 from grpo_kit.more.bridges.trl import from_trl
 
 GROUP = 4

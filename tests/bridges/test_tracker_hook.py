@@ -3,7 +3,7 @@
 import pytest
 from loop_runs import make
 
-from grpo_kit.loop.interrupts import Stopped
+from grpo_kit.loop.processes import Stopped
 from grpo_kit.more.bridges import trackers
 from grpo_kit.more.bridges.trackers import _table_is_due, _table_of
 from grpo_kit.record.files import read_metrics

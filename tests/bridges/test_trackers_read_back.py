@@ -10,8 +10,7 @@ import forked
 import pytest
 
 from grpo_kit.more.bridges.trackers import TRACKERS
-from grpo_kit.record.control import read_changes
-from grpo_kit.record.files import read_completions, read_metrics
+from grpo_kit.record.files import read_changes, read_completions, read_metrics
 from grpo_kit.watch.monitor import read_flags
 
 HERE = Path(__file__).parent

@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 from grpo_kit.loop import Loop
-from grpo_kit.loop.generate import as_batch, render
-from grpo_kit.models.token_lists import end_ids
+from grpo_kit.loop.batch import as_batch, render
+from grpo_kit.models._model_facts import end_ids
 from grpo_kit.record._lines import COMPLETIONS_LINES, lines_of
 from grpo_kit.record.files import read_metrics
 from grpo_kit.trainer import grpo_trainer as standard

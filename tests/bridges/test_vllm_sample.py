@@ -26,12 +26,11 @@ from loop_runs import make, press_stop, record, same, weights  # noqa: E402
 
 from examples.older_weights import OlderWeights
 from grpo_kit.loop import Config
-from grpo_kit.loop.generate import generate
-from grpo_kit.loop.interrupts import Stopped
+from grpo_kit.loop.batch import Batch, generate
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
+from grpo_kit.loop.processes import Stopped
 from grpo_kit.loop.protocols import Hook
-from grpo_kit.loop.step_batch import Batch
 from grpo_kit.more.bridges import _vllm_engines as vllm_engines
 from grpo_kit.more.bridges._vllm_engines import EXTENSION
 from grpo_kit.more.bridges.vllm import SamplerNotInStep, VllmSample, _summed_weights

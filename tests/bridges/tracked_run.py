@@ -15,7 +15,7 @@ from loop_runs import make, task
 import grpo_kit as kit
 from grpo_kit.loop.protocols import Hook
 from grpo_kit.more.bridges import trackers
-from grpo_kit.trainer.held_out_hook import HeldOutHook
+from grpo_kit.trainer.held_out import HeldOutHook
 from grpo_kit.trainer.watch_run import WatchRun
 
 WANDB_BLOCK, WANDB_HEADER = 32768, 7

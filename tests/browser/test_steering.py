@@ -7,7 +7,7 @@ import pytest
 from real_lab import red_boxes, wait_for
 from steered import TRAINERS, rows, step
 
-from grpo_kit.record.control import CONTROL, read_changes
+from grpo_kit.record.files import CONTROL, read_changes
 from grpo_kit.trainer.control_folder import control
 
 

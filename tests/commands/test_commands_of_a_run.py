@@ -18,9 +18,9 @@ import grpo_kit as kit
 from grpo_kit.__main__ import main
 from grpo_kit.evaluation.accuracy import Evaluation
 from grpo_kit.models import load_policy
-from grpo_kit.record._run_lock import GOING, MARK, alone
+from grpo_kit.more.lab._job import Job, model_in
+from grpo_kit.record._run_folder import GOING, MARK, alone
 from grpo_kit.record.files import read_metrics
-from grpo_kit.trainer.job import Job, model_in
 from grpo_kit.watch.terminal import Lines, where_it_is
 
 

@@ -18,11 +18,11 @@ from task_file import COOLING, TRAINED, written
 
 import grpo_kit
 from grpo_kit.__main__ import app, main
-from grpo_kit.commands import Preset
 from grpo_kit.loop import run_settings
 from grpo_kit.loop.config import FIELDS
+from grpo_kit.more.commands import Preset
+from grpo_kit.more.lab._job import Job, settings_of
 from grpo_kit.record.files import read_metrics, steps_done
-from grpo_kit.trainer.job import Job, settings_of
 from grpo_kit.trainer.presets import NAMES
 
 ROOT = Path(grpo_kit.__file__).parents[1]
@@ -347,7 +347,7 @@ def test_a_file_is_run_only_where_the_run_noted_it_and_in_no_run_folder(where, a
     path.parent.mkdir(exist_ok=True)
     made = "import grpo_kit as kit\nopen('ran', 'a').close()\ntask = kit.tasks.largest(n_train=4, n_held_out=2)\n"
     path.write_text(made)
-    task = grpo_kit.tasks.from_file(path)
+    task = grpo_kit.more.tasks.from_file(path)
     model, _ = grpo_kit.load_policy("tiny-random", quiet=True)
     config = grpo_kit.preset("smoke").with_task(task)
     kept = run_settings.settings_of(model, task, config, [1.0], "adamw", None) | {"notes": {}}
@@ -400,10 +400,10 @@ def test_a_stop_after_the_training_is_made_up(here, monkeypatch, capsys):
 
 
 def test_one_process_at_a_time_trains_into_a_folder(here, capsys):
-    from grpo_kit.record._run_lock import GOING, is_locked
+    from grpo_kit.record._run_folder import GOING, is_locked
 
     assert main(["train", "my_task.py", *TRAINED, "--set", "steps=1", "--folder", "runs/a"]) == 0
-    code = "import pathlib; from grpo_kit.record._run_lock import alone\n"
+    code = "import pathlib; from grpo_kit.record._run_folder import alone\n"
     code += "with alone(pathlib.Path('runs/a')): print('has it', flush=True), input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": ENVIRONMENT}
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:

@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from grpo_kit.__main__ import main
-from grpo_kit.doctor import _machine as machine
-from grpo_kit.doctor import _self_check as self_check
-from grpo_kit.doctor import _surroundings as surroundings
-from grpo_kit.doctor._report import Check, Row, Section, as_data, as_text, line_of, scrubbed
+from grpo_kit.more.doctor import _machine as machine
+from grpo_kit.more.doctor import _self_check as self_check
+from grpo_kit.more.doctor import _surroundings as surroundings
+from grpo_kit.more.doctor._machine import Check, Row, Section, as_data, as_text, line_of, scrubbed
 
 ROOT = Path(__file__).parents[2]
 QUICK = "rewards"  # a part of no time at all, tried behind the broken one

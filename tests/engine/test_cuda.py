@@ -16,17 +16,16 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 from grpo_kit._support.cuda import has_bf16
 from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine import _first_use as first_use
-from grpo_kit.engine._packing import pack_rows
 from grpo_kit.engine.card.checks import check_card
 from grpo_kit.engine.fast import fast
 from grpo_kit.engine.memory._activations import ChunkMemory
 from grpo_kit.engine.memory._free import free_bytes, releasable_bytes
 from grpo_kit.engine.optim.choose import make_optimizer
-from grpo_kit.engine.packed_update import PackedUpdate
+from grpo_kit.engine.packed_update import PackedUpdate, pack_rows
 from grpo_kit.loop import Config
-from grpo_kit.loop.generate import generate
-from grpo_kit.loop.interrupts import Stopped
+from grpo_kit.loop.batch import generate
 from grpo_kit.loop.padded_update import PaddedUpdate
+from grpo_kit.loop.processes import Stopped
 from grpo_kit.loop.protocols import Hook
 from grpo_kit.models import load_policy
 from grpo_kit.models._adapters import add_adapters

@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from grpo_kit.engine.fast import EngineSample, fast
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Config
-from grpo_kit.loop.generate import generate
+from grpo_kit.loop.batch import generate
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.models import load_policy
 from grpo_kit.tasks import from_rows

@@ -13,9 +13,9 @@ from grpo_kit.engine.memory._activations import (
     ChunkMemory,
     update_budget,
 )
-from grpo_kit.engine.memory.plan import plan_memory
 from grpo_kit.engine.packed_update import tiled_logprobs
 from grpo_kit.models import load_policy
+from grpo_kit.more.memory.plan import plan_memory
 from grpo_kit.trainer.presets import preset
 
 GIB = 2**30

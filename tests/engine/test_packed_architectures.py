@@ -8,11 +8,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.architectures import alone, gradient, off, random_batch, tiny, with_lora
 from grpo_kit.engine import _first_use as first_use
-from grpo_kit.engine._packing import pack_rows, why_not_packed
 from grpo_kit.engine._supported_models import is_tested
 from grpo_kit.engine.cpu._tree_attention import TreePlan, dense_attention, tree_attention
 from grpo_kit.engine.fast import fast
-from grpo_kit.engine.packed_update import PackedUpdate
+from grpo_kit.engine.packed_update import PackedUpdate, pack_rows, why_not_packed
 from grpo_kit.engine.tree import build_tree
 from grpo_kit.loop import Config
 from grpo_kit.loop.padded_update import PaddedUpdate

@@ -12,10 +12,10 @@ from transformers.integrations.flex_attention import WrappedFlexAttention
 
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Config
+from grpo_kit.loop.batch import Batch
 from grpo_kit.loop.config import StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
-from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models import load_policy
 from grpo_kit.models._model_facts import base_model
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers.integrations.flex_attention import WrappedFlexAttention
 
-from grpo_kit.engine._packing import CHUNK_COST, make_chunks, pack_rows
-from grpo_kit.engine.tree import tree_tokens
+from grpo_kit.engine.packed_update import pack_rows
+from grpo_kit.engine.tree import CHUNK_COST, make_chunks, tree_tokens
 from grpo_kit.models import load_policy
 
 CPU = torch.device("cpu")

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from grpo_kit.engine.memory._shapes import counted
-from grpo_kit.engine.memory.plan import plan_memory
+from grpo_kit.more.memory._request import counted
+from grpo_kit.more.memory.plan import plan_memory
 from grpo_kit.trainer.presets import preset
 
 GIB = 2**30

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from grpo_kit.more.episodes._conversations import Conversations, conversation
-from grpo_kit.record._run_lock import alone
+from grpo_kit.record._run_folder import alone
 from grpo_kit.watch import _follow as follow
 from grpo_kit.watch import browse as module
 from grpo_kit.watch._completions import completions_page, pages_of

@@ -6,7 +6,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
 
 import grpo_kit as kit
 from grpo_kit.engine._kv_cache import row_bucket
-from grpo_kit.engine.memory._decoding import _CARD_ROWS, MOST_ROWS, UNKNOWN_ROWS, decode_bytes, rows_at_once
+from grpo_kit.engine.memory._free import _CARD_ROWS, MOST_ROWS, UNKNOWN_ROWS, decode_bytes, rows_at_once
 from grpo_kit.evaluation import generate_and_score
 
 SIZES = {"prompt_tokens": 90, "completion_tokens": 10}

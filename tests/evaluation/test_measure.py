@@ -11,13 +11,13 @@ from grpo_kit.evaluation._constant import constant_reward, no_better_than
 from grpo_kit.evaluation.accuracy import Evaluation, evaluation_of
 from grpo_kit.evaluation.comparison import compare
 from grpo_kit.evaluation.generate_and_score import Answers
-from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.evaluation.intervals import Estimate, mean_reward
 from grpo_kit.evaluation.readiness import VERDICTS, Readiness, readiness
 from grpo_kit.more.lab._arm import arm_of
 from grpo_kit.rewards import Bleu, ExactAnswer, Gated, NumericAnswer, SoftFormat
 from grpo_kit.tasks import code, countdown, from_rows, largest
 from grpo_kit.tasks._measure import has_accuracy, measure_of, reads_tag
+from grpo_kit.trainer.held_out import HeldOut
 
 
 def lively(completions, **columns):

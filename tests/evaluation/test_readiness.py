@@ -14,13 +14,21 @@ import pytest
 
 from benchmarks.readiness import command_of
 from grpo_kit.engine.complete import Completion, complete
-from grpo_kit.engine.memory.plan import plan_memory
 from grpo_kit.evaluation import generate_and_score
 from grpo_kit.evaluation.intervals import bootstrap_mean, wilson_interval
-from grpo_kit.evaluation.lengths import Lengths, cost_of_maximum, decode_steps, length_probe
+from grpo_kit.evaluation.lengths import (
+    COMMON,
+    WORDS,
+    Lengths,
+    cost_of_maximum,
+    count_words,
+    decode_steps,
+    length_probe,
+    word_table,
+)
 from grpo_kit.evaluation.readiness import VERDICTS, Readiness, readiness, signal_share
-from grpo_kit.evaluation.reflection_words import COMMON, WORDS, count_words, word_table
 from grpo_kit.more.lab.figures import plot_pass_at_k
+from grpo_kit.more.memory.plan import plan_memory
 from grpo_kit.rewards import SoftFormat, audit, last_number, on_response
 from grpo_kit.tasks import from_rows, largest
 from grpo_kit.trainer.presets import preset

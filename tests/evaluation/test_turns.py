@@ -8,11 +8,11 @@ import torch
 from grpo_kit.evaluation.accuracy import Evaluation, evaluate
 from grpo_kit.evaluation.comparison import compare
 from grpo_kit.evaluation.generate_and_score import answer
-from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.evaluation.readiness import Readiness, readiness
 from grpo_kit.models import load_policy
 from grpo_kit.more.episodes.episode_task import EpisodeTask
 from grpo_kit.more.episodes.observation import View
+from grpo_kit.trainer.held_out import HeldOut
 
 
 class Vowels:

@@ -24,7 +24,7 @@ from transformers import (
 import grpo_kit.more.export as exporting
 from grpo_kit import linear, load_policy, tasks
 from grpo_kit.models._adapters import add_adapters
-from grpo_kit.models.token_lists import end_ids
+from grpo_kit.models._model_facts import end_ids
 from grpo_kit.more.episodes.observation import Renderer
 from grpo_kit.more.export import ExportError, export
 from grpo_kit.more.export import _write as write

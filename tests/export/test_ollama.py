@@ -9,8 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from grpo_kit.models._gguf_reader import embedded_folder
-from grpo_kit.more.export._ollama import modelfile
-from grpo_kit.more.export._template import ExportError, Prompting, with_serving_template
+from grpo_kit.more.export._template import ExportError, Prompting, modelfile, with_serving_template
 
 SHOWN = (("1 + 1?", "<answer>2</answer>"), ("2 + 1?", "<answer>3</answer>"))
 PLAIN = Prompting('Be "brief".', "<answer>", SHOWN)

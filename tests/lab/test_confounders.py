@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from grpo_kit.more import lab
-from grpo_kit.more.lab._outcomes import outcomes, unlike
+from grpo_kit.more.lab._arm import outcomes, unlike
 
 SAME = {
     "steps": 10,

@@ -25,8 +25,7 @@ from benchmarks import interval_coverage
 from grpo_kit._support.display import BASE, COLOURS, ProgressLine, progress_line
 from grpo_kit.evaluation.intervals import bootstrap_mean
 from grpo_kit.more import lab
-from grpo_kit.more.lab._arm import arm_of, fingerprint, prompt_fingerprint
-from grpo_kit.more.lab._outcomes import _of_curve
+from grpo_kit.more.lab._arm import _of_curve, arm_of, fingerprint, prompt_fingerprint
 from grpo_kit.more.lab._run import RESULT, SETTINGS, set_aside, write_json
 from grpo_kit.more.lab.statistics import difference_over_seeds, holm, over_seeds, paired_scalars
 from grpo_kit.record.files import RunFolderError

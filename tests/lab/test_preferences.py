@@ -331,8 +331,8 @@ def test_a_prompt_counts_once(spelling, tmp_path):
 
 
 def test_scores_are_the_trainers(spelling, tmp_path):
+    from grpo_kit.loop.batch import Batch
     from grpo_kit.loop.score import score
-    from grpo_kit.loop.step_batch import Batch
 
     model, tokenizer = spelling
     size = RightSize(2, 4, unit="tokens")

@@ -9,13 +9,13 @@ from standard_runs import make
 
 from grpo_kit.loop.checkpoint import CheckpointNotSaved
 from grpo_kit.loop.protocols import Hook
-from grpo_kit.trainer.watch_run import Autosave
+from grpo_kit.trainer.control_folder import Autosave
 
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 from standard_runs import make
-from grpo_kit.trainer.watch_run import Autosave
+from grpo_kit.trainer.control_folder import Autosave
 from grpo_kit.loop.protocols import Hook
 class Kill(Hook):
     def before_step(self, trainer):

@@ -10,7 +10,7 @@ import pytest
 from loop_runs import make, press_stop, record, same, weights
 
 from grpo_kit.loop.checkpoint import CheckpointNotSaved
-from grpo_kit.loop.interrupts import Stopped
+from grpo_kit.loop.processes import Stopped
 from grpo_kit.loop.protocols import Hook
 from grpo_kit.record.files import RunFolderError, read_metrics
 

@@ -39,7 +39,7 @@ from grpo_kit.trainer.presets import preset
     ({"epsilon": 20}, "at most 1"),
     ({"minibatches": 9}, "use at most 8"),
     ({"warmup": 101}, "steps=100"),
-    ({"discount": 0.9}, "credit='episode'"),
+    ({"credit": "return"}, "credit= and discount= of a task of several turns"),
     ({"loss_options": {"zz": 1}}, "'zz', which dapo does not take; it takes correct_kl"),
     ({"loss_options": {"epsilon": 0.1}}, "is epsilon=0.1 a field?"),
     ({"loss_options": {"num_rows": 1}}, "the loop gives itself"),
@@ -104,7 +104,6 @@ def test_what_means_something_is_taken():
     assert Config(top_k=-1).top_k == 0
     assert Config(positive_weight=0, negative_weight=0, beta=0.1).beta == 0.1
     assert Config(learning_rate=stepwise([0, 1e-5, 0], at=[0.1, 0.3])).at(20).learning_rate > 0
-    assert Config(discount=0.9, credit="return").discount == 0.9
     assert Config(epsilon=1, temperature=0.01).epsilon == 1
     assert str(inspect.signature(Config)).startswith("(*, steps")  # editors complete its fields
 

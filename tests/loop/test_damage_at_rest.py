@@ -15,9 +15,9 @@ from loop_runs import make, record, same, weights
 from grpo_kit.loop.protocols import Hook
 from grpo_kit.models import load_policy
 from grpo_kit.models._gguf_reader import PolicyLoadError
+from grpo_kit.more.lab._job import model_in
 from grpo_kit.record._jsonl_run import RunLog
 from grpo_kit.record.files import RunFolderError
-from grpo_kit.trainer.job import model_in
 from grpo_kit.trainer.watch_run import WatchRun
 from grpo_kit.watch.run_card import model_card
 

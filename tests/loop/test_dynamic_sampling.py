@@ -6,9 +6,9 @@ import pytest
 import torch
 from loop_runs import letters, make, record, same, task, weights
 
+from grpo_kit.loop.batch import Batch
 from grpo_kit.loop.protocols import Hook
 from grpo_kit.loop.score import first_groups, give_advantages, with_signal
-from grpo_kit.loop.step_batch import Batch
 from grpo_kit.record.files import read_metrics
 from grpo_kit.tasks import from_rows
 

@@ -111,7 +111,7 @@ def test_every_field_that_cannot_change_is_refused_by_name(runs, tmp_path):
         "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "dynamic_sampling": 1, "loss": "grpo",
         "rollout_bits": 16,
         "level": "sequence", "loss_options": {"correct_kl": False},
-        "scale": "none", "credit": "return", "discount": 0.5,
+        "scale": "none",
         "mask_truncated_completions": True, "warmup": 1, "optimizer": "adamw", "weight_decay": 0.1,
         "autocast": "bfloat16", "gradient_checkpointing": True, "micro_batch": 4,
     }  # fmt: skip

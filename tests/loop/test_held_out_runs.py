@@ -11,13 +11,12 @@ from standard_runs import make
 
 from grpo_kit import tasks
 from grpo_kit.evaluation.accuracy import evaluate
-from grpo_kit.evaluation.held_out import HeldOut
-from grpo_kit.loop.interrupts import Stopped
+from grpo_kit.loop.processes import Stopped
 from grpo_kit.loop.protocols import Hook
-from grpo_kit.record._run_lock import alone
+from grpo_kit.record._run_folder import alone
 from grpo_kit.record.files import RunFolderError, read_metrics
 from grpo_kit.trainer.control_folder import control
-from grpo_kit.trainer.held_out_hook import HeldOutHook
+from grpo_kit.trainer.held_out import HeldOut, HeldOutHook
 from grpo_kit.trainer.watch_run import WatchRun
 from grpo_kit.watch.run_card import model_card
 from grpo_kit.watch.terminal import Lines

@@ -14,10 +14,10 @@ from grpo_kit.engine.card.checks import check_card, checked
 from grpo_kit.engine.fast import fast
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Config
-from grpo_kit.loop.generate import generate
+from grpo_kit.loop.batch import generate
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.models import load_policy
-from grpo_kit.models._same_numbers import Finding, judged
+from grpo_kit.models._precision import Finding, judged
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ def test_a_config_that_cannot_be_is_refused_by_name(field, value):
 
 def test_every_field_has_a_unit_and_prompts_are_those_of_seed_and_step():
     from grpo_kit.loop.config import FIELDS
-    from grpo_kit.loop.seeds import rows_of_step
+    from grpo_kit.loop.processes import rows_of_step
 
     assert all(each.metadata["unit"] for each in FIELDS.values())
     config, rows = Config(prompts_per_step=3, group_size=2, seed=1), [{"question": i} for i in range(10)]

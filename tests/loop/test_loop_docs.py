@@ -4,8 +4,7 @@ import re
 from pathlib import Path
 
 import grpo_kit
-from grpo_kit.record.control import read_changes
-from grpo_kit.record.files import read_metrics
+from grpo_kit.record.files import read_changes, read_metrics
 
 PAGE = Path(grpo_kit.__file__).parents[1] / "docs/loop.md"
 

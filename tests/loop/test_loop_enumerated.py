@@ -8,8 +8,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_kit.engine import RolloutEngine
 from grpo_kit.loop import Batch, Config
+from grpo_kit.loop.batch import generate
 from grpo_kit.loop.config import StepNumbers
-from grpo_kit.loop.generate import generate
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.policy_loss import PolicyLoss
 from grpo_kit.loop.score import give_advantages
@@ -117,7 +117,7 @@ def test_samples_have_the_probabilities_that_the_update_scores(model, way):
             model.eval(), Tokenizer(), Task(), [{"question": "?"}], config, numbers
         ).completion_ids
     else:
-        from grpo_kit.loop.generate import generation_config
+        from grpo_kit.loop.batch import generation_config
 
         how = generation_config(Tokenizer(), [END], config, numbers)
         made = RolloutEngine(model.float()).generate([PROMPT] * 4000, how, seed=1).completion_ids

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import pytest
 from tiny_loop_episodes import Coin, Letters, make, rolled_out, same, task, weights
 
-from grpo_kit.loop.interrupts import Stopped
 from grpo_kit.loop.padded_update import PaddedUpdate
+from grpo_kit.loop.processes import Stopped
 from grpo_kit.loop.protocols import Hook
 from grpo_kit.loop.score import with_signal
 from grpo_kit.more.episodes.environment import EpisodeError

@@ -13,8 +13,7 @@ from benchmarks.oracle.steps import compare_steps
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.score import with_signal
-from grpo_kit.models._model_facts import context_length
-from grpo_kit.models.token_lists import end_ids
+from grpo_kit.models._model_facts import context_length, end_ids
 from grpo_kit.more.episodes._episode_sample import EpisodeSample, episode_measures, turns_of
 from grpo_kit.more.episodes.environment import EpisodeError
 from grpo_kit.more.episodes.observation import View
@@ -92,9 +91,8 @@ def test_advantages_by_hand(credit, tmp_path):
     trainer = make(
         tmp_path / "run",
         "plain",
-        of=task(environment=Coin, rows=1),
+        of=task(environment=Coin, rows=1, credit=credit),
         sample=sample,
-        credit=credit,
         scale="none",
         prompts_per_step=1,
         group_size=2,
@@ -117,10 +115,8 @@ def test_a_discount_counts_later_rewards_less(tmp_path):
     trainer = make(
         tmp_path / "run",
         "plain",
-        of=task(environment=Coin, rows=1),
+        of=task(environment=Coin, rows=1, credit="return", discount=0.5),
         sample=sample,
-        credit="return",
-        discount=0.5,
         scale="none",
         prompts_per_step=1,
         group_size=2,
@@ -192,7 +188,7 @@ def test_what_cannot_be_is_refused_by_name(tmp_path):
         ({"discount": 1.5, "credit": "state"}, "must lie in"),
     ):
         with pytest.raises(ValueError, match=said):
-            make(tmp_path / "x", **how).train()
+            task(**how)
     with pytest.raises(ValueError, match="reward_weights=.* the environment's is the one reward"):
         make(tmp_path / "a", reward_weights=[0.5]).train()
     trainer = make(tmp_path / "b")

@@ -8,12 +8,12 @@ from loop_runs import make, record, same, weights
 from test_loop_hooks import Measured
 
 from grpo_kit.loop import checkpoint
-from grpo_kit.loop.interrupts import Stopped
+from grpo_kit.loop.processes import Stopped
 from grpo_kit.loop.protocols import Hook
 from grpo_kit.record._jsonl_run import RunLog
 from grpo_kit.record._lines import LineFile
 from grpo_kit.record.files import RunFolderError, read_metrics
-from grpo_kit.trainer.held_out_hook import HeldOutHook
+from grpo_kit.trainer.held_out import HeldOutHook
 
 
 class Disk:

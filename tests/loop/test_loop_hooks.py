@@ -10,13 +10,12 @@ from loop_runs import make, record, same, task, weights
 
 import grpo_kit as kit
 from grpo_kit.loop import Config
-from grpo_kit.loop.interrupts import Stopped
+from grpo_kit.loop.processes import Stopped
 from grpo_kit.loop.protocols import Hook
-from grpo_kit.record.control import read_changes
-from grpo_kit.record.files import read_metrics
+from grpo_kit.record.files import read_changes, read_metrics
 from grpo_kit.trainer.control_folder import ControlFolder, control
 from grpo_kit.trainer.grpo_trainer import GRPOTrainer
-from grpo_kit.trainer.held_out_hook import HeldOutHook
+from grpo_kit.trainer.held_out import HeldOutHook
 from grpo_kit.trainer.watch_run import WatchRun
 from grpo_kit.watch._live import LiveChart
 from grpo_kit.watch._run_state import RunState, change_line

@@ -6,7 +6,7 @@ import pytest
 from loop_runs import make, task
 
 import grpo_kit as kit
-from grpo_kit.loop.interrupts import Stopped
+from grpo_kit.loop.processes import Stopped
 from grpo_kit.loop.protocols import Hook
 
 

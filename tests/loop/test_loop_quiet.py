@@ -35,7 +35,7 @@ def trainer():
     config = Config(steps=4, prompts_per_step=1, group_size=4, gradient_checkpointing=way == "plain")
     seams = {}
     if way == "plain":
-        from grpo_kit.loop.generate import generate
+        from grpo_kit.loop.batch import generate
         from grpo_kit.loop.padded_update import PaddedUpdate
         seams = {"sample": generate, "update": PaddedUpdate(config)}
     return GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=folder, on_flag=lambda flag: None, **seams)

@@ -11,7 +11,7 @@ import pytest
 from loop_runs import KINDS, letters, make, press_after, press_stop, record, same, task, weights
 
 from grpo_kit.loop import checkpoint
-from grpo_kit.loop.interrupts import Stopped
+from grpo_kit.loop.processes import Stopped
 from grpo_kit.loop.protocols import Hook
 from grpo_kit.record.files import RunFolderError
 from grpo_kit.rewards.scoring import RewardError

@@ -19,11 +19,16 @@ from grpo_kit.evaluation.accuracy import Evaluation
 from grpo_kit.evaluation.comparison import results
 from grpo_kit.loop.protocols import Hook
 from grpo_kit.models import load_policy
+from grpo_kit.more.lab._job import model_in
 from grpo_kit.record._digests import checkpoints, write_digests
-from grpo_kit.record.control import read_changes
-from grpo_kit.record.files import RunFolderError, next_run_folder, read_completions, read_metrics
+from grpo_kit.record.files import (
+    RunFolderError,
+    next_run_folder,
+    read_changes,
+    read_completions,
+    read_metrics,
+)
 from grpo_kit.rewards.scoring import RewardError, totals
-from grpo_kit.trainer.job import model_in
 from grpo_kit.watch._run_state import RunState
 from grpo_kit.watch.run_card import model_card
 from grpo_kit.watch.terminal import where_it_is

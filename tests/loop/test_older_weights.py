@@ -17,10 +17,9 @@ import grpo_kit as kit
 from examples import older_weights
 from examples.older_weights import OlderWeights
 from grpo_kit.engine.fast import EngineSample
-from grpo_kit.loop.generate import generate
-from grpo_kit.loop.interrupts import Stopped
+from grpo_kit.loop.batch import generate
+from grpo_kit.loop.processes import Stopped, rows_of_step
 from grpo_kit.loop.protocols import Hook
-from grpo_kit.loop.seeds import rows_of_step
 from grpo_kit.record.files import read_metrics
 from grpo_kit.schedules import linear
 from grpo_kit.watch.monitor import read_flags

@@ -4,7 +4,7 @@ import pytest
 from loop_runs import KINDS, make, press_stop, record, same, weights
 
 from grpo_kit.loop import checkpoint
-from grpo_kit.loop.interrupts import InterruptGuard, Stopped
+from grpo_kit.loop.processes import InterruptGuard, Stopped
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,9 @@ import pytest
 from loop_runs import make
 
 from grpo_kit import unfinished_run
-from grpo_kit.loop.interrupts import Stopped
+from grpo_kit.loop.processes import Stopped
 from grpo_kit.loop.protocols import Hook
-from grpo_kit.record._run_lock import alone
+from grpo_kit.record._run_folder import alone
 
 
 class StopAfter(Hook):

@@ -12,7 +12,7 @@ from loop_runs import make, task
 
 from grpo_kit.loop.protocols import Hook
 from grpo_kit.record.files import read_metrics
-from grpo_kit.trainer.watchdog import Watchdog, where
+from grpo_kit.trainer.watch_run import Watchdog, where
 
 ROOT = Path(__file__).parents[2]
 QUICK = {"factor": 1.0, "at_least": 0.2}
@@ -96,7 +96,7 @@ import re, sys
 sys.path[:0] = [{tests!r}, {root!r}]
 from dataclasses import replace
 from loop_runs import make, task
-from grpo_kit.trainer.watchdog import Watchdog
+from grpo_kit.trainer.watch_run import Watchdog
 
 def matches(completions, **columns):
     return [float(bool(re.fullmatch(r"(a+)+b", "a" * 60))) for _ in completions]

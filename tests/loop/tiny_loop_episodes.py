@@ -44,11 +44,22 @@ class Coin:
         return "on", {"1": 1.0, "5": 0.5}.get(text.strip(), 0.0), "." in text
 
 
-def task(rows=6, *, view=None, tokens=6, max_turns=3, seconds=None, environment=Letters, **columns):
+def task(
+    rows=6,
+    *,
+    view=None,
+    tokens=6,
+    max_turns=3,
+    seconds=None,
+    environment=Letters,
+    credit="episode",
+    discount=1.0,
+    **columns,
+):
     made = [{"question": f"row {i}", "turns": 2 + i % 3, **columns} for i in range(rows + 1)]
     return EpisodeTask(
         "letters", made[:rows], made[rows:], environment, view or View(chat=True), max_turns=max_turns,
-        max_completion_tokens=tokens, seconds=seconds,
+        max_completion_tokens=tokens, seconds=seconds, credit=credit, discount=discount,
     )  # fmt: skip
 
 

@@ -52,7 +52,7 @@ def card(monkeypatch):
 
     def make(size, *, bf16=True):
         properties = type("Properties", (), {"total_memory": size})
-        monkeypatch.setattr("grpo_kit.models._dtypes.has_bf16", lambda: bf16)
+        monkeypatch.setattr("grpo_kit.models._precision.has_bf16", lambda: bf16)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
 

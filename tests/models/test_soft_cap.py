@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.architectures import tiny
-from grpo_kit.models._dtypes import from_pretrained
+from grpo_kit.models._precision import from_pretrained
 
 IDS = torch.arange(20, 40)[None]
 

@@ -19,8 +19,8 @@ from grpo_kit.engine._decode import Decoder
 from grpo_kit.engine.complete import complete
 from grpo_kit.engine.packed_update import PackedUpdate
 from grpo_kit.loop import Config, Loop
+from grpo_kit.loop.batch import complete_prompts, generate
 from grpo_kit.loop.config import StepNumbers
-from grpo_kit.loop.generate import complete_prompts, generate
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.models._model_facts import close_rows, token_rows
 from grpo_kit.more.export import _reader as reader

@@ -6,10 +6,9 @@ import pytest
 
 import grpo_kit as kit
 from grpo_kit.loop.config import FIELDS, Config
-from grpo_kit.record._run_lock import alone
-from grpo_kit.record.control import CONTROL, take_requests
-from grpo_kit.record.files import RunFolderError
-from grpo_kit.trainer.control_folder import control
+from grpo_kit.record._run_folder import alone
+from grpo_kit.record.files import CONTROL, RunFolderError
+from grpo_kit.trainer.control_folder import control, take_requests
 
 TRIED = [
     0, 1, 2.5, 11, -1, 0.0, True, "linear(1.0, 0.5)", "hot", [], [0.5, 0.5], kit.linear(1.2, 0.8), "8", None,

@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 
 import grpo_kit
-from grpo_kit.record._run_lock import GOING, MARK, is_locked
+from grpo_kit.record._run_folder import GOING, MARK, is_locked
 
 TRAINS = """
 import sys, time
 from pathlib import Path
-from grpo_kit.record._run_lock import alone
+from grpo_kit.record._run_folder import alone
 end = time.monotonic() + 4
 while time.monotonic() < end:
     with alone(Path(sys.argv[1])):

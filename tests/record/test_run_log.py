@@ -15,12 +15,12 @@ import pytest
 
 import grpo_kit as kit
 from grpo_kit.record._jsonl_run import RunLog
-from grpo_kit.record.control import read_changes
 from grpo_kit.record.files import (
     METRIC_COLUMNS,
     RunFolderError,
     holds_run,
     next_run_folder,
+    read_changes,
     read_completions,
     read_metrics,
 )

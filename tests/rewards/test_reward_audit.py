@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import grpo_kit.rewards._neighbours
+import grpo_kit.verdicts._neighbours
 from examples.arithmetic import arithmetic
 from examples.tools import tools
 from grpo_kit.rewards import (
@@ -25,8 +25,8 @@ from grpo_kit.rewards import (
     last_number,
     on_response,
 )
-from grpo_kit.rewards._neighbours import _BY_RULE, TRIED, equal_texts, excused, near_misses, why
 from grpo_kit.tasks import code, countdown, from_rows, interval_scheduling, largest
+from grpo_kit.verdicts._neighbours import _BY_RULE, TRIED, equal_texts, excused, near_misses, why
 
 MONTHS = ["January", "May", "August", "December"]
 WORDS = [
@@ -386,7 +386,7 @@ def test_a_gold_is_not_its_own_neighbour(gold, never, reason):
 
 
 def test_the_table_says_why_and_every_name_is_in_it():
-    path = Path(grpo_kit.rewards._neighbours.__file__).with_name("neighbours.csv")
+    path = Path(grpo_kit.verdicts._neighbours.__file__).with_name("neighbours.csv")
     with path.open(encoding="utf-8") as file:
         table = list(csv.DictReader(file, delimiter=";", quoting=csv.QUOTE_NONE))
     assert len(table) > 150 and all(row["name"] and row["why"] and None not in row for row in table)

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from grpo_kit._support.literal_calls import (
+from grpo_kit.more.code._literal_calls import (
     call_from_node,
     call_from_text,
     literal_value,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_kit._support import torch_builds
+from grpo_kit._support import lazy as torch_builds
 
 HERE = torch.__version__.split("+")[0]
 

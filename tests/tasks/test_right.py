@@ -9,7 +9,6 @@ from examples.tools import tools
 from grpo_kit.engine.complete import Completion
 from grpo_kit.evaluation.accuracy import evaluation_of
 from grpo_kit.evaluation.generate_and_score import Answers
-from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.more.code import _code_runner as code_runner
 from grpo_kit.more.code.sandbox import isolation
 from grpo_kit.more.episodes.tool_calls import CallAccuracy, call_reward
@@ -41,6 +40,7 @@ from grpo_kit.tasks import (
     science,
 )
 from grpo_kit.tasks._right import giving, leniently_right
+from grpo_kit.trainer.held_out import HeldOut
 
 SMALL = {"n_train": 24, "n_held_out": 8}
 

@@ -11,10 +11,10 @@ from grpo_kit.loop.grpo import Loop
 from grpo_kit.models import load_policy
 from grpo_kit.more.episodes import grid
 from grpo_kit.more.lab import _arm as lab
+from grpo_kit.more.lab._job import Job
 from grpo_kit.rewards import ExactAnswer, WeightedSum
 from grpo_kit.tasks import largest
 from grpo_kit.tasks._same_task import content_digest, reward_digest, task_digest
-from grpo_kit.trainer.job import Job
 
 
 def small():

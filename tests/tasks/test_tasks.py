@@ -36,7 +36,7 @@ from grpo_kit.tasks import (
     interval_scheduling,
     largest,
 )
-from grpo_kit.tasks._data_files import packaged
+from grpo_kit.tasks._rows import packaged
 from grpo_kit.tasks.countdown import CountdownAnswer, evaluate
 
 SMALL = {"n_train": 40, "n_held_out": 30}

@@ -9,7 +9,7 @@ import pytest
 
 import grpo_kit as kit
 from grpo_kit.__main__ import main
-from grpo_kit.watch._log_rows import LogError, table_of
+from grpo_kit.more.bridges._log_rows import LogError, table_of
 
 STEPS = 30
 ROWS = [  # TRL's names; from step 12 on all rewards are equal, and nothing is right

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from sacrebleu.metrics import BLEU
 
-from grpo_kit.watch.diversity import distinct_n, group_diversity, pieces, self_bleu
+from grpo_kit.watch._diversity import distinct_n, group_diversity, pieces, self_bleu
 
 
 def test_distinct_by_hand():

@@ -14,7 +14,7 @@ import nbformat
 import pytest
 
 from grpo_kit.record._jsonl_run import RunLog
-from grpo_kit.record._run_lock import GOING, MARK, alone, is_locked
+from grpo_kit.record._run_folder import GOING, MARK, alone, is_locked
 from grpo_kit.watch import _follow as follow
 from grpo_kit.watch._follow import Follower, signature
 from grpo_kit.watch.browse import CompletionBrowser
@@ -57,7 +57,7 @@ def quick(monkeypatch):
 
 def test_a_run_goes_on_as_long_as_its_process_has_the_lock(run, tmp_path):
     assert is_locked(run.path), "however long it is silent"
-    code = "import pathlib, sys; from grpo_kit.record._run_lock import alone\n"
+    code = "import pathlib, sys; from grpo_kit.record._run_folder import alone\n"
     code += "with alone(pathlib.Path(sys.argv[1])): pass"
     other = subprocess.run([sys.executable, "-c", code, run.path], cwd=ROOT, capture_output=True, text=True)
     assert "is being trained into by another process" in other.stderr

@@ -11,7 +11,7 @@ import pytest
 from loop_runs import letters, same, weights
 from standard_runs import make
 
-from grpo_kit.loop.interrupts import Stopped
+from grpo_kit.loop.processes import Stopped
 from grpo_kit.record.files import read_completions, read_metrics
 from grpo_kit.rewards import WeightedSum
 from grpo_kit.watch._flags import OF_PARTS, OF_ROLLOUTS, OF_STEPS

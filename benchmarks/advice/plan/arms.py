@@ -18,9 +18,9 @@ from benchmarks.advice.arms import cold_start, negative, old
 from benchmarks.advice.plan import tasks
 from grpo_kit import cosine, exponential, linear
 from grpo_kit.loop import Config
+from grpo_kit.loop.batch import Batch, padded
 from grpo_kit.loop.config import StepNumbers
 from grpo_kit.loop.protocols import Sampler
-from grpo_kit.loop.step_batch import Batch, padded
 from grpo_kit.more.lab._arm import Arm, arm_of, digest
 from grpo_kit.tasks import Task
 

@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pandas as pd
 
-from grpo_kit.more.lab._outcomes import last_quarter
+from grpo_kit.more.lab._arm import last_quarter
 
 _SIGNS = {"<": operator.lt, "<=": operator.le}
 

@@ -26,16 +26,15 @@ from grpo_kit.engine._first_use import (
     random_prompts,
     remembered,
 )
-from grpo_kit.engine._packing import why_not_packed
 from grpo_kit.engine._supported_models import unsupported
 from grpo_kit.engine.optim.choose import choose_optimizer, new_optimizer
-from grpo_kit.engine.packed_update import PackedUpdate
+from grpo_kit.engine.packed_update import PackedUpdate, why_not_packed
+from grpo_kit.loop.batch import Batch
 from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate, autocast
 from grpo_kit.loop.policy_loss import PolicyLoss
-from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models._model_facts import evaluating, token_rows
-from grpo_kit.models._same_numbers import Finding, is_narrow, judged, relative
+from grpo_kit.models._precision import Finding, is_narrow, judged, relative
 
 _WEIGHTS = 2**16  # of each tensor that the optimizer is tried on
 

@@ -185,7 +185,9 @@ def common_length(prompts: Sequence[Sequence[int]]) -> int:
 def versions(model: nn.Module) -> tuple:
     """Addresses of the weights, torch's counts of writes to them, adapters and autocast: free, but blind to writes
     through `.data` and to memory that others write."""
-    return signature(model), tuple(0 if t.is_inference() else t._version for t in _tensors(model))
+    return signature(model), tuple(
+        0 if t.is_inference() else t._version for t in (*model.parameters(), *model.buffers())
+    )
 
 
 @torch.no_grad()
@@ -196,7 +198,7 @@ def weight_version(model: nn.Module) -> tuple:
     vectors detects the others (changed signs, rows in another order) unless they are so small that rounding hides them.
     """
     values = []
-    for tensor in _tensors(model):
+    for tensor in (*model.parameters(), *model.buffers()):
         rows = tensor.detach().flatten(1) if tensor.dim() > 1 else tensor.detach().reshape(1, -1)
         by_row = (rows @ _vector(rows.size(1)).to(rows)).double()
         values += [_bits(rows), by_row @ _vector(len(by_row)).to(by_row)]
@@ -208,10 +210,6 @@ def _bits(rows: Tensor) -> Tensor:
         return torch.hash_tensor(rows)
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
     return rows.view(integers).sum(dtype=torch.int64)  # torch 2.8: the sum of all bits read as whole numbers
-
-
-def _tensors(model: nn.Module) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers()]
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from grpo_kit.engine._supported_models import is_tested
-from grpo_kit.engine.cpu._matmul import Projection, available, is_plain, is_plain_weight, projection
+from grpo_kit.engine.cpu._matmul import HAS_PRODUCT, Projection, is_plain, is_plain_weight, projection
 
 # ---- products in bfloat16, over float32 weights that are trained --------------------------------------------------
 # The weights are rounded again before each rollout, into a copy half their size that goes when it ends. Embeddings,
@@ -182,7 +182,7 @@ class PlainLayers:
 
 def plain_layers(base: PreTrainedModel, bits: int = 32) -> PlainLayers | None:
     """The model as plain functions, or None if its modules must be called. bits: 16 rounds weights for its products."""
-    if not available() or torch.is_autocast_enabled("cpu"):
+    if not HAS_PRODUCT or torch.is_autocast_enabled("cpu"):
         return None
     parts = read_parts(base, torch.float32)
     if parts is None or parts.embeddings.device.type != "cpu":

@@ -25,11 +25,8 @@ _EVERY_MODULES = (torch_module._global_forward_hooks, torch_module._global_forwa
 # transformers' own: for gradients of checkpointed inputs, and for requested hidden states. Here neither applies. The
 # kit's on a head: the rows that it closes are left out here (models/_model_facts.py).
 _IDLE = {"make_inputs_require_grads", "output_capturing_hook", "no_probability"}
-
-
-def available() -> bool:
-    """Does this build of torch have oneDNN's product?"""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+# Has this build of torch oneDNN's product?
+HAS_PRODUCT = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def padded_rows(rows: int) -> int:
@@ -146,7 +143,8 @@ class _Head(torch.autograd.Function):
         kept = hidden.new_empty(min(count, room) if any(ctx.needs_input_grad) else 0, vocabulary)
         tile = hidden.new_empty(min(_TILE, count), vocabulary)
         scratch = tile.new_empty(tile.shape if len(kept) < count else (0, vocabulary))
-        for rows in _tiles(0, count):
+        for start in range(0, count, _TILE):
+            rows = slice(start, min(start + _TILE, count))
             logits = _logits(hidden[rows], matrix, scale, tile)
             out = kept[rows] if rows.start < len(kept) else scratch[: len(logits)]
             probs = torch.softmax(logits, dim=-1, out=out)
@@ -170,7 +168,8 @@ class _Head(torch.autograd.Function):
         by_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         by_weight = _GradientSum(ctx.weight) if ctx.needs_input_grad[1] else None
         # What was kept goes in one piece, the rest is computed again, tile by tile.
-        pieces = _tiles(len(kept), len(hidden))
+        starts = range(len(kept), len(hidden), _TILE)
+        pieces = [slice(start, min(start + _TILE, len(hidden))) for start in starts]
         if len(kept) or not pieces:  # without a row: a gradient of zeros, not a missing one
             pieces = [slice(0, len(kept)), *pieces]
         for rows in pieces:
@@ -193,10 +192,6 @@ class _Head(torch.autograd.Function):
             if by_weight is not None:
                 by_weight.add_product(by_logits, hidden[rows])
         return by_hidden, by_weight and by_weight.result(), None, None, None
-
-
-def _tiles(start: int, stop: int) -> list[slice]:
-    return [slice(first, min(first + _TILE, stop)) for first in range(start, stop, _TILE)]
 
 
 def _logits(hidden: Tensor, weight: Tensor, scale: float, tile: Tensor) -> Tensor:
@@ -239,12 +234,16 @@ class _GradientSum:
         rows = left.size(1)
         if self._sum is None and rows == len(self._parameter):
             self._sum = left.t() @ right
-        else:
-            self._sum_so_far()[:rows].addmm_(left.t(), right)
+            return
+        if self._sum is None:
+            self._sum = torch.zeros_like(self._parameter)
+        self._sum[:rows].addmm_(left.t(), right)
 
     def add_rows(self, places: Tensor, rows: Tensor) -> None:
         """Adds rows (S, columns) at these places (S,)."""
-        self._sum_so_far().index_add_(0, places, rows)
+        if self._sum is None:
+            self._sum = torch.zeros_like(self._parameter)
+        self._sum.index_add_(0, places, rows)
 
     def result(self) -> Tensor | None:
         """The gradient that autograd is to add; None where `.grad` has it."""
@@ -252,11 +251,6 @@ class _GradientSum:
             return self._sum
         self._parameter.grad = self._sum
         return None
-
-    def _sum_so_far(self) -> Tensor:
-        if self._sum is None:
-            self._sum = torch.zeros_like(self._parameter)
-        return self._sum
 
 
 def usable_head(head: nn.Module, hidden: Tensor) -> bool:

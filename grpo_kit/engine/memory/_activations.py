@@ -83,9 +83,10 @@ class ChunkMemory:
 
     def __post_init__(self) -> None:
         check_choice("trainable", self.trainable, ("full", "lora"))
-        _check_itemsize("itemsize", self.itemsize)
-        if self.compute_itemsize is not None:
-            _check_itemsize("compute_itemsize", self.compute_itemsize)
+        for name in ("itemsize", "compute_itemsize"):
+            value = getattr(self, name)
+            if value not in (2, 4, None):
+                raise ValueError(f"{name}={value!r} must be 2 (bfloat16, float16) or 4 (float32) bytes")
         config = self.config.get_text_config()
         if not has_sizes(config):
             check_choice("config.model_type", config.model_type, MODEL_TYPES)
@@ -194,7 +195,10 @@ class ChunkMemory:
             2 * self.head_dim * self.itemsize + self.mask_keys
         )  # rotary cosines and sines, the mask
         layers = stem + whole_layers * layer + checkpointed_layers * layer_input
-        cast = 0 if self.four_bit else self._layer_weights() * self.cast_itemsize  # kept with a layer's graph
+        cast = 0
+        if not self.four_bit:  # copies of a layer's linear weights are kept with its graph
+            linear = 2 * self.hidden * (self.query + self.key) + 3 * self.hidden * self.mlp
+            cast = linear * self.cast_itemsize
         embedding = self.embedding * self.itemsize if self.full else 0
         head_gradient = embedding if self.tied else 0  # waits for the embedding's
         state = tokens * self.hidden * self.compute
@@ -227,10 +231,6 @@ class ChunkMemory:
     def _gradient_bytes(self, weights: int) -> int:
         """Bytes of the gradient of so many weights, with its cast copy's."""
         return weights * (self.itemsize + self.cast_itemsize)
-
-    def _layer_weights(self) -> int:
-        """Weights of the linear layers of one decoder layer, without biases."""
-        return 2 * self.hidden * (self.query + self.key) + 3 * self.hidden * self.mlp
 
     def _norm_bytes(self) -> int:
         """Bytes a token that a norm keeps: its input, and for its weight what it is multiplied with."""
@@ -293,8 +293,3 @@ def update_budget(
     larger = range(longest + 1, most + 1)
     fitting = bisect_left(larger, True, key=lambda tokens: not fits(tokens, checkpointed))
     return longest + fitting, checkpointed
-
-
-def _check_itemsize(name: str, value: int) -> None:
-    if value not in (2, 4):
-        raise ValueError(f"{name}={value!r} must be 2 (bfloat16, float16) or 4 (float32) bytes")

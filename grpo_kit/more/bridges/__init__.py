@@ -6,6 +6,8 @@ _trl_config.py     a GRPOConfig as the loop's Config, and back
 _trl_task.py       TRL's data set and reward functions as a task of the loop
 vllm.py            vLLM as the loop's sampler
 _vllm_engines.py   vLLM in this process or as a server; vllm_heads.py: its worker
+trackers.py        TensorBoard, trackio, Weights & Biases as hooks
+diagnose.py        the red flags on a log of TRL, wandb, TensorBoard or a table; _log_rows.py reads them
 """
 
 from typing import TYPE_CHECKING

@@ -24,8 +24,6 @@ _OPTIONS = {
 _NO_CLIPPING = 1e12
 # A field of Config: its value where TRL does the same, and what TRL does with another.
 NOT_CARRIED = {
-    "credit": ("episode", "TRL trains single turns"),
-    "discount": (1.0, "TRL trains single turns"),
     "rollout_bits": (32, "its generate and vLLM have bits of their own"),
     "dynamic_sampling": (0, "groups without a signal are not drawn anew"),
     "positive_weight": (1.0, "advantages above 0 keep their size"),

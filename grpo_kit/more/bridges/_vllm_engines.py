@@ -24,10 +24,10 @@ import psutil
 import torch
 from safetensors.torch import save_file
 
-from grpo_kit.loop.seeds import random_state_comes_back
+from grpo_kit.loop.processes import random_state_comes_back
 from grpo_kit.models._model_facts import base_model
 from grpo_kit.more.bridges.vllm_heads import InStep, pack_tied_heads
-from grpo_kit.record.run_path import path_of
+from grpo_kit.record._run_folder import path_of
 
 EXTENSION = f"{InStep.__module__}.{InStep.__qualname__}"
 _SPARE_TOKENS = 1024  # blocks are not filled to their ends, and vLLM keeps one for itself

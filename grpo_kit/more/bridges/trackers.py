@@ -19,8 +19,8 @@ from typing import Any
 import pandas as pd
 
 from grpo_kit._support.argument_checks import check_choice
+from grpo_kit.loop.batch import Batch
 from grpo_kit.loop.protocols import Hook
-from grpo_kit.loop.step_batch import Batch
 from grpo_kit.record._lines import METRICS_LINES, lines_of, plain, read_json
 from grpo_kit.record.files import run_settings, write_whole
 from grpo_kit.watch.monitor import read_flags

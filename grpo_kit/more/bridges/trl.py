@@ -36,7 +36,6 @@ except ModuleNotFoundError as error:
 
 from grpo_kit._support.argument_checks import check_known, check_model, check_task, template_tokens
 from grpo_kit._support.unsloth import changed_defaults
-from grpo_kit.evaluation.held_out import HeldOut
 from grpo_kit.loop.config import Config
 from grpo_kit.loop.protocols import Hook
 from grpo_kit.loop.run_checks import check_tags
@@ -45,10 +44,11 @@ from grpo_kit.more.bridges._trl_config import config_of, fields_of, steps_betwee
 from grpo_kit.more.bridges._trl_fields import IGNORED, PRINTED, is_set
 from grpo_kit.more.bridges._trl_task import TrlTask, warn_of_bare_prompt
 from grpo_kit.more.bridges.trackers import Trackio, by_name
-from grpo_kit.record.run_path import path_of
+from grpo_kit.record._run_folder import path_of
 from grpo_kit.rewards._parts import reward_names
 from grpo_kit.rewards.scoring import PendingScores
 from grpo_kit.trainer.grpo_trainer import Autosave, GRPOTrainer
+from grpo_kit.trainer.held_out import HeldOut
 
 _ELSEWHERE = {
     "callbacks": "write them as hooks of grpo_kit.loop.protocols and give them as hooks=",

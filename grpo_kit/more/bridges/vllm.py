@@ -21,12 +21,10 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from grpo_kit.engine.cpu._kv_prefill import weight_version
+from grpo_kit.loop.batch import Batch, as_batch, padded, prompts_of_groups
 from grpo_kit.loop.config import Config, StepNumbers
-from grpo_kit.loop.generate import as_batch, prompts_of_groups
 from grpo_kit.loop.padded_update import PaddedUpdate
-from grpo_kit.loop.step_batch import Batch, padded
-from grpo_kit.models._model_facts import base_model
-from grpo_kit.models.token_lists import end_ids
+from grpo_kit.models._model_facts import base_model, end_ids
 from grpo_kit.more.bridges._vllm_engines import InThisProcess, Server
 from grpo_kit.more.episodes._episode_sample import Write, Written
 

@@ -12,8 +12,8 @@ import operator
 from functools import partial
 from typing import Any
 
-from grpo_kit._support.literal_calls import call_from_node, literal_value
 from grpo_kit.more.code._code_harness import encode
+from grpo_kit.more.code._literal_calls import call_from_node, literal_value
 
 READ_AS = {"tuple": tuple, "list": list, "set": set, "sorted": sorted}
 _DEEP = 40

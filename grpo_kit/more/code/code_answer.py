@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from grpo_kit._support.literal_calls import parse_quietly, parse_without_warnings
+from grpo_kit.more.code._literal_calls import parse_quietly, parse_without_warnings
 from grpo_kit.rewards.response import is_blank
 
 # White space, quote signs and list signs, perhaps an <answer> tag; then three ticks or tildes, and the language.

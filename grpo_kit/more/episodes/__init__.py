@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from grpo_kit._support.lazy import lazy
 
 if TYPE_CHECKING:
-    from grpo_kit._support.literal_calls import call_from_text
+    from grpo_kit.more.code._literal_calls import call_from_text
     from grpo_kit.more.episodes.environment import Environment, EpisodeError
     from grpo_kit.more.episodes.episode_task import EpisodeTask, worked
     from grpo_kit.more.episodes.grid_world import grid

@@ -13,8 +13,7 @@ import pandas as pd
 from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine.complete import Completion, complete
 from grpo_kit.evaluation.generate_and_score import Answers, Request
-from grpo_kit.models._model_facts import context_length
-from grpo_kit.models.token_lists import end_ids
+from grpo_kit.models._model_facts import context_length, end_ids
 from grpo_kit.more.episodes.observation import Renderer
 from grpo_kit.more.episodes.rollout_episodes import Episode, Written, rollout_episodes
 from grpo_kit.rewards.combine import Verdicts

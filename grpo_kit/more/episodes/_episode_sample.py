@@ -22,12 +22,10 @@ import torch
 
 from grpo_kit._support import cuda
 from grpo_kit.engine.fast import EngineSample, OrPlainly, Seams, fast
+from grpo_kit.loop.batch import Batch, complete_prompts, generation_config
 from grpo_kit.loop.config import Config, StepNumbers
-from grpo_kit.loop.generate import complete_prompts, generation_config
 from grpo_kit.loop.padded_update import autocast
-from grpo_kit.loop.step_batch import Batch
-from grpo_kit.models._model_facts import context_length
-from grpo_kit.models.token_lists import end_ids
+from grpo_kit.models._model_facts import context_length, end_ids
 from grpo_kit.more.episodes._turn_advantages import episode_measures, turn_advantages
 from grpo_kit.more.episodes.environment import PART, VectorEnv
 from grpo_kit.more.episodes.observation import Renderer
@@ -119,11 +117,7 @@ class EpisodeSample:
     """Called as `generate` is: config.group_size episodes of each row, all at once, turn by turn.
 
     writer: makes the completions of a turn, plain_turns or EngineTurns.
-    config.credit: what a turn is credited with. "episode": the episode's advantage in its group (rewards summed).
-    "return": what was earned from that turn on, against the other episodes' at that turn. "state": the episode's
-    advantage, plus that of the return among turns of the group with the same prompt (GiGPO, arXiv:2505.10978).
-    config.discount: of later rewards, a turn, in (0, 1]; for "return" and "state".
-    Everything else is the task's (environment, view, max_turns, success, seconds) or the config's.
+    Everything else is the task's (environment, view, max_turns, success, credit, seconds) or the config's.
     With config.dynamic_sampling, a group has a signal where any of its turns has an advantage. With scale="batch", the
     spread is that of all episodes of one rollout.
 
@@ -181,7 +175,7 @@ class EpisodeSample:
                 context=context_length(model),
             )
         advantages = turn_advantages(
-            episodes, config.group_size, credit=config.credit, discount=config.discount, scale=config.scale
+            episodes, config.group_size, credit=task.credit, discount=task.discount, scale=config.scale
         )
         batch = turns_of(episodes, config.group_size, task.view.prefill)
         batch.advantages = list(chain.from_iterable(advantages))

@@ -14,8 +14,8 @@ from datetime import date, time
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from grpo_kit._support.literal_calls import call_from_node, literal_value, parse_quietly
 from grpo_kit.more.code._code_values import keys_once
+from grpo_kit.more.code._literal_calls import call_from_node, literal_value, parse_quietly
 from grpo_kit.more.code.code_answer import read_blocks, without_end_tokens
 from grpo_kit.rewards.response import gold_text, is_blank, python_value
 

@@ -9,13 +9,12 @@ from statistics import fmean, stdev
 
 import torch
 
-from grpo_kit._support.argument_checks import check_choice
 from grpo_kit.engine.tree import common_length
-from grpo_kit.loop.step_batch import Batch
+from grpo_kit.loop.batch import Batch
+from grpo_kit.more.episodes.environment import _check_credit
 from grpo_kit.more.episodes.rollout_episodes import Episode
 from grpo_kit.objectives import group_advantages
 
-CREDITS = ("episode", "return", "state")
 _EPS = 1e-4  # added to a standard deviation before dividing, as in trl
 _SAME = 1e-9  # sums of equal rewards may differ in their last bits
 
@@ -36,14 +35,10 @@ def turn_advantages(
     return among the turns of the group with the same prompt; a prompt that occurs once adds nothing.
     scale: the divisor, "group" (the spread of the compared values), "batch" (of all values) or "none", as trl's
     scale_rewards.
-    Raises ValueError for an unknown credit, and for a discount below 1 where credit="episode" would not use it.
+    Raises ValueError for an unknown credit, a discount outside (0, 1], and one that it does not use.
     Sources: GRPO, arXiv:2402.03300; GiGPO ("state", with weight 1 and its discount), arXiv:2505.10978.
     """
-    check_choice("credit", credit, CREDITS)
-    if credit == "episode" and discount != 1:
-        raise ValueError(
-            f"discount={discount!r} is not used by credit='episode'; use credit='return' or 'state'"
-        )
+    _check_credit(credit, discount)
     totals = [episode.total for episode in episodes]
     scaled = group_advantages(
         torch.tensor(totals, dtype=torch.float64), group_size, scale=scale, eps=_EPS

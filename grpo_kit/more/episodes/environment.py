@@ -11,6 +11,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from grpo_kit._support.argument_checks import check_choice, is_number
 from grpo_kit.rewards.scoring import RewardError
 
 PART = "episode_return"  # the one part of an episode's reward, by its name in the record
@@ -189,3 +190,14 @@ def _described(error: BaseException) -> str:
 def row_key(row: Mapping[str, Any]) -> str:
     """The row as text, equal for equal rows."""
     return json.dumps(row, sort_keys=True, ensure_ascii=False, default=str)
+
+
+def _check_credit(credit: str, discount: float) -> None:
+    """Raises ValueError for an unknown credit, a discount outside (0, 1], and one that credit="episode" leaves out."""
+    check_choice("credit", credit, ("episode", "return", "state"))
+    if not is_number(discount) or not 0 < discount <= 1:
+        raise ValueError(f"discount={discount!r} must lie in (0, 1], such as 0.9")
+    if credit == "episode" and discount != 1:
+        raise ValueError(
+            f"discount={discount!r} is not used by credit='episode'; use credit='return' or 'state'"
+        )

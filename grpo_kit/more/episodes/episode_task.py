@@ -12,7 +12,7 @@ from typing import Any
 
 from grpo_kit._support.argument_checks import check_whole
 from grpo_kit.loop.protocols import Task
-from grpo_kit.more.episodes.environment import PART, Environment, VectorEnv, row_key
+from grpo_kit.more.episodes.environment import PART, Environment, VectorEnv, _check_credit, row_key
 from grpo_kit.more.episodes.observation import View
 from grpo_kit.more.episodes.recorded_env import RecordedEnv
 
@@ -31,6 +31,10 @@ class EpisodeTask(Task):
     environment: returns a new one, such as its class. view: the model's input each turn. max_turns: an episode ends
     there at the latest. max_completion_tokens: of each turn.
     success: an episode is right if its rewards sum to at least this value.
+    credit: what a turn is credited with. "episode": the episode's advantage in its group (rewards summed). "return":
+    what was earned from that turn on, against the other episodes' at that turn. "state": the episode's advantage, plus
+    that of the return among turns of the group with the same prompt (GiGPO, arXiv:2505.10978).
+    discount: of later rewards, a turn, in (0, 1]; for "return" and "state".
     seconds: limit for a reset or step, with all episodes in threads; None: a step takes microseconds.
     optimum: a policy that plays perfectly, if there is one.
     actions: all actions, for policies that read no observation: see blind. "ask {person}" is filled from the row by
@@ -47,6 +51,8 @@ class EpisodeTask(Task):
     max_turns: int = 4
     max_completion_tokens: int = 16
     success: float = 1.0
+    credit: str = "episode"
+    discount: float = 1.0
     seconds: float | None = None
     optimum: Policy | None = None
     actions: tuple[str, ...] = ()
@@ -86,6 +92,7 @@ class EpisodeTask(Task):
             )
         for name in ("max_turns", "max_completion_tokens"):
             check_whole(name, getattr(self, name))
+        _check_credit(self.credit, self.discount)
 
     def world(self) -> VectorEnv:
         """Environments for a rollout."""
@@ -118,7 +125,10 @@ class EpisodeTask(Task):
 
     def made_of(self) -> dict[str, Any]:
         """The parts of its digest besides name, rows and length."""
-        return {"view": asdict(self.view), "turns": self.max_turns, "success": self.success}
+        parts = {"view": asdict(self.view), "turns": self.max_turns, "success": self.success}
+        if self.credit != "episode":
+            parts |= {"credit": self.credit, "discount": self.discount}
+        return parts
 
     @property
     def strategies(self) -> tuple[str, ...]:

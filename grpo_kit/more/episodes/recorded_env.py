@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from grpo_kit.more.episodes.environment import Environment, row_key
-from grpo_kit.record.run_path import path_of
+from grpo_kit.record._run_folder import path_of
 
 
 def recorded(make: Callable[[], Environment], path: str | Path) -> Callable[[], Environment]:

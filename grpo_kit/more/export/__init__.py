@@ -1,8 +1,8 @@
 """Exports a trained model: weights, prompt and temperature in one folder, verified against the model.
 
 export.py checks what it is given and writes the folder. _template.py puts the training's prompt into the chat template,
-_write.py merges adapters and writes all files, _gguf_writer.py and _gguf_tokens.py the one for llama.cpp and Ollama,
-_ollama.py its Modelfile, verify.py reads the folder back in a fresh process, _export_folder.py renames the complete
+and into Ollama's Modelfile; _write.py merges adapters and writes all files, _gguf_writer.py and _gguf_tokens.py the one
+for llama.cpp and Ollama; verify.py reads the folder back in a fresh process, _export_folder.py renames the complete
 folder, model_card.py describes it and uploads it to the hub.
 """
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from grpo_kit.models.token_lists import end_ids
+from grpo_kit.models._model_facts import end_ids
 from grpo_kit.more.export._gguf_tokens import splitting_of, write_tokens
 from grpo_kit.more.export._template import ExportError
 

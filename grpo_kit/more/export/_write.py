@@ -14,13 +14,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from grpo_kit.models._adapters import on_both_ends
-from grpo_kit.models._model_facts import base_model, token_rows
-from grpo_kit.models._saved_adapters import BASE, has_named_base, save_adapter, weights_of_base
-from grpo_kit.models.token_lists import end_ids
+from grpo_kit.models._adapters import BASE, has_named_base, on_both_ends, save_adapter, weights_of_base
+from grpo_kit.models._model_facts import base_model, end_ids, token_rows
 from grpo_kit.more.export._gguf_writer import write_gguf
-from grpo_kit.more.export._ollama import modelfile
-from grpo_kit.more.export._template import ExportError, Prompting
+from grpo_kit.more.export._template import ExportError, Prompting, modelfile
 
 _STORED = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _BYTES = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32}

@@ -23,13 +23,13 @@ from grpo_kit._support.display import escape
 from grpo_kit._support.kernel import in_notebook, visible
 from grpo_kit.engine.complete import complete
 from grpo_kit.evaluation._as_trained import say_difference
+from grpo_kit.models._adapters import is_adapter
 from grpo_kit.models._model_facts import base_model
-from grpo_kit.models._saved_adapters import is_adapter
 from grpo_kit.models.loading import load_policy
 from grpo_kit.more.export._export_folder import is_unfinished, read_report
 from grpo_kit.more.export._template import ExportError, Prompting, as_export_errors, render
+from grpo_kit.record._run_folder import path_of
 from grpo_kit.record.files import has_metrics
-from grpo_kit.record.run_path import path_of
 from grpo_kit.watch._completions import side_by_side
 
 if TYPE_CHECKING:

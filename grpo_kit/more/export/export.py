@@ -40,8 +40,8 @@ from grpo_kit.more.export._write import bytes_needed, check_weights, write_files
 from grpo_kit.more.export.model_card import license_of, push_to_hub, write_card
 from grpo_kit.more.export.verify import Proof, ProofError, prove
 from grpo_kit.record._digests import file_digest
+from grpo_kit.record._run_folder import run_path
 from grpo_kit.record.files import has_metrics, next_run_folder, run_settings
-from grpo_kit.record.run_path import run_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

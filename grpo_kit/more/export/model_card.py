@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from grpo_kit.models._adapters import BASE
 from grpo_kit.models._gguf_reader import EMBEDDED
-from grpo_kit.models._saved_adapters import BASE
 from grpo_kit.more.export._export_folder import CARD, files_of, read_report
 from grpo_kit.more.export._template import ExportError
+from grpo_kit.record._run_folder import path_of
 from grpo_kit.record.files import RunFolderError, steps_done
-from grpo_kit.record.run_path import path_of
 from grpo_kit.watch.chart import plot_run
 from grpo_kit.watch.run_card import card_text
 

@@ -20,10 +20,10 @@ from grpo_kit._support.display import ProgressLine
 from grpo_kit.engine.fast import fast
 from grpo_kit.evaluation.accuracy import Evaluation, evaluate
 from grpo_kit.evaluation.generate_and_score import answer
+from grpo_kit.loop.batch import Batch
 from grpo_kit.loop.config import Config
-from grpo_kit.loop.interrupts import Stopped
+from grpo_kit.loop.processes import Stopped
 from grpo_kit.loop.protocols import Hook
-from grpo_kit.loop.step_batch import Batch
 from grpo_kit.models._model_facts import hardware
 from grpo_kit.models.loading import load_policy
 from grpo_kit.more.lab._arm import Arm, digest, fingerprint, prompt_fingerprint

@@ -19,9 +19,11 @@ from grpo_kit.evaluation.accuracy import evaluate
 from grpo_kit.evaluation.comparison import Comparison, compare
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean
 from grpo_kit.loop.checkpoint import SAMPLE_STATE
+from grpo_kit.more.lab._job import Job, model_in
 from grpo_kit.more.lab._run import write_json
 from grpo_kit.record._digests import checkpoints, what_is_wrong
 from grpo_kit.record._lines import COMPLETIONS_LINES, METRICS_LINES, RUN, as_line, lines_of, read_json
+from grpo_kit.record._run_folder import path_of, run_path
 from grpo_kit.record.files import (
     RunFolderError,
     next_run_folder,
@@ -31,9 +33,7 @@ from grpo_kit.record.files import (
     steps_done,
     write_whole,
 )
-from grpo_kit.record.run_path import path_of, run_path
 from grpo_kit.trainer.grpo_trainer import GRPOTrainer
-from grpo_kit.trainer.job import Job, model_in
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,14 +20,13 @@ from filelock import FileLock, Timeout
 from grpo_kit._support.argument_checks import is_whole
 from grpo_kit._support.display import progress_line
 from grpo_kit.evaluation.intervals import Estimate
-from grpo_kit.more.lab._arm import Arm, arm_of, fingerprint
-from grpo_kit.more.lab._outcomes import outcomes, unlike
+from grpo_kit.more.lab._arm import Arm, arm_of, fingerprint, outcomes, unlike
 from grpo_kit.more.lab._run import RESULT, RunProgress, before_training, print_flag, run, set_aside
 from grpo_kit.more.lab.figures import draw_lab
 from grpo_kit.more.lab.statistics import difference_over_seeds, holm, over_seeds, paired_scalars
 from grpo_kit.record._lines import read_json
+from grpo_kit.record._run_folder import path_of, run_path
 from grpo_kit.record.files import RunFolderError, read_metrics
-from grpo_kit.record.run_path import path_of, run_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from grpo_kit.evaluation.comparison import Comparison
+from grpo_kit.loop.batch import Batch
 from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.protocols import Sampler, optional
 from grpo_kit.loop.score import score
-from grpo_kit.loop.step_batch import Batch
 
 
 def null(arm: Mapping[str, Any] | None = None) -> dict[str, Any]:

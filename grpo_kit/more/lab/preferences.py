@@ -28,7 +28,7 @@ from grpo_kit._support.argument_checks import (
 from grpo_kit.evaluation._sample_cache import trained_as_sampled
 from grpo_kit.evaluation._shown import ShownTable
 from grpo_kit.evaluation.generate_and_score import answer, check_rows
-from grpo_kit.record.run_path import run_path
+from grpo_kit.record._run_folder import run_path
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -16,10 +16,10 @@ import pandas as pd
 from grpo_kit.evaluation._shown import ShownTable, estimates_table, percent, shown
 from grpo_kit.evaluation.intervals import bootstrap_mean
 from grpo_kit.loop.config import Config
+from grpo_kit.loop.processes import rows_of_step
 from grpo_kit.loop.score import advantages
-from grpo_kit.loop.seeds import rows_of_step
+from grpo_kit.record._run_folder import path_of
 from grpo_kit.record.files import RunFolderError, read_completions, run_settings
-from grpo_kit.record.run_path import path_of
 from grpo_kit.rewards._parts import check_columns, columns_of, reward_names
 from grpo_kit.rewards.response import Reward
 from grpo_kit.rewards.scoring import score_all, totals

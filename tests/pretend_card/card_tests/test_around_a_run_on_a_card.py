@@ -12,7 +12,7 @@ from loop_runs import make, same, task, weights
 from safetensors.torch import load_file
 
 import grpo_kit as kit
-from grpo_kit.doctor import _self_check as self_check
+from grpo_kit.more.doctor import _self_check as self_check
 
 HERE = Path(__file__).resolve().parents[1]
 TESTS = HERE.parent

@@ -11,14 +11,13 @@ from test_packed_update import assert_same, ragged, step
 from transformers import GenerationConfig
 
 from grpo_kit.engine import RolloutEngine
-from grpo_kit.engine._packing import FLEX_BLOCK, pack_rows
-from grpo_kit.engine.memory import _request as request
-from grpo_kit.engine.memory.plan import plan_memory
 from grpo_kit.engine.optim import split_adamw
 from grpo_kit.engine.optim.choose import make_optimizer
-from grpo_kit.engine.packed_update import PackedUpdate
+from grpo_kit.engine.packed_update import FLEX_BLOCK, PackedUpdate, pack_rows
 from grpo_kit.loop import Config
 from grpo_kit.loop.config import Preset
+from grpo_kit.more.memory import _request as request
+from grpo_kit.more.memory.plan import plan_memory
 
 MIB = 2**20
 

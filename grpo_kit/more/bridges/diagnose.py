@@ -12,9 +12,9 @@ from typing import Any
 
 import pandas as pd
 
+from grpo_kit.more.bridges._log_rows import LogError, runs_of
+from grpo_kit.record._run_folder import path_of
 from grpo_kit.record.files import has_metrics, read_metrics, run_settings
-from grpo_kit.record.run_path import path_of
-from grpo_kit.watch._log_rows import LogError, runs_of
 from grpo_kit.watch._red_flag import Flag
 from grpo_kit.watch.monitor import red_flags
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from typer import Option
 
 import grpo_kit as kit
-from grpo_kit.commands import MAIN, NEW_TASK, PRESET, SETTINGS, CommandEnds, Preset
+from grpo_kit.more.commands import MAIN, NEW_TASK, PRESET, SETTINGS, CommandEnds, Preset
 
 BEFORE, AFTER, RESULTS, MODEL = "before.json", "after.json", "results.json", "model"
 
@@ -44,9 +44,9 @@ def train(
     my_task.py has a line task = kit.tasks.from_rows(...). Ctrl-C ends the step, saves and says how to go on. While it
     trains, `grpo-kit watch runs/mine` follows it from another terminal. No run is overwritten.
     """
+    from grpo_kit.more.lab._job import Job, settings_of
+    from grpo_kit.record._run_folder import run_path
     from grpo_kit.record.files import holds_run, run_settings
-    from grpo_kit.record.run_path import run_path
-    from grpo_kit.trainer.job import Job, settings_of
     from grpo_kit.trainer.watch_run import StoppedByFlag
 
     options = {
@@ -93,7 +93,7 @@ def _train(job: Any, run: Path, name: str, lock: ExitStack, *, resumes: bool) ->
 
     name: the run's folder as it was given. lock: is held on the folder until the end.
     """
-    from grpo_kit.record._run_lock import alone
+    from grpo_kit.record._run_folder import alone
     from grpo_kit.record.files import steps_done
 
     task = job.task

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from grpo_kit.doctor._machine import GIB, machine, versions
-from grpo_kit.doctor._report import Section
+from grpo_kit.more.doctor._machine import GIB, Section, machine, versions
 
 _HUB_SECONDS = 5
 _HUB_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"  # gpu24's
@@ -51,7 +50,7 @@ def _preset_here(section: Section) -> None:
     import torch
 
     from grpo_kit.engine.memory._free import free_bytes
-    from grpo_kit.engine.memory.plan import USABLE, plan_memory
+    from grpo_kit.more.memory.plan import USABLE, plan_memory
     from grpo_kit.trainer.presets import preset
 
     cfg = preset()
@@ -75,8 +74,8 @@ def _preset_here(section: Section) -> None:
 
 def disk(section: Section) -> None:
     """Free space for runs, the kit's cache and the hub's, and the size of a checkpoint of the preset."""
-    from grpo_kit.engine.memory.plan import plan_memory
     from grpo_kit.models._gguf_reader import embedded_cache
+    from grpo_kit.more.memory.plan import plan_memory
     from grpo_kit.trainer.presets import preset
 
     cfg = preset()

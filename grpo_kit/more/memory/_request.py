@@ -2,19 +2,54 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from transformers import PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from grpo_kit.engine.memory._activations import ChunkMemory, update_budget
-from grpo_kit.engine.memory._decoding import decode_bytes
-from grpo_kit.engine.memory._plan_table import COLOURS, GIB, MemoryPlan
-from grpo_kit.engine.memory._shapes import Counts
+from grpo_kit.engine.memory._free import decode_bytes
 from grpo_kit.engine.optim.choose import OPTIMIZERS
 from grpo_kit.loop.config import Preset
+from grpo_kit.models._model_facts import config_of
+from grpo_kit.more.memory._plan_table import COLOURS, GIB, MemoryPlan
+
+
+class Counts(NamedTuple):
+    """Parameters: of linear layers without the head; embedding and head; biases and norms; adapters on the first."""
+
+    linear: int
+    ends: int
+    norms: int
+    adapters: int
+
+    @property
+    def all(self) -> int:
+        """Parameters of the model without adapters."""
+        return self.linear + self.ends + self.norms
+
+
+def count(config: PretrainedConfig, rank: int) -> Counts:
+    """Parameters of a model of that config, with adapters of that rank on its linear layers; nothing is allocated."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    linear = sum(layer.weight.numel() for layer in layers)
+    ends = sum({id(p): p.numel() for m in (head, embedding) for p in m.parameters()}.values())
+    adapters = sum(rank * (layer.in_features + layer.out_features) for layer in layers)
+    norms = model.num_parameters() - linear - ends
+    return Counts(linear, ends, norms, adapters)
+
+
+@functools.cache
+def counted(name: str, rank: int) -> Counts:
+    """count() of a model by name, once."""
+    return count(config_of(name), rank)
+
 
 USABLE = 0.92  # of a card's name: 24 GB cards report 22.0 (L4, A10G, with ECC) to 23.7 GiB (3090, 4090)
 CONTEXT_GIB = 0.6  # CUDA context, cuBLAS and kernels: an estimate

@@ -8,7 +8,7 @@ import traceback
 import types
 from dataclasses import replace
 
-from grpo_kit.record.run_path import path_of
+from grpo_kit.record._run_folder import path_of
 from grpo_kit.tasks.task import Task
 
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_kit._support.literal_calls import value_from_text
 from grpo_kit.loop.config import FIELDS, Preset, from_json
-from grpo_kit.models._saved_adapters import is_adapter
+from grpo_kit.models._adapters import is_adapter
 from grpo_kit.models.loading import load_policy
+from grpo_kit.more.code._literal_calls import value_from_text
+from grpo_kit.more.tasks.from_file import from_file
 from grpo_kit.record._digests import checkpoints, file_digest, last_whole
 from grpo_kit.record._lines import RUN
 from grpo_kit.record.files import RunFolderError, run_settings
-from grpo_kit.tasks import from_file
 from grpo_kit.tasks._same_task import task_digest
 from grpo_kit.trainer.presets import preset as config_of
 

@@ -16,10 +16,18 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from grpo_kit._support.argument_checks import check_above_zero, check_choice, check_whole
-from grpo_kit.engine.memory._plan_table import GIB, MemoryPlan
-from grpo_kit.engine.memory._request import USABLE, WITHOUT_BFLOAT16, Request, has_reference, optimizer_of
-from grpo_kit.engine.memory._shapes import config_of, count, counted
 from grpo_kit.loop.config import Config
+from grpo_kit.models._model_facts import config_of
+from grpo_kit.more.memory._plan_table import GIB, MemoryPlan
+from grpo_kit.more.memory._request import (
+    USABLE,
+    WITHOUT_BFLOAT16,
+    Request,
+    count,
+    counted,
+    has_reference,
+    optimizer_of,
+)
 from grpo_kit.trainer.presets import preset
 
 _SMALL = "Qwen/Qwen2.5-0.5B-Instruct"

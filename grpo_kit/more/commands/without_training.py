@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from typer import Argument, Exit, Option
 
 import grpo_kit as kit
-from grpo_kit.commands import NEW_TASK, PRESET, RUN, RUNS_TASK, SETTINGS, CommandEnds, Preset
-from grpo_kit.commands.train import AFTER, BEFORE
-from grpo_kit.record.run_path import path_of
+from grpo_kit.more.commands import NEW_TASK, PRESET, RUN, RUNS_TASK, SETTINGS, CommandEnds, Preset
+from grpo_kit.more.commands.train import AFTER, BEFORE
+from grpo_kit.more.doctor import _self_check as self_check
+from grpo_kit.more.doctor import _surroundings as surroundings
+from grpo_kit.more.doctor._machine import as_data, as_text, line_of, scrubbed
+from grpo_kit.record._run_folder import path_of
 
 
 def watch(
@@ -94,7 +99,7 @@ def readiness(
 
     The exit code is 0 for GO and 1 for CHANGE SOMETHING FIRST.
     """
-    from grpo_kit.trainer.job import Job, settings_of
+    from grpo_kit.more.lab._job import Job, settings_of
 
     job = Job.asked(task, {"preset": preset} | settings_of(settings))
     size = job.config.group_size
@@ -131,8 +136,8 @@ def chat(
       grpo-kit chat exports/mine "Which number is the largest: 4, 19, 7?"
       grpo-kit chat smollm2-135m-instruct --task largest
     """
+    from grpo_kit.more.lab._job import Job
     from grpo_kit.record.files import run_settings
-    from grpo_kit.trainer.job import Job
 
     policy: tuple[Any, ...] = (model,)
     options = {"temperature": temperature, "max_completion_tokens": tokens, "seed": seed}
@@ -206,7 +211,7 @@ def export(
 
 def _trained(run: Path, task: str | None) -> tuple[Any, Path]:
     """A run's job, and the place of its model, after a line that says which model it is."""
-    from grpo_kit.trainer.job import Job, model_in
+    from grpo_kit.more.lab._job import Job, model_in
 
     run = path_of(run, "run")
     folder = run.absolute()  # which a reward's chdir does not move; words have it as it was given
@@ -214,3 +219,47 @@ def _trained(run: Path, task: str | None) -> tuple[Any, Path]:
     place, description = model_in(run)
     print(f"{run} is {description}: {place}, trained from {job.config.model} on {job.task.name}.", flush=True)
     return job, folder / place.name
+
+
+def doctor(
+    as_json: Annotated[
+        Path | None, Option("--json", help="write the same as data; an existing file is replaced")
+    ] = None,
+    verbose: Annotated[bool, Option("--verbose", help="show the stack trace of what failed")] = False,
+) -> None:
+    """What this machine has, a check of every part of the kit on it, and what to do: paste it into a bug report.
+
+    Nothing is left on the disk but --json's file. Each part that is checked is ok, failed or skipped; one that fails
+    hides no other. The exit code is 1 where one failed, else 0.
+    """
+    as_json = as_json and path_of(as_json, "--json")
+    if as_json and not as_json.absolute().parent.is_dir():
+        raise ValueError(f"--json {as_json}: there is no such folder; name a file in one that is there")
+    with tempfile.TemporaryDirectory(prefix="grpo_kit-doctor-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        sections, checks = [], []
+        for section in surroundings.sections():
+            print(as_text(section) + "\n", flush=True)
+            sections.append(section)
+        print("Self-check", flush=True)
+        width = max(map(len, self_check.PARTS))
+        for check, trace in self_check.checks(folder):
+            print(line_of(check, width), flush=True)
+            if verbose and trace:
+                print(scrubbed(trace), flush=True)
+            checks.append(check)
+    to_do = [line for section in sections for line in section.to_do]
+    failed = [check.part for check in checks if check.outcome == "failed"]
+    if failed:
+        hint = "" if verbose else "run it again with --verbose and "
+        to_do.append(
+            f"{', '.join(failed)} failed: where no line above says why, {hint}open an issue with all of this and the "
+            "output of python -m torch.utils.collect_env"
+        )
+    print("\nWhat to do")
+    print("\n".join(f"  - {scrubbed(line)}" for line in to_do) or "  nothing: no trouble was found")
+    if as_json:
+        data = as_data(sections, checks, to_do)
+        as_json.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    if failed:
+        raise Exit(1)

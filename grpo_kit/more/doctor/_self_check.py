@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from grpo_kit.doctor._report import Check
+from grpo_kit.more.doctor._machine import Check
 
 TINY = "tiny-random"
 CLOSE = 1e-3  # of weights of a resumed run on a card, which adds up in another order each time
