@@ -196,7 +196,7 @@ def _earned(steps: Steps, row: int) -> str:
     "mode collapse",
     lasted=WINDOW,
     why="Without differences in a group there is no advantage: nothing more is learnt.",
-    first="an earlier checkpoint and a higher temperature; then more prompts a step, a lower learning rate or beta",
+    first="a temperature near 1 where it is lower; else an earlier checkpoint, more prompts a step, a lower rate",
 )
 def mode_collapse(steps: Steps) -> Sign:
     """Over 5 steps: nearly equal completions (self-BLEU above 0.9), no signal, and the task not solved."""
@@ -218,7 +218,7 @@ def mode_collapse(steps: Steps) -> Sign:
     "entropy collapse",
     lasted=WINDOW,
     why="The policy is sure of itself and wrong; it will hardly sample anything better.",
-    first="an earlier checkpoint and a lower learning rate; then a higher temperature or epsilon_high",
+    first="a temperature near 1 where it is lower; else an earlier checkpoint and a lower learning rate",
 )
 def entropy_collapse(steps: Steps) -> Sign:
     """Over 5 steps: entropy below 0.05 nats a token, and the task not solved."""

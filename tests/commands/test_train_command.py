@@ -347,7 +347,7 @@ def test_a_file_is_run_only_where_the_run_noted_it_and_in_no_run_folder(where, a
     path.parent.mkdir(exist_ok=True)
     made = "import grpo_kit as kit\nopen('ran', 'a').close()\ntask = kit.tasks.largest(n_train=4, n_held_out=2)\n"
     path.write_text(made)
-    task = grpo_kit.more.tasks.from_file(path)
+    task = grpo_kit.tasks.from_file(path)
     model, _ = grpo_kit.load_policy("tiny-random", quiet=True)
     config = grpo_kit.preset("smoke").with_task(task)
     kept = run_settings.settings_of(model, task, config, [1.0], "adamw", None) | {"notes": {}}
