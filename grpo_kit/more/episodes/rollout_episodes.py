@@ -114,13 +114,7 @@ def rollout_episodes(
         prompts = [conversations[i].ids for i in numbers]
         for i in numbers:
             with _as_episode_errors(world, i, turn):
-                check_context(
-                    context,
-                    len(conversations[i].ids),
-                    limit,
-                    where="the prompt",
-                    mend=_MEND,
-                )
+                check_context(context, len(conversations[i].ids), limit, where="the prompt", mend=_MEND)
         written = write(prompts, numbers, turn)
         texts = dict(zip(numbers, map(renderer.text_of, written.completion_ids), strict=True))
         actions = {i: view.said(view.prefill + text) for i, text in texts.items()}
