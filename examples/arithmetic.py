@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 
 from grpo_kit.rewards import NumericAnswer, SoftFormat
-from grpo_kit.tasks._rows import split_distinct
+from grpo_kit.tasks.rows import split_distinct
 from grpo_kit.tasks.task import Strategy, Task, most_frequent_answer
 
 _APPLY = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b}

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_kit.more.episodes import EpisodeTask, View, worked
-from grpo_kit.tasks._rows import distinct_rows
+from grpo_kit.tasks.rows import distinct_rows
 
 _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 _SHOWN = 3  # worked episodes, whose rows are in no split

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 
 from grpo_kit.more.episodes.tool_calls import call_reward
 from grpo_kit.rewards import SoftFormat
-from grpo_kit.tasks._rows import split_distinct
+from grpo_kit.tasks.rows import split_distinct
 from grpo_kit.tasks.task import Strategy, Task, most_frequent_answer
 
 OPERATIONS: dict[str, int | None] = {"lamp": 2, "door": 2, "heating": 2, "blinds": 2, "oven": 1, "timer": 1}

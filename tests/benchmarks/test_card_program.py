@@ -12,7 +12,7 @@ from benchmarks.card.program import DONE, Program
 from benchmarks.card.program_parts import FAILED_LAST_TIME, PROGRAM, Part
 from benchmarks.result import ROOT
 from benchmarks.verdicts.golds import GSM8K
-from grpo_kit.tasks._rows import packaged
+from grpo_kit.tasks.rows import packaged
 
 FILE = bytes(range(256)) * 11  # 2,816 bytes
 

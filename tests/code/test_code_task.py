@@ -15,7 +15,7 @@ from grpo_kit.more.code._code_values import AssertionNotReadError, decode, liter
 from grpo_kit.more.code.code import code
 from grpo_kit.more.code.sandbox import isolation
 from grpo_kit.rewards import check_rewards
-from grpo_kit.tasks._rows import DataNotFoundError
+from grpo_kit.tasks.rows import DataNotFoundError
 
 RUNNER = CodeRunner(allow_unsafe=isolation() is None)
 

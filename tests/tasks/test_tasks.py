@@ -36,8 +36,8 @@ from grpo_kit.tasks import (
     interval_scheduling,
     largest,
 )
-from grpo_kit.tasks._rows import packaged
 from grpo_kit.tasks.countdown import CountdownAnswer, evaluate
+from grpo_kit.tasks.rows import packaged
 
 SMALL = {"n_train": 40, "n_held_out": 30}
 MANY = {"n_train": 60, "n_held_out": 120}

@@ -17,7 +17,7 @@ from typing import Any
 
 from grpo_kit.more.code._code_tests import CallTest, function_name, read_tests
 from grpo_kit.more.code._code_values import AssertionNotReadError, read_assertions
-from grpo_kit.tasks._rows import DataNotFoundError, packaged, read_rows
+from grpo_kit.tasks.rows import DataNotFoundError, packaged, read_rows
 
 _PACKAGED = {
     "mbpp": (

@@ -18,7 +18,7 @@ from grpo_kit.more.episodes.observation import View
 from grpo_kit.rewards import SoftFormat
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.response import own_answer
-from grpo_kit.tasks._rows import distinct_rows
+from grpo_kit.tasks.rows import distinct_rows
 from grpo_kit.tasks.task import Task, most_frequent_answer, with_answer_tag
 
 _LOG = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from grpo_kit._support.argument_checks import is_whole
 from grpo_kit.rewards import NumericAnswer, SoftFormat
 from grpo_kit.rewards.answers import as_number
-from grpo_kit.tasks._rows import DataNotFoundError, packaged, read_rows
+from grpo_kit.tasks.rows import DataNotFoundError, packaged, read_rows
 from grpo_kit.tasks.task import Task, most_frequent_answer, with_answer_tag
 
 _HUB = "openai/gsm8k"
