@@ -64,6 +64,11 @@ def test_every_arm_is_used():
     assert {arm for e in campaign.ASKED for arm, _ in campaign.largest(e, 1)} == set(ARMS)
 
 
+def test_every_arms_recorded_runs_are_found_by_its_settings():
+    """A field that leaves Config must not make stored runs another arm's (lab._arm.fingerprint)."""
+    assert not [arm for arm in ARMS if not runs.done(arm)]
+
+
 def test_outcomes_are_read_in_both_arms():
     """A reward/<name> is among the rewards of both; samples need a temperature; 128 rows are too few for accuracy."""
     for entry, *sides in SIDES:

@@ -120,8 +120,10 @@ def fingerprint(arm: Arm) -> dict[str, Any]:
     if config.rollout_bits == 32:
         fields.remove("rollout_bits")  # as arms were before there was a choice
     former_names = {name: before for before, name in RENAMED.items()}  # as stored arms have them
+    # A task of several turns has its credit, which stored arms have among the config's numbers.
+    of_turns = {"credit": getattr(task, "credit", "episode"), "discount": getattr(task, "discount", 1.0)}
     parts = {
-        "config": {former_names.get(name, name): getattr(config, name) for name in fields},
+        "config": {former_names.get(name, name): getattr(config, name) for name in fields} | of_turns,
         "task": {
             **_prompt(task),
             "train": digest(task.train),
