@@ -47,7 +47,7 @@ ALLOWED = {  # (file, word): (how often at most, why)
     ("grpo_kit/engine/_supported_models.py", "max_new_tokens"): (1, OF_TRANSFORMERS),
     ("grpo_kit/engine/_update_memory.py", "max_completion_length"): (1, OF_TRL),
     ("grpo_kit/watch/_red_flag.py", "max_completion_length"): (2, OF_TRL),
-    ("notebooks/12_is_the_base_model_ready.ipynb", "groups"): (1, SAVED),
+    ("notebooks/12_is_the_model_ready.ipynb", "groups"): (1, SAVED),
 }
 
 
