@@ -227,16 +227,17 @@ def mended(words: str) -> bool:
 
     Of several processes, which all say it, the first one does it.
     """
+    line = re.search(r"(\S+), line (\d+) cannot be read", words)
+    file = re.search(r"(\S+) cannot be read .*move it away", words)
     if os.environ.get("RANK", "0") != "0":
         time.sleep(1)
-        return True
-    if found := re.search(r"(\S+), line (\d+) cannot be read", words):
-        lines = Path(found[1]).read_bytes().splitlines(keepends=True)
-        del lines[int(found[2]) - 1]
-        Path(found[1]).write_bytes(b"".join(lines))
-    elif found := re.search(r"(\S+) cannot be read .*move it away", words):
-        os.replace(found[1], f"{found[1]}.damaged")
-    return found is not None
+    elif line:
+        lines = Path(line[1]).read_bytes().splitlines(keepends=True)
+        del lines[int(line[2]) - 1]
+        Path(line[1]).write_bytes(b"".join(lines))
+    elif file:
+        os.replace(file[1], f"{file[1]}.damaged")
+    return bool(line or file)
 
 
 def _whole(checkpoint: Path) -> bool:
