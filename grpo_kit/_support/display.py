@@ -293,6 +293,13 @@ class ProgressLine:
 _OUTER: ContextVar[ProgressLine | None] = ContextVar("_OUTER", default=None)
 
 
+class Interrupted(KeyboardInterrupt):
+    """The stop button ended work that leaves nothing half done: IPython shows the message alone."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
 @contextmanager
 def progress_line(what: str, *, after: float = 1.0) -> Iterator[ProgressLine]:
     """Yields f(done, total), which shows "what: 64 of 256, 12 s left" in one place.
@@ -300,7 +307,7 @@ def progress_line(what: str, *, after: float = 1.0) -> Iterator[ProgressLine]:
     after: seconds before the line appears, whether or not f was called by then; shorter work shows nothing. In a
     notebook the line is an updated display, and ends as "what: 256 in 14 s". In a terminal the line is overwritten,
     and erased at the end. If the output goes to a file nothing is shown. Inside the work of another line, that line
-    shows this one.
+    shows this one. The stop button raises Interrupted, which says how far the work was.
 
     >>> with progress_line("samples") as progress:
     ...     progress(1, 2)
@@ -318,6 +325,12 @@ def progress_line(what: str, *, after: float = 1.0) -> Iterator[ProgressLine]:
                 line.show(begin=True)
         yield line
         finished = True
+    except KeyboardInterrupt as stop:
+        if line._outer is None and type(stop) is KeyboardInterrupt:
+            raise Interrupted(
+                f"Interrupted: {what}, {line._place or 'at its start'}. Run the cell again."
+            ) from None
+        raise
     finally:
         timer.cancel()
         _OUTER.reset(token)

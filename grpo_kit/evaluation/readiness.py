@@ -353,20 +353,16 @@ def readiness(
 
         return answer(model, tokenizer, task, rows[first:last], first=first, progress=report, **options)
 
-    interrupt = None
     with progress_line(f"{task.name}, readiness, questions") as line:
         try:
             _ask_in_time(ask, len(rows), seconds, parts)
-        except KeyboardInterrupt as error:
-            if not parts:
-                raise
-            interrupt = error
+        except KeyboardInterrupt:
+            if parts and not quiet:
+                line.print(f"Stopped. {_counted(_joined(parts), group_size, len(rows))!r}")
+            raise
     ready = _counted(_joined(parts), group_size, len(rows))
     if not quiet:
-        prefix = "Stopped. " if interrupt else ""
-        print(f"{prefix}{ready!r}", flush=True)
-    if interrupt:
-        raise interrupt
+        print(repr(ready), flush=True)
     return ready
 
 

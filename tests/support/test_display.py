@@ -21,6 +21,7 @@ from grpo_kit._support.display import (
     COLOURS,
     CONSTANT,
     TUNED,
+    Interrupted,
     ProgressLine,
     colours_of,
     diagram,
@@ -30,6 +31,7 @@ from grpo_kit._support.display import (
 )
 from grpo_kit._support.kernel import visible
 from grpo_kit.evaluation._shown import ShownTable, with_page
+from grpo_kit.loop.processes import Stopped
 from grpo_kit.more.episodes._conversations import conversation
 from grpo_kit.more.export.chat import Chat
 from grpo_kit.record.files import read_completions
@@ -336,3 +338,20 @@ def test_no_door_prints_it_raw(door, tmp_path, capsys):
         shown = door(text, tmp_path / str(number), capsys)
         assert not steers(shown), what
         assert any(mark in shown for mark in ("\\x", "\\u", "\\U", "\\r")), what
+
+
+def test_an_interrupt_says_how_far_the_work_was_in_one_line():
+    """In a notebook the message stands in place of the traceback; an inner line leaves it to the outer one."""
+    with pytest.raises(Interrupted, match=r"^Interrupted: samples, 128 of 256\. Run the cell again\.$") as told:
+        with progress_line("samples") as outer, progress_line("rewards") as inner:
+            outer(128, 256)
+            inner(1, 2)
+            raise KeyboardInterrupt
+    assert told.value._render_traceback_() == [str(told.value)]
+    with pytest.raises(Interrupted, match="samples, at its start"), progress_line("samples"):
+        raise KeyboardInterrupt
+
+
+def test_a_stop_that_has_words_of_its_own_keeps_them():
+    with pytest.raises(Stopped, match="^saved$"), progress_line("runs"):
+        raise Stopped("saved")
