@@ -327,9 +327,8 @@ def progress_line(what: str, *, after: float = 1.0) -> Iterator[ProgressLine]:
         finished = True
     except KeyboardInterrupt as stop:
         if line._outer is None and type(stop) is KeyboardInterrupt:
-            raise Interrupted(
-                f"Interrupted: {what}, {line._place or 'at its start'}. Run the cell again."
-            ) from None
+            place = f"after {line._place}" if line._place else "at the start"
+            raise Interrupted(f"Interrupted {place} ({what}); run the cell again.") from None
         raise
     finally:
         timer.cancel()
