@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from grpo_kit.objectives.preference import (
         bradley_terry,
         dpo,
+        hinge,
         implicit_reward,
         ipo,
         kto,

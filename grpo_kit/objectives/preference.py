@@ -1,12 +1,13 @@
 """Losses from preferences: pairs (P,) of a chosen and a rejected completion of one prompt, or single labels.
 
-logprobs are of whole completions, prompt left out: sums over tokens (`sequence_logprobs`) for DPO, IPO and KTO, means a
-token (average=True) for ORPO and SimPO. Every loss is the mean over the batch. sigma is the logistic function.
+logprobs are of whole completions, prompt left out: sums over tokens (`sequence_logprobs`) for DPO, IPO, hinge and KTO,
+means a token (average=True) for ORPO and SimPO. Every loss is the mean over the batch. sigma is the logistic function.
 
        models            data         reference enters
 BT     reward model      pairs        -
 DPO    policy, ref       pairs        log-ratio
 IPO    policy, ref       pairs        log-ratio
+hinge  policy, ref       pairs        log-ratio
 KTO    policy, ref       labels       log-ratio, and z0 from other prompts
 ORPO   policy            pairs        not at all; an NLL term takes its place
 SimPO  policy            pairs        not at all; lengths are averaged out
@@ -94,10 +95,36 @@ def ipo(
     >>> ipo(*torch.tensor([[-1.0], [-4.0], [-2.0], [-3.0]]), beta=0.5).item()  # (2 - 1)^2
     1.0
     """
-    chosen = implicit_reward(chosen_logprobs, ref_chosen_logprobs, beta=1.0)
-    rejected = implicit_reward(rejected_logprobs, ref_rejected_logprobs, beta=1.0)
+    gap = _gap(chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, ref_rejected_logprobs, 1.0)
+    return ((gap - 1 / (2 * beta)) ** 2).mean()
+
+
+def hinge(
+    chosen_logprobs: Tensor,
+    rejected_logprobs: Tensor,
+    ref_chosen_logprobs: Tensor,
+    ref_rejected_logprobs: Tensor,
+    *,
+    beta: float = 0.1,
+) -> Tensor:
+    """L = mean max(0, 1 - h), h = beta [(log pi - log ref)_chosen - (...)_rejected], as in `dpo`.
+
+    All (P,), sums over tokens. A pair whose gap is 1 / beta or more moves nothing any more, where DPO goes on.
+    Source: SLiC-HF, arXiv:2305.10425, with log-ratios as in arXiv:2309.06657; trl.DPOTrainer, loss_type="hinge".
+
+    >>> hinge(*torch.tensor([[-1.0], [-4.0], [-2.0], [-3.0]]), beta=0.25).item()  # 1 - 0.25 * 2
+    0.5
+    """
+    gap = _gap(chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, ref_rejected_logprobs, beta)
+    return (1 - gap).clamp(min=0).mean()
+
+
+def _gap(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float) -> Tensor:
+    """How much more the chosen of each pair gained than the rejected, (P,)."""
+    chosen = implicit_reward(chosen, ref_chosen, beta=beta)
+    rejected = implicit_reward(rejected, ref_rejected, beta=beta)
     require_same_shape(chosen=chosen, rejected=rejected)
-    return ((chosen - rejected - 1 / (2 * beta)) ** 2).mean()
+    return chosen - rejected
 
 
 def kto(

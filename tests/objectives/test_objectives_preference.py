@@ -9,6 +9,7 @@ from toy_policy import Toy, gradient
 from grpo_kit.objectives import (
     bradley_terry,
     dpo,
+    hinge,
     implicit_reward,
     ipo,
     kto,
@@ -166,6 +167,14 @@ def test_ipo_by_hand():
     assert got.item() == pytest.approx(((1.0 + 0.5 - 1) ** 2 + (-2.0 - 0.0 - 1) ** 2) / 2)
 
 
+def test_a_pair_that_is_far_enough_apart_moves_nothing():
+    chosen = number(3.0, 9.0).requires_grad_()
+    zero = number(0.0, 0.0)
+    loss = hinge(chosen, zero, zero, zero, beta=0.25)
+    loss.backward()
+    assert loss.item() == pytest.approx((1 - 0.75 + 0) / 2) and chosen.grad.tolist() == [-0.125, 0.0]
+
+
 # ---- KTO ------------------------------------------------------------------------------------------------------
 
 
@@ -249,6 +258,7 @@ P, Q = torch.zeros(2), torch.zeros(1)
         (lambda: dpo(P, Q, P, Q), "rejected_rewards has shape"),
         (lambda: ipo(P, P, P, Q), "ref_logprobs has shape"),
         (lambda: ipo(P, Q, P, Q), "rejected has shape"),
+        (lambda: hinge(P, Q, P, Q), "rejected has shape"),
         (lambda: kto(P, P, torch.tensor([True]), 0.0), "desirable has shape"),
         (lambda: kto_reference_point(P, Q), "ref_logprobs has shape"),
         (lambda: orpo(P, Q), "rejected_logprobs has shape"),

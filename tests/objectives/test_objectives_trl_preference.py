@@ -13,6 +13,7 @@ from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 from grpo_kit.objectives import (
     bradley_terry,
     dpo,
+    hinge,
     ipo,
     kto,
     kto_reference_point,
@@ -57,8 +58,8 @@ def sums(model, ids, attention_mask, completion_mask, *, average=False):
 # ---- DPO, IPO -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("loss_type", "average"), [("sigmoid", False), ("ipo", True)])
-def test_dpo_and_ipo(loss_type, average, tmp_path):
+@pytest.mark.parametrize(("loss_type", "average"), [("sigmoid", False), ("ipo", True), ("hinge", False)])
+def test_dpo_ipo_and_hinge(loss_type, average, tmp_path):
     """trl's IPO takes means a token, where the paper has sums."""
     model, ref = sharp_model(0), sharp_model(1)
     args = config(DPOConfig, tmp_path, loss_type=[loss_type], beta=0.3)
@@ -69,7 +70,7 @@ def test_dpo_and_ipo(loss_type, average, tmp_path):
     def ours():
         with torch.no_grad():
             reference = sums(trainer.ref_model, *inputs, average=average).chunk(2)
-        loss = {"sigmoid": dpo, "ipo": ipo}[loss_type]
+        loss = {"sigmoid": dpo, "ipo": ipo, "hinge": hinge}[loss_type]
         return loss(*sums(trainer.model, *inputs, average=average).chunk(2), *reference, beta=0.3)
 
     assert_parity(trainer.model, lambda: trainer.compute_loss(trainer.model, dict(batch)), ours)

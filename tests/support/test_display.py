@@ -342,7 +342,9 @@ def test_no_door_prints_it_raw(door, tmp_path, capsys):
 
 def test_an_interrupt_says_how_far_the_work_was_in_one_line():
     """In a notebook the message stands in place of the traceback; an inner line leaves it to the outer one."""
-    with pytest.raises(Interrupted, match=r"^Interrupted after 128 of 256 \(samples\); run the cell again\.$") as told:
+    with pytest.raises(
+        Interrupted, match=r"^Interrupted after 128 of 256 \(samples\); run the cell again\.$"
+    ) as told:
         with progress_line("samples") as outer, progress_line("rewards") as inner:
             outer(128, 256)
             inner(1, 2)

@@ -51,11 +51,6 @@ class MemoryPlan:
         return max(sum(parts.values()) for parts in self.parts.values()) / GIB
 
     @property
-    def allocated_gib(self) -> float:
-        """The peak without context and reserve, which torch.cuda.max_memory_allocated should show."""
-        return max(sum(b for p, b in parts.items() if p != "reserve") for parts in self.parts.values()) / GIB
-
-    @property
     def fits(self) -> bool:
         """Whether the peak stays within usable_gib."""
         return self.peak_gib <= self.usable_gib
