@@ -95,10 +95,15 @@ RECORDED = {
 }
 
 
+# Fields that a config had when the runs were made, with the value that all arms had.
+FORMER_FIELDS = {"config.credit": "episode", "config.discount": 1.0}
+
+
 @cache
 def settings_key(arm: str) -> str:
     """Twelve digits that tell the arm's configuration from any other."""
-    return digest([REVISION, fingerprint(resolved(arm))])[:12]
+    settings = fingerprint(resolved(arm)) | FORMER_FIELDS
+    return digest([REVISION, settings])[:12]
 
 
 def key_of(arm: str) -> str:
