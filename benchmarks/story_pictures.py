@@ -111,13 +111,18 @@ def draw_method(
         )
 
 
-def draw_step() -> Figure:
-    """Notebook 04's four completions through sample, score, compare and update."""
+def scored_group() -> tuple[str, list[str], torch.Tensor, torch.Tensor]:
+    """Notebook 04's question, its four completions, their rewards and their advantages."""
     task = tasks.largest(numbers=(3, 5))
     row = {"question": "Which number is the largest: 12, 47, 31?", "answer": "47"}
     texts = ["47</answer>", "31</answer>", "47, as it is the largest", "31, since 31 comes last</answer>"]
     rewards = torch.tensor(task.score(row, texts)["reward"].to_numpy())
-    advantages = group_advantages(rewards, group_size=len(texts))
+    return row["question"], texts, rewards, group_advantages(rewards, group_size=len(texts))
+
+
+def draw_step() -> Figure:
+    """Four completions through sample, score, compare and update."""
+    question, texts, rewards, advantages = scored_group()
     moves = {
         "1 · sample\nthe policy answers four times": 19,
         "2 · score\na program": 46.5,
@@ -129,7 +134,7 @@ def draw_step() -> Figure:
     figure = diagram(boxes, list(zip(moves, list(moves)[1:], [""] * 3, strict=False)), height=4.2)
     figure.set_dpi(DPI)
     axes = figure.axes[0]
-    axes.text(2, 49.6, row["question"], color=INK, fontsize=11, fontweight="bold")
+    axes.text(2, 49.6, question, color=INK, fontsize=11, fontweight="bold")
     axes.text(47, 49.6, "The prompt ends in the prefill <answer>.", color=GREY, fontsize=10.5)
     for n, (text, reward, advantage) in enumerate(zip(texts, rewards, advantages, strict=True)):
         y, colour = 34 - 6 * n, BLUE if advantage > 0 else ORANGE
