@@ -93,9 +93,7 @@ class Changes:
         if not changed:
             return f"{text}."
         base, *_, tuned = (estimate.words(self.measure == "accuracy") for estimate in self.results.values())
-        text += (
-            f"; {first:,} of these are among the base's first {_FIRST}. {self.measure}: {base} -> {tuned}."
-        )
+        text += f"; {first:,} of these are among the base's first {_FIRST}; {self.measure} {base} -> {tuned}."
         back = [f"{_tokens(k)} put right {percent(part)}" for k, part in self.gain_back.items()]
         return f"{text} Of the gain come back: {', '.join(back)}." if back else text
 
@@ -275,16 +273,17 @@ def _go_on(
     """row -> the completion that begins like this, and that the model goes on with, greedily, to the usual limit."""
     if not begun:
         return {}
-    limit, ends = request.settings["max_completion_tokens"], end_ids(model, tokenizer)
+    limit, stops = request.settings["max_completion_tokens"], end_ids(model, tokenizer)
     read = [[*prompts[row], *ids] for row, ids in begun.items()]
     room = limit - min(map(len, begun.values()))
-    at_once = request.at_once(model, read)
-    ended = complete(model, tokenizer, read, max_completion_tokens=room, batch_size=at_once)
-    hidden, completions = template_tokens(tokenizer, ends), {}
-    for (row, beginning), end in zip(begun.items(), ended, strict=True):
+    ends = complete(
+        model, tokenizer, read, max_completion_tokens=room, batch_size=request.at_once(model, read)
+    )
+    hidden, completions = template_tokens(tokenizer, stops), {}
+    for (row, beginning), end in zip(begun.items(), ends, strict=True):
         ids = (*beginning, *end.ids)[:limit]
         text = tokenizer.decode([token for token in ids if token not in hidden], skip_special_tokens=False)
-        completions[row] = Completion(text, len(ids), ids[-1] not in ends, ids)
+        completions[row] = Completion(text, len(ids), ids[-1] not in stops, ids)
     return completions
 
 
