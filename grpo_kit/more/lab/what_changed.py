@@ -95,7 +95,7 @@ class Changes:
         base, *_, tuned = (estimate.words(self.measure == "accuracy") for estimate in self.results.values())
         text += f"; {first:,} of these are among the base's first {_FIRST}; {self.measure} {base} -> {tuned}."
         back = [f"{_tokens(k)} put right {percent(part)}" for k, part in self.gain_back.items()]
-        return f"{text} Of the gain come back: {', '.join(back)}." if back else text
+        return f"{text} Share of the gain that comes back: {', '.join(back)}." if back else text
 
     def table(self) -> ShownTable:
         """One row a measure: value, low, high (95 %), n answers; gain_back: which share of the gain comes back."""
@@ -130,10 +130,10 @@ class Changes:
         def cards(rows: Sequence[dict]) -> Iterator[str]:
             for row in rows:
                 yield card_html("<b>base</b>", folded(row["base"]), colour=colours["base"])
-                body = "".join(_marked(*part) for part in parts[row["group"]])
+                body = "".join(_marked(*part) for part in parts[row["place"]])
                 yield card_html("<b>tuned</b>", f'<div style="{_TEXT}">{body}</div>', colour=colours["tuned"])
 
-        page += groups_html(table.assign(prompt=table["question"], group=table.index), cards)
+        page += groups_html(table.assign(prompt=table["question"], place=table.index), cards)
         for place, row in table.iterrows():
             tuned = "".join(f"[[{part}]]" if note else part for part, note in parts[place])
             text += f"\n\nrow {place}: {row['question']}\nbase: {row['base']}\ntuned: {tuned}"
