@@ -80,12 +80,16 @@ class Changes:
             return {name: mean_reward(rewards.tolist()) for name, rewards in columns.items()}
         return {name: share(int(right.sum()), len(right)) for name, right in columns.items()}
 
-    @property
+    @cached_property
     def gain_back(self) -> dict[int, float]:
-        """k -> the share of the gain that the first k changed tokens bring back; {} where nothing was gained."""
+        """k -> the share of the gain that the first k changed tokens bring back; {} for a gain that may be chance."""
+        gain = (self.scores["tuned"] - self.scores["base"]).dropna()
+        most = max(1.0, gain.abs().max())
+        if bootstrap_mean(gain.tolist(), lowest=-most, highest=most).low <= 0:
+            return {}
         values = {name: estimate.value for name, estimate in self.results.items()}
         base, tuned = values.pop("base"), values.pop("tuned")
-        return {k: (value - base) / (tuned - base) for k, value in values.items() if tuned > base}
+        return {k: (value - base) / (tuned - base) for k, value in values.items()}
 
     def __str__(self) -> str:
         changed, first = self.ranks.sum(), self.ranks[self.ranks.index < _FIRST].sum()
@@ -94,7 +98,7 @@ class Changes:
             return f"{text}."
         base, *_, tuned = (estimate.words(self.measure == "accuracy") for estimate in self.results.values())
         text += f"; {first:,} of these are among the base's first {_FIRST}; {self.measure} {base} -> {tuned}."
-        back = [f"{_tokens(k)} put right {percent(part)}" for k, part in self.gain_back.items()]
+        back = [f"{k} token{'s' * (k > 1)} put right {percent(part)}" for k, part in self.gain_back.items()]
         return f"{text} Share of the gain that comes back: {', '.join(back)}." if back else text
 
     def table(self) -> ShownTable:
@@ -105,7 +109,7 @@ class Changes:
         cells = {name: {"value, 95 % interval": e.words(), "n": str(e.n)} for name, e in estimates.items()}
         back = {}
         for column, estimate in self.results.items():
-            name = column if isinstance(column, str) else f"{_tokens(column)} put right"
+            name = column if isinstance(column, str) else f"{column} token{'s' * (column > 1)} put right"
             estimates[name], back[name] = estimate, self.gain_back.get(column)
             words = estimate.words(self.measure == "accuracy")
             cells[name] = {"value, 95 % interval": words, "n": str(estimate.n)}
@@ -285,10 +289,6 @@ def _go_on(
         text = tokenizer.decode([token for token in ids if token not in hidden], skip_special_tokens=False)
         completions[row] = Completion(text, len(ids), ids[-1] not in stops, ids)
     return completions
-
-
-def _tokens(k: int) -> str:
-    return "1 token" if k == 1 else f"{k} tokens"
 
 
 def _marked(text: str, note: str) -> str:
