@@ -97,7 +97,6 @@ _MOVED = {
     "roundtrip_drift": "kit.prompts.roundtrip_drift",
     "sample": "kit.scored_samples",
     "show_turns": "kit.episodes.show_turns",
-    "survival_plot": "kit.lab.survival_plot",
     "update_survival": "kit.lab.update_survival",
 }
 

@@ -12,7 +12,7 @@ import nbformat
 import pytest
 import yaml
 
-from grpo_kit.record import kept_results
+from grpo_kit.record import files
 
 ROOT = Path(__file__).parent.parent
 HOSTED = runpy.run_path(str(ROOT / ".ci" / "hosted.py"))
@@ -71,12 +71,12 @@ def test_the_cell_does_nothing_where_the_kit_is_there(tmp_path):
 
 def test_files_of_the_repository_are_found_or_said_to_lie_there(tmp_path, monkeypatch):
     results = "benchmarks/results/advice"
-    assert kept_results.in_repository(results) == ROOT / results
+    assert files.in_repository(results) == ROOT / results
     # An installed copy of the kit, as the working folder sees it.
-    monkeypatch.setattr(kept_results, "_AROUND_THE_KIT", tmp_path / "site-packages")
+    monkeypatch.setattr(files, "_AROUND_THE_KIT", tmp_path / "site-packages")
     monkeypatch.chdir(ROOT / "notebooks")
-    assert kept_results.in_repository(results) == ROOT / results
+    assert files.in_repository(results) == ROOT / results
     (tmp_path / "benchmarks" / "results" / "advice").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match="clone it and open this notebook there"):
-        kept_results.in_repository(results)
+        files.in_repository(results)

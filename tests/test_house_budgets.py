@@ -29,24 +29,24 @@ BUDGETS = {
     "private reaches into the trainer": 0,
     "classes that take the trainer": 0,
     "modules loaded by importing the loop": 42,
-    "modules loaded by importing the trainer": 92,
+    "modules loaded by importing the trainer": 91,
     "modules loaded by import grpo_kit.tasks.largest": 20,
-    "public names shown nowhere": 208,
+    "public names shown nowhere": 207,
     "file names that repeat another": 0,
     "files": 230,
     "entries at the top": 15,
     "fields of a config": 37,
     "names at the front door": 47,
-    "tokens": 293670,
-    "tokens beside more/ and verdicts/": 163779,
+    "tokens": 293659,
+    "tokens beside more/ and verdicts/": 163735,
 }
 
 ROOM_TOKENS = {
-    "engine": 43216, "verdicts": 27286, "watch": 22894, "loop": 21200, "more/episodes": 20458, "more/code": 18927,
-    "more/lab": 19630, "evaluation": 15332, "more/bridges": 14905, "rewards": 13829, "more/export": 12416,
-    "tasks": 11777, "models": 8375, "trainer": 7231, "record": 5837, "more/tasks": 5536, "_support": 5013,
+    "engine": 43216, "verdicts": 27286, "watch": 22894, "loop": 21200, "more/episodes": 20458, "more/lab": 19622,
+    "more/code": 18927, "evaluation": 15332, "more/bridges": 14905, "rewards": 13829, "more/export": 12416,
+    "tasks": 11777, "models": 8375, "trainer": 7231, "record": 5797, "more/tasks": 5536, "_support": 5013,
     "more/doctor": 4330, "objectives": 4269, "more/memory": 3335, "prompts": 3179, "more/commands": 3066,
-    "schedules": 836, "__init__": 441, "__main__": 350, "more/__init__": 43,
+    "schedules": 836, "__init__": 437, "__main__": 350, "more/__init__": 43,
 }  # fmt: skip
 
 

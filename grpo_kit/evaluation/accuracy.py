@@ -26,7 +26,7 @@ from grpo_kit.evaluation.generate_and_score import Answers, answer, check_rows
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k, share
 from grpo_kit.loop.config import Config
 from grpo_kit.record._lines import read_json, reading
-from grpo_kit.record.kept_results import write_where_asked
+from grpo_kit.record.files import write_where_asked
 from grpo_kit.tasks._measure import Measure, has_accuracy
 
 if TYPE_CHECKING:

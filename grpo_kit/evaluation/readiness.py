@@ -40,7 +40,7 @@ from grpo_kit.evaluation.generate_and_score import Answers, answer, check_before
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k
 from grpo_kit.evaluation.lengths import Lengths, count_words
 from grpo_kit.record._lines import read_json, reading
-from grpo_kit.record.kept_results import write_where_asked
+from grpo_kit.record.files import write_where_asked
 from grpo_kit.rewards._parts import Reward, range_of
 from grpo_kit.rewards.auditing import audit
 from grpo_kit.rewards.scoring import Scores

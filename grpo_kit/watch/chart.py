@@ -11,7 +11,7 @@ from typing import Any
 from grpo_kit._support.display import small_png
 from grpo_kit._support.kernel import in_notebook
 from grpo_kit.record._run_folder import is_locked, path_of
-from grpo_kit.record.kept_results import write_where_asked
+from grpo_kit.record.files import write_where_asked
 from grpo_kit.watch._follow import Follower
 from grpo_kit.watch._run_state import RunState
 from grpo_kit.watch._svg import WIDTH, draw_svg

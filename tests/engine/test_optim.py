@@ -21,7 +21,7 @@ from grpo_kit.engine.optim import split_adamw
 from grpo_kit.engine.optim.choose import OPTIMIZERS, make_optimizer, share_that_moves
 from grpo_kit.engine.optim.split_adamw import SplitAdamW8bit, join, split
 from grpo_kit.models import load_policy
-from grpo_kit.more.lab.rounding import ARMS, survival_plot, update_survival
+from grpo_kit.more.lab.rounding import ARMS, update_survival
 
 RUN_ON_CPU = [name for name, choice in OPTIMIZERS.items() if not choice.cuda_only]
 SHAPES = ((64, 70), (3, 5, 7), (333,), (1,), (300, 300))  # several chunks and blocks, and less than one
@@ -117,17 +117,6 @@ def test_survival_is_one_for_a_run_on_itself_and_takes_real_gradients():
         update_survival(weights=torch.randn(63), gradients=gradients)
     with pytest.raises(ValueError, match="steps=0"):
         update_survival(steps=0)
-
-
-def test_survival_plot_has_a_bar_a_row_as_long_as_what_was_kept(survival):
-    figure = survival_plot(survival)
-    bars = [bar.get_width() for bar in figure.axes[0].patches]
-    by_rate = survival.sort_values("learning_rate", kind="stable")
-    assert bars == pytest.approx((100 * by_rate.kept).tolist())
-    assert figure._repr_png_().startswith(b"\x89PNG")
-
-
-# ---- make_optimizer -------------------------------------------------------------------------------------------------
 
 
 def policy(name, **options):

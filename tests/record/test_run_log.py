@@ -18,13 +18,14 @@ from grpo_kit.record._jsonl_run import RunLog
 from grpo_kit.record.files import (
     METRIC_COLUMNS,
     RunFolderError,
+    cached_json,
     holds_run,
     next_run_folder,
     read_changes,
     read_completions,
     read_metrics,
+    settings_folder,
 )
-from grpo_kit.record.kept_results import cached_json, settings_folder
 from tests.made_metrics import Recorded
 
 

@@ -17,7 +17,7 @@ from grpo_kit.evaluation.accuracy import Evaluation
 from grpo_kit.record._digests import checkpoints, what_is_wrong
 from grpo_kit.record._lines import RunFolderError
 from grpo_kit.record._run_folder import run_path
-from grpo_kit.record.kept_results import cached_json, settings_folder
+from grpo_kit.record.files import cached_json, settings_folder
 from grpo_kit.tasks.rows import read_rows
 from grpo_kit.trainer.watch_run import WatchRun
 from grpo_kit.watch._flags import Flag

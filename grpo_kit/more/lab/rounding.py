@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import pandas as pd
 import torch
 
@@ -21,7 +20,7 @@ from grpo_kit._support.argument_checks import check_whole
 from grpo_kit.engine.optim.choose import check_bitsandbytes, new_optimizer
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 
 class Arm(NamedTuple):
@@ -148,67 +147,3 @@ def _changes(
     change = arm.master().double() - start.double()
     stored_change = arm.parameter.detach().double() - start.double()
     return change, stored_change
-
-
-def survival_plot(table: pd.DataFrame) -> Figure:
-    """A bar for each optimizer and learning rate: kept, in percent of the float32 change; logarithmic.
-
-    The black tick on a bar is the part already in the stored weights, if it differs. Noise is `error`, if large.
-    """
-    from grpo_kit._support.display import COLOURS, new_figure
-
-    names = list(dict.fromkeys(table.optimizer))
-    figure = new_figure(8, 0.9 + 0.62 * len(names))
-    axes = figure.add_subplot()
-    height, floor = 0.8 / table.learning_rate.nunique(), 0.1
-    for number, (rate, rows) in enumerate(table.groupby("learning_rate")):
-        rows = 100 * rows.set_index("optimizer").loc[names, ["kept", "in_weights", "error"]]
-        y = np.arange(len(names)) - 0.4 + (number + 0.5) * height
-        colour = COLOURS[number % len(COLOURS)]
-        bars = axes.barh(
-            y,
-            rows.kept.clip(lower=floor),
-            0.9 * height,
-            color=colour,
-            label=f"{rate:g}",
-        )
-        axes.bar_label(bars, [_label(*row) for row in rows.values], padding=3, fontsize=7.5)
-        waits = ((rows.in_weights - rows.kept).abs() > 2).values
-        low, high = y[waits] - 0.45 * height, y[waits] + 0.45 * height
-        axes.vlines(
-            rows.in_weights[waits],
-            low,
-            high,
-            color="black",
-            lw=1.5,
-        )
-    if ((table.in_weights - table.kept).abs() > 0.02).any():
-        axes.plot([], color="black", lw=1.5, label="already in the weights")
-    axes.set_xscale("log")
-    axes.set_xlim(floor, 8000 if (table.error > 0.5).any() else 300)
-    axes.set_xticks([0.1, 1, 10, 100], ["0.1 %", "1 %", "10 %", "100 %"])
-    axes.set_yticks(range(len(names)), [name.replace(", ", "\n") for name in names])
-    axes.invert_yaxis()
-    axes.set_xlabel("share of the float32 run's weight change that is kept")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(
-        title="learning rate",
-        loc="outside lower center",
-        ncols=4,
-        frameon=False,
-        fontsize=8,
-    )
-    return figure
-
-
-def _label(
-    share: float,
-    in_weights: float,
-    error: float,
-) -> str:
-    """A bar's words; all in percent."""
-    digits = 0 if share >= 10 else 1
-    label = f"{share:.{digits}f} %"
-    if share > 50 and error > 50:
-        label += f", and noise of {error / 100:.1f} x that"
-    return label
