@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -274,3 +276,15 @@ def test_cheats_need_a_gold_and_an_answer_of_the_models_own():
     assert Bleu().cheats(Case("honest", "<answer>water</answer>", honest=True)) == []
     inside = Case("honest", "ter</answer>", honest=True, prefill="<answer>wa", columns={"answer": "water"})
     assert Bleu().cheats(inside) == []
+
+
+@pytest.mark.parametrize(
+    "answer", ["Paris", "in Paris, France", "paris paris", "Rome or Berlin", "city of light Paris"]
+)
+@pytest.mark.parametrize("gold", ["Paris", "Paris, city of light", "Berlin"])
+def test_rouge1_is_squads_token_f1_where_no_article_stands(answer, gold):
+    """By the formula of SQuAD's evaluate-v1.1.py: precision and recall of shared tokens."""
+    said, wanted = (Counter(re.findall(r"\w+", text.lower())) for text in (answer, gold))
+    shared = sum((said & wanted).values())
+    f1 = 2 * shared / (sum(said.values()) + sum(wanted.values()))
+    assert score(Rouge("rouge1"), answer, gold) == pytest.approx(f1)

@@ -121,12 +121,12 @@ class Bleu(_OverlapReward):
 class Rouge(_OverlapReward):
     """ROUGE of the answer against the gold, in [0, 1]: the F-measure, of the best reference if there are several.
 
-    variant: "rougeL" (longest common subsequence of words), "rouge2" (pairs of adjacent words), "rouge1" (words;
-    ignores their order). column, tag: as for Bleu. Case and punctuation do not count. Words are runs of
-    letters, digits and their signs of any script; each character of Chinese, Japanese, Thai, Lao, Burmese and Khmer is
-    a word; no stemming. Repeated and
-    listed words cost precision, missing words cost recall. None if the gold has no word (rouge2: no pair). No
-    answer, two answers, or an answer over 50 times as long as the gold give 0.0.
+    variant: "rougeL" (longest common subsequence of words), "rouge2" (pairs of adjacent words), "rouge1" (words in
+    any order: token F1, as SQuAD counts it but for articles, which that drops). column, tag: as for Bleu. Case and
+    punctuation do not count. Words are runs of letters, digits and their signs of any script; each character of
+    Chinese, Japanese, Thai, Lao, Burmese and Khmer is a word; no stemming. Repeated and listed words cost precision,
+    missing words cost recall. None if the gold has no word (rouge2: no pair). No answer, two answers, or an answer over
+    50 times as long as the gold give 0.0.
     On ASCII text this is the F-measure of rouge-score 0.1.2. The kit does not use that package: its last release was in
     2022, it drops every letter but a to z, and its stemmer needs nltk.
     Source: Lin 2004, aclanthology.org/W04-1013.
