@@ -36,7 +36,7 @@ from grpo_kit.engine.memory._activations import ChunkMemory
 from grpo_kit.engine.optim.choose import OPTIMIZERS
 from grpo_kit.engine.packed_update import tiled_logprobs
 from grpo_kit.models._model_facts import base_model, config_of
-from grpo_kit.more.memory.plan import plan_memory
+from grpo_kit.more.memory.plan import _request
 
 GIB = 2**30
 
@@ -236,12 +236,7 @@ def fake_case(dtype: str, optimizer: str, tuning: str, checkpointed: int) -> lis
         "gpu24", tuning=tuning, **({"dtype": dtype, "optimizer": optimizer} if tuning == "full" else {})
     )
     group = 255 + 8 * 512
-    options = {
-        "attention": "sdpa",
-        "chunk_tokens": group,
-        "checkpointed_layers": checkpointed,
-    }
-    plan = plan_memory(cfg, **options)
+    plan = _request(cfg, attention="sdpa").plan(group, checkpointed)
     full, weights = tuning == "full", getattr(torch, cfg.dtype)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = fake_model(config_of(cfg.model), weights, lora=not full)

@@ -15,7 +15,7 @@ from grpo_kit.engine.memory._activations import (
 )
 from grpo_kit.engine.packed_update import tiled_logprobs
 from grpo_kit.models import load_policy
-from grpo_kit.more.memory.plan import plan_memory
+from grpo_kit.more.memory.plan import _request, advice, plan_memory
 from grpo_kit.trainer.presets import preset
 
 GIB = 2**30
@@ -195,9 +195,8 @@ def test_the_head_is_what_its_tensors_take_with_and_without_an_entropy_bonus(tun
 
 
 def test_a_plan_knows_an_entropy_bonus():
-    options = {"chunk_tokens": 4096, "checkpointed_layers": 28}
     plain, bonus = (
-        plan_memory(preset("gpu24", tuning="lora", entropy_bonus=x), **options).parts["update"]
+        _request(preset("gpu24", tuning="lora", entropy_bonus=x)).plan(4096, 28).parts["update"]
         for x in (0.0, 0.01)
     )
     assert sum(bonus.values()) - sum(plain.values()) == pytest.approx(1024 * 151936 * 3 * 4, rel=0.1)
@@ -267,7 +266,7 @@ def test_weights_are_counted_as_the_loaded_model_has_them(name, tuning):
 
 
 def test_gpu24_full_as_computed_by_hand():
-    plan = plan_memory(FLASH, chunk_tokens=4351, checkpointed_layers=18)
+    plan = _request(FLASH).plan(4351, 18)
     parameters = 1_543_714_304  # Qwen2.5-1.5B's, as its model card rounds: 1.54B
     update = plan.parts["update"]
     assert update["weights"] == update["gradients"] == 2 * parameters
@@ -294,8 +293,7 @@ def test_torchs_adamw_needs_a_float_a_parameter_more_while_it_steps():
 
 
 def test_lora_needs_far_less_than_full():
-    same = {"chunk_tokens": 4351, "checkpointed_layers": 28}
-    full, lora = plan_memory(FLASH, **same), plan_memory(FLASH, tuning="lora", **same)
+    full, lora = _request(FLASH).plan(4351, 28), _request(FLASH, tuning="lora").plan(4351, 28)
     assert lora.parts["update"]["optimizer"] == 8 * lora.parts["update"]["gradients"] / 4
     assert 3 < lora.peak_gib < 6.5 < 12 < full.peak_gib < 16
 
@@ -321,9 +319,9 @@ def test_what_does_not_fit_gets_advice_by_how_much_it_saves():
     saved = [float(line.split(" saves ")[1].split()[0]) for line in plan.advice]
     assert saved == sorted(saved, reverse=True)
     line = next(line for line in plan.advice if line.startswith("optimizer='adamw-8bit-split'"))
-    same = {"chunk_tokens": plan.chunk_tokens, "checkpointed_layers": plan.checkpointed_layers}
+    same = plan.chunk_tokens, plan.checkpointed_layers
     assert float(line.split(" saves ")[1].split()[0]) == pytest.approx(
-        plan.peak_gib - plan_memory(SPLIT, **same).peak_gib, abs=0.06
+        plan.peak_gib - _request(SPLIT).plan(*same).peak_gib, abs=0.06
     )
 
 
@@ -342,18 +340,11 @@ def test_following_the_advice_makes_it_fit():
     assert all(follow[name]().fits for name in promised)
 
 
-def test_too_large_a_chunk_is_told_what_would_fit():
-    plan = plan_memory(FLASH, chunk_tokens=34_000, checkpointed_layers=0)
-    assert not plan.fits
-    line = next(line for line in plan.advice if line.startswith("chunk_tokens="))
-    assert line.endswith("and fits")
-
-
 def test_a_dense_mask_costs_and_flex_attention_is_advised():
-    options = {"chunk_tokens": 4351, "checkpointed_layers": 12, "gpu_gb": 23}
-    plan = plan_memory(FLASH, attention="sdpa", **options)
-    assert plan.parts["update"]["activations"] > plan_memory(FLASH, **options).parts["update"]["activations"]
-    assert any(line.startswith("attention='flex_attention'") for line in plan.advice)
+    flex, dense = _request(FLASH, 23), _request(FLASH, 23, attention="sdpa")
+    plan = dense.plan(4351, 12)
+    assert plan.parts["update"]["activations"] > flex.plan(4351, 12).parts["update"]["activations"]
+    assert any(line.startswith("attention='flex_attention'") for line in advice(dense, plan))
 
 
 def test_a_table_a_text_and_a_page():
@@ -397,10 +388,7 @@ def test_a_config_stands_for_a_model_that_cannot_be_looked_up():
         ({"gpu_gb": 0}, "gpu_gb=0"),
         ({"gpu_gb": float("nan")}, "gpu_gb=nan"),
         ({"prompt_tokens": 0}, "prompt_tokens=0"),
-        ({"chunk_tokens": 0}, "chunk_tokens=0"),
         ({"rank": 1.5}, "rank=1.5"),
-        ({"checkpointed_layers": 29}, "checkpointed_layers=29"),
-        ({"checkpointed_layers": 2.5}, "checkpointed_layers=2.5 must be a whole number of at least 0"),
     ],
 )
 def test_what_cannot_be_planned_is_named(options, message):

@@ -42,8 +42,6 @@ def plan_memory(
     completion_tokens: int | None = None,
     config: PretrainedConfig | None = None,
     attention: str | None = None,
-    chunk_tokens: int | None = None,
-    checkpointed_layers: int | None = None,
     rank: int = 16,
 ) -> MemoryPlan:
     """The memory of one GRPO step of a config on a CUDA card, computed before anything is loaded.
@@ -56,7 +54,7 @@ def plan_memory(
     the task is built for that if none of its arguments names them.
     config: if a name cannot be looked up. attention: of the kit's update; "sdpa" keeps a dense mask in every layer;
     None: "sdpa" for t4, below capability 8.0, else "flex_attention".
-    chunk_tokens, checkpointed_layers: fix how the kit's update is cut; None: as the trainer cuts it by free memory.
+    The update is cut as the trainer cuts it by free memory. rank: of adapters.
     Compute runs in bfloat16 (autocast casts float32 weights), for t4, without it, in the weights' own dtype.
     Unverified: CUDA kernels' workspaces and the allocator's fragmentation: the row `reserve`.
     Raises ValueError for an unknown name, tuning or size.
@@ -65,6 +63,24 @@ def plan_memory(
     >>> plan.fits, plan.advice
     (True, [])
     """
+    request = _request(cfg, gpu_gb, tuning, prompt_tokens, completion_tokens, config, attention, rank)
+    plan = request.plan()
+    if plan.fits:
+        return plan
+    return replace(plan, advice=advice(request, plan))
+
+
+def _request(
+    cfg: Config | str,
+    gpu_gb: float | None = None,
+    tuning: str | None = None,
+    prompt_tokens: int = 256,
+    completion_tokens: int | None = None,
+    config: PretrainedConfig | None = None,
+    attention: str | None = None,
+    rank: int = 16,
+) -> Request:
+    """The arguments of plan_memory, checked, with the sizes that they name."""
     if not isinstance(cfg, Config | str):
         raise ValueError(f"cfg={cfg!r} must be a Config or the name of a preset, such as 'gpu24'")
     cfg = preset(cfg, **({} if tuning is None else {"tuning": tuning}))
@@ -82,45 +98,24 @@ def plan_memory(
     check_whole("rank", rank)
     if completion_tokens is not None:
         check_whole("completion_tokens", completion_tokens)
-    if chunk_tokens is not None:
-        check_whole("chunk_tokens", chunk_tokens)
-    if checkpointed_layers is not None:
-        check_whole("checkpointed_layers", checkpointed_layers, 0)
     counts = counted(cfg.model, rank) if config is None else count(config, rank)
     config = config or config_of(cfg.model)
-    layers = config.get_text_config().num_hidden_layers
-    if checkpointed_layers is not None and checkpointed_layers > layers:
-        raise ValueError(
-            f"checkpointed_layers={checkpointed_layers} must be at most {layers}, the model's layers"
-        )
     if completion_tokens is None:
         completion_tokens = cfg.max_completion_tokens or cfg.task_options.get("max_completion_tokens")
         completion_tokens = completion_tokens or cfg.make_task().max_completion_tokens
     usable = gpu_gb * USABLE * GIB
-    request = Request(cfg, config, prompt_tokens, completion_tokens, attention, rank, usable, counts)
-    plan = request.plan(chunk_tokens, checkpointed_layers)
-    if plan.fits:
-        return plan
-    return replace(plan, advice=advice(request, plan, chunk_tokens, checkpointed_layers))
+    return Request(cfg, config, prompt_tokens, completion_tokens, attention, rank, usable, counts)
 
 
-def advice(request: Request, plan: MemoryPlan, tokens: int | None, checkpointed: int | None) -> list[str]:
+def advice(request: Request, plan: MemoryPlan) -> list[str]:
     """Helpful changes, by how much each saves; each change alone, with the update cut as in the plan."""
     savings: list[tuple[float, str]] = []
-
-    def add(name: str, changed: MemoryPlan, fits: bool) -> None:
-        saved = plan.peak_gib - changed.peak_gib
-        if saved >= 0.05:
-            savings.append((saved, f"{name} saves {saved:.1f} GiB{' and fits' if fits else ''}"))
-
     for name, change in _changes(request):
         layers = min(plan.checkpointed_layers, change.layers)
-        recut = change.plan(tokens, None if checkpointed is None else layers)
-        add(name, change.plan(plan.chunk_tokens, layers), recut.fits)
-    if tokens is not None or checkpointed is not None:
-        free = request.plan()
-        name = f"chunk_tokens={free.chunk_tokens} and {free.checkpointed_layers} checkpointed layers"
-        add(name, free, free.fits)
+        saved = plan.peak_gib - change.plan(plan.chunk_tokens, layers).peak_gib
+        if saved >= 0.05:
+            fits = " and fits" if change.plan().fits else ""
+            savings.append((saved, f"{name} saves {saved:.1f} GiB{fits}"))
     return [text for _, text in sorted(savings, reverse=True)]
 
 
