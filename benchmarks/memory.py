@@ -36,7 +36,7 @@ from grpo_kit.engine.memory._activations import ChunkMemory
 from grpo_kit.engine.optim.choose import OPTIMIZERS
 from grpo_kit.engine.packed_update import tiled_logprobs
 from grpo_kit.models._model_facts import base_model, config_of
-from grpo_kit.more.memory.plan import _request
+from grpo_kit.more.memory._request import USABLE, Request, counted
 
 GIB = 2**30
 
@@ -236,7 +236,9 @@ def fake_case(dtype: str, optimizer: str, tuning: str, checkpointed: int) -> lis
         "gpu24", tuning=tuning, **({"dtype": dtype, "optimizer": optimizer} if tuning == "full" else {})
     )
     group = 255 + 8 * 512
-    plan = _request(cfg, attention="sdpa").plan(group, checkpointed)
+    usable, counts = 24 * USABLE * GIB, counted(cfg.model, 16)
+    request = Request(cfg, config_of(cfg.model), 256, 256, "sdpa", 16, usable, counts)
+    plan = request.plan(group, checkpointed)
     full, weights = tuning == "full", getattr(torch, cfg.dtype)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = fake_model(config_of(cfg.model), weights, lora=not full)

@@ -37,7 +37,7 @@ BUDGETS = {
     "entries at the top": 15,
     "fields of a config": 37,
     "names at the front door": 47,
-    "tokens": 293596,
+    "tokens": 293531,
     "tokens beside more/ and verdicts/": 163762,
 }
 
@@ -45,7 +45,7 @@ ROOM_TOKENS = {
     "engine": 43241, "verdicts": 27286, "watch": 22894, "loop": 21200, "more/episodes": 20458, "more/lab": 19622,
     "more/code": 18927, "evaluation": 15334, "more/bridges": 14905, "rewards": 13829, "more/export": 12416,
     "tasks": 11777, "models": 8375, "trainer": 7231, "record": 5797, "more/tasks": 5536, "_support": 5013,
-    "more/doctor": 4330, "objectives": 4269, "more/memory": 3299, "prompts": 3179, "more/commands": 3066,
+    "more/doctor": 4330, "objectives": 4269, "more/memory": 3180, "prompts": 3179, "more/commands": 3066,
     "schedules": 836, "__init__": 437, "__main__": 350, "more/__init__": 43,
 }  # fmt: skip
 

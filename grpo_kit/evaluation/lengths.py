@@ -13,7 +13,7 @@ import pandas as pd
 
 from grpo_kit._support.argument_checks import check_model, check_temperature, check_tokenizer, check_whole
 from grpo_kit.engine.complete import Completion
-from grpo_kit.engine.memory._free import decode_bytes
+from grpo_kit.engine.memory._free import card_itemsize, decode_bytes
 from grpo_kit.evaluation._as_trained import say_difference
 from grpo_kit.evaluation.generate_and_score import answer
 from grpo_kit.evaluation.intervals import Estimate, share
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from grpo_kit.loop.config import Config
     from grpo_kit.tasks import Task
 
-_CARD_BYTES = 2  # of a key's or a value's number
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 
 
@@ -150,7 +149,7 @@ def cost_of_maximum(
     cut off: share of completions (nothing for a maximum beyond the probe). batches with a runaway: chance that at least
     one row of the batch is still writing at the maximum. steps: decode_steps. padded: tokens computed if ended rows
     are not dropped (rows x steps). written: expected tokens that completions contain. keys and values: GiB that the
-    rollout reserves on a card, in 16 bits. seconds: steps x seconds_a_step, if that is given.
+    rollout reserves on a card, as plan_memory has it. seconds: steps x seconds_a_step, if that is given.
     config: of the model, if its name is none of Qwen2.5's and the hub cannot be asked.
     """
     count = cfg.completions_per_step
@@ -159,7 +158,7 @@ def cost_of_maximum(
         steps = decode_steps(lengths, maximum, count)
         memory = decode_bytes(
             config or config_of(cfg.model),
-            _CARD_BYTES,
+            card_itemsize(cfg),
             rows=count,
             prompts=cfg.prompts_per_step,
             prompt_tokens=prompt_tokens,

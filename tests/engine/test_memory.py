@@ -15,7 +15,9 @@ from grpo_kit.engine.memory._activations import (
 )
 from grpo_kit.engine.packed_update import tiled_logprobs
 from grpo_kit.models import load_policy
-from grpo_kit.more.memory.plan import _request, advice, plan_memory
+from grpo_kit.models._model_facts import config_of
+from grpo_kit.more.memory._request import USABLE, Request, counted
+from grpo_kit.more.memory.plan import advice, plan_memory
 from grpo_kit.trainer.presets import preset
 
 GIB = 2**30
@@ -196,7 +198,7 @@ def test_the_head_is_what_its_tensors_take_with_and_without_an_entropy_bonus(tun
 
 def test_a_plan_knows_an_entropy_bonus():
     plain, bonus = (
-        _request(preset("gpu24", tuning="lora", entropy_bonus=x)).plan(4096, 28).parts["update"]
+        request_of(preset("gpu24", tuning="lora", entropy_bonus=x)).plan(4096, 28).parts["update"]
         for x in (0.0, 0.01)
     )
     assert sum(bonus.values()) - sum(plain.values()) == pytest.approx(1024 * 151936 * 3 * 4, rel=0.1)
@@ -265,8 +267,16 @@ def test_weights_are_counted_as_the_loaded_model_has_them(name, tuning):
     assert plan_memory(cfg, tuning=tuning).parts["update"]["weights"] == bytes_
 
 
+def request_of(cfg, gpu_gb=24, *, tuning=None, attention="flex_attention"):
+    """What a plan is computed from, so that a test may cut the update itself."""
+    cfg = preset(cfg, **({} if tuning is None else {"tuning": tuning}))
+    tokens = cfg.max_completion_tokens or cfg.make_task().max_completion_tokens
+    counts = counted(cfg.model, 16)
+    return Request(cfg, config_of(cfg.model), 256, tokens, attention, 16, gpu_gb * USABLE * GIB, counts)
+
+
 def test_gpu24_full_as_computed_by_hand():
-    plan = _request(FLASH).plan(4351, 18)
+    plan = request_of(FLASH).plan(4351, 18)
     parameters = 1_543_714_304  # Qwen2.5-1.5B's, as its model card rounds: 1.54B
     update = plan.parts["update"]
     assert update["weights"] == update["gradients"] == 2 * parameters
@@ -293,7 +303,7 @@ def test_torchs_adamw_needs_a_float_a_parameter_more_while_it_steps():
 
 
 def test_lora_needs_far_less_than_full():
-    full, lora = _request(FLASH).plan(4351, 28), _request(FLASH, tuning="lora").plan(4351, 28)
+    full, lora = request_of(FLASH).plan(4351, 28), request_of(FLASH, tuning="lora").plan(4351, 28)
     assert lora.parts["update"]["optimizer"] == 8 * lora.parts["update"]["gradients"] / 4
     assert 3 < lora.peak_gib < 6.5 < 12 < full.peak_gib < 16
 
@@ -321,7 +331,7 @@ def test_what_does_not_fit_gets_advice_by_how_much_it_saves():
     line = next(line for line in plan.advice if line.startswith("optimizer='adamw-8bit-split'"))
     same = plan.chunk_tokens, plan.checkpointed_layers
     assert float(line.split(" saves ")[1].split()[0]) == pytest.approx(
-        plan.peak_gib - _request(SPLIT).plan(*same).peak_gib, abs=0.06
+        plan.peak_gib - request_of(SPLIT).plan(*same).peak_gib, abs=0.06
     )
 
 
@@ -341,7 +351,7 @@ def test_following_the_advice_makes_it_fit():
 
 
 def test_a_dense_mask_costs_and_flex_attention_is_advised():
-    flex, dense = _request(FLASH, 23), _request(FLASH, 23, attention="sdpa")
+    flex, dense = request_of(FLASH, 23), request_of(FLASH, 23, attention="sdpa")
     plan = dense.plan(4351, 12)
     assert plan.parts["update"]["activations"] > flex.plan(4351, 12).parts["update"]["activations"]
     assert any(line.startswith("attention='flex_attention'") for line in advice(dense, plan))

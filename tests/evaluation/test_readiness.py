@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import grpo_kit as kit
 from benchmarks.readiness import command_of
 from grpo_kit.engine.complete import Completion, complete
 from grpo_kit.evaluation import generate_and_score
@@ -264,6 +265,15 @@ def test_decode_steps_by_enumeration(maximum):
     batches = list(itertools.product(outcomes, repeat=3))
     expected = np.mean([max(min(length, maximum) for length in batch) for batch in batches])
     assert decode_steps(lengths, maximum, 3) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["cpu", "t4", "gpu24"])
+def test_keys_and_values_are_those_of_the_memory_plan(name):
+    """A t4 computes in float32, so they take twice the bytes of a card with bfloat16."""
+    cfg = kit.preset(name)
+    plan = kit.plan_memory(cfg, completion_tokens=32, prompt_tokens=100).parts["rollout"]["keys and values"]
+    costs = cost_of_maximum(PROBE, [32], cfg, prompt_tokens=100)
+    assert costs.loc[32, "keys and values"] == pytest.approx(plan / 2**30)
 
 
 def test_cost_of_a_maximum():

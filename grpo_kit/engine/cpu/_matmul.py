@@ -144,7 +144,7 @@ class _Head(torch.autograd.Function):
         tile = hidden.new_empty(min(_TILE, count), vocabulary)
         scratch = tile.new_empty(tile.shape if len(kept) < count else (0, vocabulary))
         for start in range(0, count, _TILE):
-            rows = slice(start, min(start + _TILE, count))
+            rows = slice(start, start + _TILE)
             logits = _logits(hidden[rows], matrix, scale, tile)
             out = kept[rows] if rows.start < len(kept) else scratch[: len(logits)]
             probs = torch.softmax(logits, dim=-1, out=out)
@@ -168,15 +168,14 @@ class _Head(torch.autograd.Function):
         by_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         by_weight = _GradientSum(ctx.weight) if ctx.needs_input_grad[1] else None
         # What was kept goes in one piece, the rest is computed again, tile by tile.
-        starts = range(len(kept), len(hidden), _TILE)
-        pieces = [slice(start, min(start + _TILE, len(hidden))) for start in starts]
+        pieces = [slice(start, start + _TILE) for start in range(len(kept), len(hidden), _TILE)]
         if len(kept) or not pieces:  # without a row: a gradient of zeros, not a missing one
             pieces = [slice(0, len(kept)), *pieces]
         for rows in pieces:
             if rows.stop <= len(kept):
                 probs = kept
             else:
-                tile = hidden.new_empty(rows.stop - rows.start, len(matrix))
+                tile = hidden.new_empty(len(hidden[rows]), len(matrix))
                 probs = torch.softmax(_logits(hidden[rows], matrix, scale, tile), dim=-1)
             factor = by_logprob[rows, None]
             if by_entropy is not None:

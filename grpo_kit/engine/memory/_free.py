@@ -77,8 +77,7 @@ def container_bytes() -> float:
             # In a container the path may be the host's: missing files are skipped, and so is a limit of "max".
             with suppress(OSError, ValueError):
                 stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                cached = int(stat.get(cache, 0))
-                used = int((group / usage).read_text()) - cached
+                used = int((group / usage).read_text()) - int(stat.get(cache, 0))
                 free = min(free, max(0, int((group / limit).read_text()) - used))
             group = group.parent
     return free
@@ -157,6 +156,17 @@ UNKNOWN_ROWS = 64  # for models of unknown size
 _PASS, _SAMPLED = 4, 4
 _NARROWED = {"top_k": 8, "min_p": 9, "repetition_penalty": 18, "top_p": 25}
 _PREFILL_TOKENS = 16_384  # that the engine computes at once
+
+
+# Presets whose card has no bfloat16, and its GB: it computes in the weights' own dtype.
+WITHOUT_BFLOAT16 = {"t4": 16.0}
+
+
+def card_itemsize(cfg: Any) -> int:
+    """Bytes of a number in a card's computations for this Config: bfloat16's where the card has it."""
+    if getattr(cfg, "preset", None) in WITHOUT_BFLOAT16:
+        return getattr(torch, cfg.dtype or "float32").itemsize
+    return 2
 
 
 def decode_bytes(

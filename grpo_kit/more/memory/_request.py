@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from grpo_kit.engine.memory._activations import ChunkMemory, update_budget
-from grpo_kit.engine.memory._free import decode_bytes
+from grpo_kit.engine.memory._free import card_itemsize, decode_bytes
 from grpo_kit.engine.optim.choose import OPTIMIZERS
 from grpo_kit.loop.config import Preset
 from grpo_kit.models._model_facts import config_of
@@ -54,8 +54,6 @@ def counted(name: str, rank: int) -> Counts:
 USABLE = 0.92  # of a card's name: 24 GB cards report 22.0 (L4, A10G, with ECC) to 23.7 GiB (3090, 4090)
 CONTEXT_GIB = 0.6  # CUDA context, cuBLAS and kernels: an estimate
 FRAGMENTATION = 0.05  # of what is allocated: an estimate
-COMPUTE = 2  # bytes of bfloat16, in which a card computes
-WITHOUT_BFLOAT16 = {"t4": 16.0}  # GB; such a card computes in the weights' own dtype
 
 # Bytes a parameter that exist only while the optimizer steps, of torch's foreach AdamW.
 _FOREACH = 4.0
@@ -98,7 +96,7 @@ class Request:
     @property
     def compute(self) -> int:
         """Bytes of a number in the card's computations."""
-        return self.itemsize if self.cfg.preset in WITHOUT_BFLOAT16 else COMPUTE
+        return card_itemsize(self.cfg)
 
     @property
     def layers(self) -> int:

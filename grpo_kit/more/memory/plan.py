@@ -16,12 +16,12 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from grpo_kit._support.argument_checks import check_above_zero, check_choice, check_whole
+from grpo_kit.engine.memory._free import WITHOUT_BFLOAT16
 from grpo_kit.loop.config import Config
 from grpo_kit.models._model_facts import config_of
 from grpo_kit.more.memory._plan_table import GIB, MemoryPlan
 from grpo_kit.more.memory._request import (
     USABLE,
-    WITHOUT_BFLOAT16,
     Request,
     count,
     counted,
@@ -63,24 +63,6 @@ def plan_memory(
     >>> plan.fits, plan.advice
     (True, [])
     """
-    request = _request(cfg, gpu_gb, tuning, prompt_tokens, completion_tokens, config, attention, rank)
-    plan = request.plan()
-    if plan.fits:
-        return plan
-    return replace(plan, advice=advice(request, plan))
-
-
-def _request(
-    cfg: Config | str,
-    gpu_gb: float | None = None,
-    tuning: str | None = None,
-    prompt_tokens: int = 256,
-    completion_tokens: int | None = None,
-    config: PretrainedConfig | None = None,
-    attention: str | None = None,
-    rank: int = 16,
-) -> Request:
-    """The arguments of plan_memory, checked, with the sizes that they name."""
     if not isinstance(cfg, Config | str):
         raise ValueError(f"cfg={cfg!r} must be a Config or the name of a preset, such as 'gpu24'")
     cfg = preset(cfg, **({} if tuning is None else {"tuning": tuning}))
@@ -104,7 +86,9 @@ def _request(
         completion_tokens = cfg.max_completion_tokens or cfg.task_options.get("max_completion_tokens")
         completion_tokens = completion_tokens or cfg.make_task().max_completion_tokens
     usable = gpu_gb * USABLE * GIB
-    return Request(cfg, config, prompt_tokens, completion_tokens, attention, rank, usable, counts)
+    request = Request(cfg, config, prompt_tokens, completion_tokens, attention, rank, usable, counts)
+    plan = request.plan()
+    return plan if plan.fits else replace(plan, advice=advice(request, plan))
 
 
 def advice(request: Request, plan: MemoryPlan) -> list[str]:
