@@ -259,7 +259,8 @@ def test_garbage_is_collected_again_after_a_name_is_loaded():
 
 def test_a_file_is_read_in_one_sitting():
     texts = {path.relative_to(ROOT): path.read_text() for path in FILES}
-    long = [path for path, text in texts.items() if len(text.splitlines()) > 300]
+    # 300 lines of 110 columns, as they were before the formatter kept code at 96, are some 340.
+    long = [path for path, text in texts.items() if len(text.splitlines()) > 340]
     unexplained = [str(path) for path in long if "Longer than 300 lines" not in texts[path][:2000]]
     assert not unexplained, "say why at its head, or split it"
 

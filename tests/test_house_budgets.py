@@ -37,16 +37,16 @@ BUDGETS = {
     "entries at the top": 15,
     "fields of a config": 37,
     "names at the front door": 47,
-    "tokens": 293531,
-    "tokens beside more/ and verdicts/": 163762,
+    "tokens": 294414,
+    "tokens beside more/ and verdicts/": 164122,
 }
 
 ROOM_TOKENS = {
-    "engine": 43241, "verdicts": 27286, "watch": 22894, "loop": 21200, "more/episodes": 20458, "more/lab": 19622,
-    "more/code": 18927, "evaluation": 15334, "more/bridges": 14905, "rewards": 13829, "more/export": 12416,
-    "tasks": 11777, "models": 8375, "trainer": 7231, "record": 5797, "more/tasks": 5536, "_support": 5013,
-    "more/doctor": 4330, "objectives": 4269, "more/memory": 3180, "prompts": 3179, "more/commands": 3066,
-    "schedules": 836, "__init__": 437, "__main__": 350, "more/__init__": 43,
+    "engine": 43355, "verdicts": 27318, "watch": 22922, "loop": 21240, "more/episodes": 20474, "more/lab": 19787,
+    "more/code": 18966, "evaluation": 15384, "more/bridges": 14932, "rewards": 13862, "more/export": 12601,
+    "tasks": 11777, "models": 8397, "trainer": 7247, "record": 5801, "more/tasks": 5548, "_support": 5053,
+    "more/doctor": 4340, "objectives": 4284, "prompts": 3186, "more/memory": 3181, "more/commands": 3099,
+    "schedules": 836, "__init__": 437, "__main__": 354, "more/__init__": 46,
 }  # fmt: skip
 
 
