@@ -27,7 +27,7 @@ from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read
 from examples.calculator import calculator
 from examples.lookup import lookup
 from grpo_kit import GRPOTrainer, load_policy, next_run_folder, preset
-from grpo_kit.evaluation.generate_and_score import answer
+from grpo_kit.evaluation.generate_and_score import Decoding, answer
 from grpo_kit.evaluation.intervals import wilson_interval
 from grpo_kit.more.episodes import EpisodeTask, RecordedEnv, grid, recorded
 from grpo_kit.more.lab.statistics import difference_over_seeds, over_seeds, paired_scalars
@@ -107,13 +107,13 @@ def trained_on(arm: Arm, task: EpisodeTask, model: Any, tokenizer: Any, folder: 
         return slow, {}
     path, begun = folder / "grid.jsonl", time.perf_counter()
     noted = replace(slow, environment=recorded(slow.environment, path))
-    answer(model, tokenizer, noted, task.train, samples=8, temperature=1.0)
+    answer(model, tokenizer, noted, task.train, Decoding(8, temperature=1.0))
     return replace(task, environment=RecordedEnv(path)), {"recording_seconds": time.perf_counter() - begun}
 
 
 def succeeded(model: Any, tokenizer: Any, task: EpisodeTask) -> dict[str, Any]:
     """Of each held-out row the episodes of SAMPLES that succeed, and whether the greedy one does."""
-    sampled = answer(model, tokenizer, task, samples=SAMPLES, temperature=1.0)
+    sampled = answer(model, tokenizer, task, None, Decoding(SAMPLES, temperature=1.0))
     greedy = answer(model, tokenizer, task)
     return {
         "sampled": [sum(r) for r in sampled.by_row(sampled.right)],

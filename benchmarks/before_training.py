@@ -42,7 +42,7 @@ from benchmarks.result import (
 )
 from benchmarks.verdicts.golds import MATH_500, last_boxed, read
 from grpo_kit import load_policy, preset, tasks
-from grpo_kit.evaluation.generate_and_score import answer
+from grpo_kit.evaluation.generate_and_score import Decoding, answer
 from grpo_kit.evaluation.intervals import wilson_interval
 from grpo_kit.rewards import MathAnswer, NumericAnswer
 
@@ -86,11 +86,11 @@ def made(n_gsm8k: int, n_math: int, seed: int) -> dict[str, tasks.Task]:
 
 
 def answered(
-    model: Any, tokenizer: Any, task: tasks.Task, rows: list[dict], folder: Path, how: dict
+    model: Any, tokenizer: Any, task: tasks.Task, rows: list[dict], folder: Path, how: dict, chunk: int
 ) -> list[dict]:
     """One dict a row: gold, answer (None: in no box or tag), right, tokens, cut off, and level where there is one."""
     part = replace(task, held_out=rows)
-    made = answer(model, tokenizer, part, folder=folder, **how)
+    made = answer(model, tokenizer, part, None, Decoding(**how), folder=folder, chunk=chunk)
     return [
         {"gold": row["answer"], "answer": part.answer_of(one.text), "right": right, "tokens": one.tokens}
         | {"cut off": one.cut_off}
@@ -174,7 +174,7 @@ def main() -> None:
     if not (parts := {row: task for row, task in every.items() if asked.rows in row}):
         parser.error(f"--rows {asked.rows!r} stands in none of {', '.join(map(repr, every))}")
     completions = ROOT / "runs" / f"before_training_{name}_{asked.seed}"
-    how = {"chunk": asked.chunk, "batch_size": asked.chunk, "seed": asked.seed}
+    how = {"batch_size": asked.chunk, "seed": asked.seed}
     how |= {"max_completion_tokens": 8} if smoke else {}
     for first in range(0, max(len(task.held_out) for task in parts.values()), asked.chunk):
         for row, task in parts.items():
@@ -184,7 +184,7 @@ def main() -> None:
             if not rows or len(known) > first:
                 continue
             folder = completions / re.sub(r"\W+", "_", row) / str(first)
-            known = known + answered(model, tokenizer, task, rows, folder, how)
+            known = known + answered(model, tokenizer, task, rows, folder, how, asked.chunk)
             saved["rows"][row] = summary(known, task.max_completion_tokens)
             print(row, {k: v for k, v in saved["rows"][row].items() if k != "verdicts"}, flush=True)
             if not smoke:

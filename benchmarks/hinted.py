@@ -27,7 +27,7 @@ from transformers import set_seed
 from benchmarks.agents import MODEL, SAMPLES, STEPS, TASKS, difference, percent, share
 from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read_result, write_result
 from grpo_kit import Config, GRPOTrainer, load_policy, next_run_folder, preset
-from grpo_kit.evaluation.generate_and_score import answer
+from grpo_kit.evaluation.generate_and_score import Decoding, answer
 from grpo_kit.loop.batch import Batch, padded
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.models._model_facts import end_ids
@@ -97,7 +97,7 @@ def imitated(batch: Batch, success: float) -> Batch:
 
 def succeeded(model: Any, tokenizer: Any, *, hint: bool) -> list[int]:
     """Of each held-out row the episodes of SAMPLES that succeed."""
-    found = answer(model, tokenizer, task_of(hint=hint), samples=SAMPLES, temperature=1.0)
+    found = answer(model, tokenizer, task_of(hint=hint), None, Decoding(SAMPLES, 1.0))
     return [sum(right) for right in found.by_row(found.right)]
 
 

@@ -34,7 +34,7 @@ from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read
 from examples.calculator import calculator
 from grpo_kit import GRPOTrainer, load_policy, next_run_folder, preset
 from grpo_kit.engine.tree import tree_tokens
-from grpo_kit.evaluation.generate_and_score import answer
+from grpo_kit.evaluation.generate_and_score import Decoding, answer
 from grpo_kit.models._model_facts import end_ids
 from grpo_kit.more.episodes import Episode, EpisodeTask
 from grpo_kit.more.episodes._turn_advantages import turn_advantages
@@ -231,7 +231,7 @@ def drift(seed: int) -> list[dict[str, Any]]:
     shares = {}
     for name, make in TASKS.items():
         task = make()
-        played = answer(model, tokenizer, task, task.train, samples=1, temperature=1.0, seed=seed).episodes
+        played = answer(model, tokenizer, task, task.train, Decoding(1, 1.0, seed=seed)).episodes
         turns = [_without_end(t.completion_ids, tokenizer) for episode in played for t in episode.turns]
         shares[name] = fmean(not roundtrip_drift(tokenizer, ids).same for ids in turns)
     common = {"seed": seed, "by_world": shares}
@@ -250,7 +250,7 @@ def _without_end(ids: Sequence[int], tokenizer: Any) -> list[int]:
 
 def succeeded(model: Any, tokenizer: Any) -> list[int]:
     """Of each held-out row the episodes of SAMPLES that succeed, served as it is served."""
-    found = answer(model, tokenizer, task_of(), samples=SAMPLES, temperature=1.0)
+    found = answer(model, tokenizer, task_of(), None, Decoding(SAMPLES, 1.0))
     return [sum(right) for right in found.by_row(found.right)]
 
 
@@ -328,7 +328,7 @@ def main() -> None:
     if options.what == "gap":
         model, tokenizer = taught()
         task = task_of()
-        played = answer(model, tokenizer, task, task.train[-6:], samples=GROUP, temperature=1.0).episodes
+        played = answer(model, tokenizer, task, task.train[-6:], Decoding(GROUP, 1.0)).episodes
         scored_by = {"SmolLM2, taught to think": model, "a Qwen3 of random weights": tiny_qwen3(tokenizer)}
         keep(gap=[gap(name, each, tokenizer, played) for name, each in scored_by.items()])
     if options.what == "drift":

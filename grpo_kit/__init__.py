@@ -70,7 +70,6 @@ if TYPE_CHECKING:
 
     # After training.
     from grpo_kit.engine.complete import complete  # text that the model writes after a prompt
-    from grpo_kit.evaluation.generate_and_score import answer  # a task's rows answered and scored
     from grpo_kit.evaluation.accuracy import evaluate  # accuracy on held-out rows, with intervals
     from grpo_kit.evaluation.comparison import compare  # base beside tuned, with a paired test
     from grpo_kit.evaluation.comparison import results  # what the runs of a folder came to, side by side

@@ -258,6 +258,13 @@ def _not_loaded(name: str, value: Any) -> str:
     return f"{name}={value!r:.60} is no {name} of transformers; {call}(...) loads both"
 
 
+def check_job(model: Any, tokenizer: Any, task: Any) -> None:
+    """check_model, check_tokenizer and check_task: what trains and what measures begins with the three."""
+    check_model(model)
+    check_tokenizer(tokenizer)
+    check_task(task)
+
+
 def check_task(task: Any) -> None:
     """Raises ValueError, with what would do, for what is no task: a name, a function that makes one, or rows.
 

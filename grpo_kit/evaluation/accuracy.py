@@ -11,18 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_kit._support.argument_checks import (
-    check_model,
-    check_task,
-    check_temperature,
-    check_tokenizer,
-    check_whole,
-    is_whole,
-)
+from grpo_kit._support.argument_checks import check_job, check_temperature, check_whole, is_whole
 from grpo_kit.evaluation._as_trained import say_difference, trained_sampling
 from grpo_kit.evaluation._constant import Constant, constant_reward, own_constant
 from grpo_kit.evaluation._shown import ShownTable, estimates_table, percent, shown
-from grpo_kit.evaluation.generate_and_score import Answers, answer, check_rows
+from grpo_kit.evaluation.generate_and_score import Answers, Decoding, answer, check_rows
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k, share
 from grpo_kit.loop.config import Config
 from grpo_kit.record._lines import read_json, reading
@@ -208,9 +201,7 @@ def evaluate(
 
     >>> evaluate(model, tokenizer, largest(), samples=8).table()  # doctest: +SKIP
     """
-    check_model(model)
-    check_tokenizer(tokenizer)
-    check_task(task)
+    check_job(model, tokenizer, task)
     rows = check_rows(task.held_out if rows is None else rows)
     check_whole("samples", samples, 0)
     if not isinstance(k, Sequence) or not all(is_whole(size, 1) for size in k):
@@ -230,17 +221,16 @@ def evaluate(
     if max_completion_tokens is None:
         max_completion_tokens = task.max_completion_tokens
 
-    options = {"max_completion_tokens": max_completion_tokens, "batch_size": batch_size, "seed": seed}
+    decoding = Decoding(1, 0.0, max_completion_tokens, batch_size, seed)
     if sampling is None:
         say_difference(model, task, caller="evaluate", temperature=0.0, tokens=max_completion_tokens)
-    greedy = answer(model, tokenizer, task, rows, **options)
+    greedy = answer(model, tokenizer, task, rows, decoding)
     if not samples:
         return evaluation_of(greedy)
     say_difference(model, task, caller="evaluate's samples", tokens=max_completion_tokens, **numbers)
     temperature = numbers.pop("temperature")
-    sampled = answer(
-        model, tokenizer, task, rows, samples=samples, temperature=temperature, sampling=numbers, **options
-    )
+    decoding = replace(decoding, samples=samples, temperature=temperature, sampling=numbers)
+    sampled = answer(model, tokenizer, task, rows, decoding)
     if sampling is None:
         return evaluation_of(greedy, sampled, ks)
     if samples == 1:

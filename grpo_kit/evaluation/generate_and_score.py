@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from transformers import GenerationConfig
 
-from grpo_kit._support.argument_checks import check_task, check_whole, is_number, template_tokens
+from grpo_kit._support.argument_checks import check_whole, is_number, template_tokens
 from grpo_kit._support.display import progress_line
 from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine.complete import Completion, Progress, check_room, complete
@@ -214,11 +214,39 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Request:
-    """How a model answers, see answer. settings: everything that the completions depend on besides model, task, rows.
+class Decoding:
+    """How completions are drawn: `samples` a row at a temperature, 0 for greedy; sampling: as complete() takes it.
 
-    progress: called with (done, all).
+    max_completion_tokens: None means the task's.
+    batch_size: sequences decoded at once; None: as many as free memory holds, up to a bound (rows_at_once). The
+    completions do not depend on it, except for rounding.
     """
+
+    samples: int = 1
+    temperature: float = 0.0
+    max_completion_tokens: int | None = None
+    batch_size: int | None = None
+    seed: int = 0
+    sampling: Mapping[str, float] | None = None
+
+    def settings(self, task: Task) -> dict[str, Any]:
+        """Everything that the completions depend on besides model, task and rows. ValueError for a seed below 0."""
+        check_whole("seed", self.seed, 0)
+        settings = asdict(replace(self, temperature=float(self.temperature)))
+        del settings["batch_size"]
+        if self.max_completion_tokens is None:
+            settings["max_completion_tokens"] = task.max_completion_tokens
+        if not self.sampling:
+            del settings["sampling"]
+        return settings
+
+
+GREEDY = Decoding()
+
+
+@dataclass(frozen=True)
+class Request:
+    """What answer() asks of a task that is played. settings: Decoding.settings. progress: called with (done, all)."""
 
     settings: dict[str, Any]
     batch_size: int | None
@@ -247,13 +275,8 @@ def answer(
     tokenizer: PreTrainedTokenizerBase,
     task: Task,
     rows: Sequence[dict] | None = None,
+    decoding: Decoding = GREEDY,
     *,
-    samples: int = 1,
-    temperature: float = 0.0,
-    sampling: Mapping[str, float] | None = None,
-    max_completion_tokens: int | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
     folder: str | Path | None = None,
     chunk: int = 16,
     first: int = 0,
@@ -261,35 +284,22 @@ def answer(
 ) -> Answers:
     """Generate the model's answers to the rows (default: the task's held-out rows). The model is restored afterwards.
 
-    samples: completions a row; temperature 0 is greedy. sampling: top_p and the like, see complete().
-    max_completion_tokens: None means the task's.
-    batch_size: sequences decoded at once; None: as many as free memory holds, up to a bound (decoding.rows_at_once).
-    The completions do not depend on it, except for rounding.
     folder, chunk: save the completions in the folder, `chunk` prompts a file. Rows with a prompt that occurred before
     must have been left out.
     first: number of rows answered in earlier calls; the random draws continue after theirs, as in a single call.
     A progress line shows how far the work is if it takes more than a second; or progress is called with (done, all).
     Raises ValueError for empty rows, a column that a reward needs and the rows lack, and the errors of complete().
     """
-    check_task(task)
     rows = check_rows(task.held_out if rows is None else rows)
-    check_whole("seed", seed, 0)
-    if max_completion_tokens is None:
-        max_completion_tokens = task.max_completion_tokens
-    settings = {
-        "max_completion_tokens": max_completion_tokens,
-        "samples": samples,
-        "temperature": float(temperature),
-        "seed": seed,
-    }
-    if sampling:
-        settings["sampling"] = dict(sampling)
+    settings = decoding.settings(task)
     play = getattr(task, "play", partial(_complete, task))
     line = progress_line(f"{task.name}, completions")
     if progress is not None:
         line = nullcontext(progress)
     with line as report:
-        return play(model, tokenizer, rows, Request(settings, batch_size, first, folder, chunk, report))
+        return play(
+            model, tokenizer, rows, Request(settings, decoding.batch_size, first, folder, chunk, report)
+        )
 
 
 def _complete(
@@ -315,10 +325,8 @@ def _complete(
             model, tokenizer, prompts, request.folder, chunk=request.chunk, **options
         )
     else:
-        numbers = None
-        if request.first:
-            first = request.first * samples
-            numbers = range(first, first + len(prompts) * samples)
+        first = request.first * samples
+        numbers = range(first, first + len(prompts) * samples)
         completions = complete(model, tokenizer, prompts, numbers=numbers, **options)
     return Answers(task, rows, prompts, completions, samples, settings)
 

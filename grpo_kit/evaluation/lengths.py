@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from grpo_kit._support.argument_checks import check_model, check_temperature, check_tokenizer, check_whole
+from grpo_kit._support.argument_checks import check_job, check_temperature, check_whole
 from grpo_kit.engine.complete import Completion
 from grpo_kit.engine.memory._free import card_itemsize, decode_bytes
 from grpo_kit.evaluation._as_trained import say_difference
-from grpo_kit.evaluation.generate_and_score import answer
+from grpo_kit.evaluation.generate_and_score import Decoding, answer
 from grpo_kit.evaluation.intervals import Estimate, share
 from grpo_kit.models._model_facts import config_of
 
@@ -103,21 +103,11 @@ def length_probe(
 
     >>> length_probe(model, tokenizer, task, max_completion_tokens=128).quantile(0.99)  # doctest: +SKIP
     """
-    check_model(model)
-    check_tokenizer(tokenizer)
+    check_job(model, tokenizer, task)
     check_temperature(temperature, greedy=True)
     say_difference(model, task, caller="length_probe", temperature=temperature, tokens=None)
-    answers = answer(
-        model,
-        tokenizer,
-        task,
-        rows,
-        samples=samples,
-        temperature=temperature,
-        max_completion_tokens=max_completion_tokens,
-        batch_size=batch_size,
-        seed=seed,
-    )
+    decoding = Decoding(samples, temperature, max_completion_tokens, batch_size, seed)
+    answers = answer(model, tokenizer, task, rows, decoding)
     return Lengths.of(answers.completions, answers.settings["max_completion_tokens"])
 
 

@@ -24,10 +24,8 @@ import pandas as pd
 
 from grpo_kit._support.argument_checks import (
     check_above_zero,
-    check_model,
-    check_task,
+    check_job,
     check_temperature,
-    check_tokenizer,
     check_whole,
     is_whole,
 )
@@ -36,7 +34,7 @@ from grpo_kit.evaluation._as_trained import say_difference
 from grpo_kit.evaluation._constant import Constant, constant_reward, in_words
 from grpo_kit.evaluation._shown import estimates_table
 from grpo_kit.evaluation._verdict import EVER, SIGNAL, earns_more, verdict_of
-from grpo_kit.evaluation.generate_and_score import Answers, answer, check_before, check_rows
+from grpo_kit.evaluation.generate_and_score import Answers, Decoding, answer, check_before, check_rows
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k
 from grpo_kit.evaluation.lengths import Lengths, count_words
 from grpo_kit.record._lines import read_json, reading
@@ -330,28 +328,20 @@ def readiness(
     check_temperature(temperature)
     if seconds is not None and seconds != math.inf:
         check_above_zero("seconds", seconds, hint=", such as 300; None asks all rows")
-    check_model(model)
-    check_tokenizer(tokenizer)
-    check_task(task)
+    check_job(model, tokenizer, task)
     rows = check_rows(task.held_out if rows is None else rows)
     if max_completion_tokens is None:
         max_completion_tokens = task.max_completion_tokens
     say_difference(model, task, caller="readiness", temperature=temperature, tokens=max_completion_tokens)
     check_before(model, tokenizer, task, rows, max_completion_tokens)
-    options = {
-        "max_completion_tokens": max_completion_tokens,
-        "samples": samples,
-        "temperature": temperature,
-        "batch_size": batch_size,
-        "seed": seed,
-    }
+    decoding = Decoding(samples, temperature, max_completion_tokens, batch_size, seed)
     parts = []
 
     def ask(first: int, last: int) -> Answers:
         def report(completions: int, _: int) -> None:
             line(first + completions // samples, len(rows))
 
-        return answer(model, tokenizer, task, rows[first:last], first=first, progress=report, **options)
+        return answer(model, tokenizer, task, rows[first:last], decoding, first=first, progress=report)
 
     with progress_line(f"{task.name}, readiness, questions") as line:
         try:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from grpo_kit._support.argument_checks import check_model, check_task, check_tokenizer, template_tokens
+from grpo_kit._support.argument_checks import check_job, template_tokens
 from grpo_kit.engine.optim.choose import OPTIMIZERS
 from grpo_kit.loop.batch import render
 from grpo_kit.loop.config import CANNOT_CHANGE, FIELDS, Config, Preset, check_fields
@@ -38,9 +38,7 @@ def check_given(
     model: Any, task: Any, config: Any, tokenizer: Any, sample: Any, update: Any, hooks: Any
 ) -> None:
     """Raises ValueError, with what would do, where an argument of a trainer is something else than it takes."""
-    check_model(model)
-    check_tokenizer(tokenizer)
-    check_task(task)
+    check_job(model, tokenizer, task)
     if config is not None and not isinstance(config, Config):
         call = f"kit.preset({config!r})" if isinstance(config, str) else "kit.Config(...) or kit.preset(...)"
         raise ValueError(f"config={config!r:.100} must be a Config, as {call} makes one")

@@ -11,9 +11,9 @@ from grpo_kit._support.display import ProgressLine, progress_line
 from grpo_kit.evaluation import generate_and_score
 from grpo_kit.evaluation import readiness as readiness_module
 from grpo_kit.evaluation.accuracy import evaluate
+from grpo_kit.evaluation.generate_and_score import Decoding, answer
 from grpo_kit.evaluation.lengths import length_probe
 from grpo_kit.evaluation.readiness import readiness
-from grpo_kit.more.lab.preferences import scored_samples
 from grpo_kit.tasks import from_rows
 
 
@@ -84,7 +84,7 @@ def test_samples_are_told_inside_a_chunk_and_what_is_there_counts(tiny, monkeypa
 
     def told():
         first = len(screen.getvalue())
-        scored_samples(*tiny, task(), samples=2, batch_size=2, chunk=3, folder=tmp_path)
+        answer(*tiny, task(), task().train, Decoding(2, 0.9, batch_size=2), chunk=3, folder=tmp_path)
         return [int(n) for n in re.findall(r"completions: (\d+) of 12", screen.getvalue()[first:])]
 
     assert sorted(set(told())) == [0, 2, 4, 6, 8, 10, 12]

@@ -7,7 +7,7 @@ import torch
 
 from grpo_kit.evaluation.accuracy import Evaluation, evaluate
 from grpo_kit.evaluation.comparison import compare
-from grpo_kit.evaluation.generate_and_score import answer
+from grpo_kit.evaluation.generate_and_score import Decoding, answer
 from grpo_kit.evaluation.readiness import Readiness, readiness
 from grpo_kit.models import load_policy
 from grpo_kit.more.episodes.episode_task import EpisodeTask
@@ -62,7 +62,10 @@ def test_completions_are_those_of_the_prompts_shown(view, policy):
 def test_batch_size_changes_no_completion(policy):
     model, tokenizer = policy
     how = dict(samples=2, temperature=1.0, seed=4)
-    one, all_ = (answer(model, tokenizer, task(view=View(chat=True)), batch_size=n, **how) for n in (3, 64))
+    one, all_ = (
+        answer(model, tokenizer, task(view=View(chat=True)), None, Decoding(batch_size=n, **how))
+        for n in (3, 64)
+    )
     tokens = [[t.completion_ids for e in made.episodes for t in e.turns] for made in (one, all_)]
     assert tokens[0] == tokens[1]
     assert len({str(ids) for ids in tokens[0]}) > 12  # samples of a row differ
@@ -92,7 +95,7 @@ def test_readiness_counts_episodes_and_valid_actions(policy):
     model, tokenizer = policy
     found = readiness(model, tokenizer, task(), samples=4, group_size=4)
     assert found.n == 6 and sum(map(sum, (r.values() for r in found.rewards))) == 24
-    made = answer(model, tokenizer, task(), samples=4, temperature=1.0)
+    made = answer(model, tokenizer, task(), None, Decoding(4, 1.0))
     valid = [[not turn.invalid for turn in e.turns] for e in made.episodes]
     share = sum(map(sum, valid)) / 72
     assert 0 < share < 0.5 and found.format_rate.value == pytest.approx(share)

@@ -19,7 +19,7 @@ from transformers import set_seed
 from grpo_kit._support.display import ProgressLine
 from grpo_kit.engine.fast import fast
 from grpo_kit.evaluation.accuracy import Evaluation, evaluate
-from grpo_kit.evaluation.generate_and_score import answer
+from grpo_kit.evaluation.generate_and_score import Decoding, answer
 from grpo_kit.loop.batch import Batch
 from grpo_kit.loop.config import Config
 from grpo_kit.loop.processes import Stopped
@@ -179,15 +179,8 @@ def _tuned(
     wrong_tokens = rows.loc[~right, "tokens"]
     rates, right_counts = {}, {}
     for temperature in arm.eval_temperatures:
-        answers = answer(
-            model,
-            tokenizer,
-            arm.task,
-            arm.task.held_out[:_SAMPLED_ROWS],
-            samples=samples,
-            temperature=temperature,
-            seed=config.seed,
-        )
+        decoding = Decoding(samples, temperature, seed=config.seed)
+        answers = answer(model, tokenizer, arm.task, arm.task.held_out[:_SAMPLED_ROWS], decoding)
         counts = [sum(row) for row in answers.by_row(answers.right)]
         right_counts[str(temperature)] = counts
         rates[str(temperature)] = sum(counts) / (samples * len(counts))

@@ -18,16 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from grpo_kit._support.argument_checks import (
-    check_model,
-    check_number,
-    check_task,
-    check_temperature,
-    check_tokenizer,
-)
+from grpo_kit._support.argument_checks import check_job, check_number, check_temperature
 from grpo_kit.evaluation._sample_cache import trained_as_sampled
 from grpo_kit.evaluation._shown import ShownTable
-from grpo_kit.evaluation.generate_and_score import answer, check_rows
+from grpo_kit.evaluation.generate_and_score import Decoding, answer, check_rows
 from grpo_kit.record._run_folder import run_path
 
 if TYPE_CHECKING:
@@ -37,6 +31,7 @@ if TYPE_CHECKING:
     from grpo_kit.tasks import Task
 
 _SCORE = itemgetter("score")
+CHUNK = 16  # prompts whose samples are drawn and written together; the draws depend on it
 
 
 @dataclass(frozen=True, repr=False)
@@ -208,18 +203,16 @@ def scored_samples(
     samples: int = 4,
     temperature: float = 0.9,
     max_completion_tokens: int | None = None,
-    batch_size: int | None = None,
-    chunk: int = 16,
     seed: int = 0,
     folder: str | os.PathLike,
 ) -> Samples:
     """Sample completions of the rows (default: the task's train rows) and score them with the task's rewards.
 
-    samples: completions a prompt. max_completion_tokens: None means the task's. chunk: prompts that are sampled and
-    written together; the draws depend on it and on seed, not on batch_size (sequences at once; None: by free memory).
-    The model is left as it was.
+    samples: completions a prompt. max_completion_tokens: None means the task's. As many are drawn at once as free
+    memory holds, which the draws do not depend on. The model is left as it was.
     folder: keeps the samples. Killed and called again, it goes on with the chunks that are missing, and the result is
-    the same; called with other settings, other prompts or changed weights it refuses.
+    the same: 16 prompts' samples are written at once. Called with other settings, other prompts or changed weights it
+    refuses.
     Scores are not kept, but computed by every call: rewards are cheap beside sampling, and a reward that was changed
     can then never be confused with the old one. Change a reward, call again: nothing is sampled anew.
     A completion without a total (rewards.scoring.totals) has no score.
@@ -230,28 +223,16 @@ def scored_samples(
     >>> samples.pairs(margin=0.1).column_names  # doctest: +SKIP
     ['prompt', 'chosen', 'rejected', 'score_chosen', 'score_rejected']
     """
-    check_model(model)
-    check_tokenizer(tokenizer)
-    check_task(task)
+    check_job(model, tokenizer, task)
     rows = check_rows(task.train if rows is None else rows)
     folder = run_path(folder)
     check_temperature(temperature)
     by_prompt: dict[str, dict] = {}
     for prompt, row in zip(task.render(tokenizer, rows), rows, strict=True):
         by_prompt.setdefault(prompt, row)
-    answers = answer(
-        model,
-        tokenizer,
-        task,
-        list(by_prompt.values()),
-        samples=samples,
-        temperature=temperature,
-        max_completion_tokens=max_completion_tokens,
-        batch_size=batch_size,
-        seed=seed,
-        folder=folder,
-        chunk=chunk,
-    )
+    decoding = Decoding(samples, temperature, max_completion_tokens, seed=seed)
+    asked = list(by_prompt.values())
+    answers = answer(model, tokenizer, task, asked, decoding, folder=folder, chunk=CHUNK)
     lengths = [len(ids) for ids in tokenizer(answers.prompts)["input_ids"]]
     table = pd.DataFrame(
         {
@@ -266,7 +247,7 @@ def scored_samples(
     table["right"] = answers.right
     columns = answers.reward_columns()
     table = table.assign(score=columns.pop("reward"), **columns)
-    return Samples(task.name, ShownTable(table), len(rows) - len(by_prompt), answers.settings)
+    return Samples(task.name, ShownTable(table), len(rows) - len(asked), answers.settings)
 
 
 def _spread(groups: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from grpo_kit._support.argument_checks import check_task, check_tokenizer, check
 from grpo_kit._support.display import COLOURS, colours_of, escape, progress_line
 from grpo_kit.engine.complete import Completion, complete
 from grpo_kit.evaluation._shown import ShownTable, estimates_table, percent, shown, with_page
-from grpo_kit.evaluation.generate_and_score import Answers, Request, answer, check_rows
+from grpo_kit.evaluation.generate_and_score import Answers, Decoding, Request, answer, check_rows
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, share
 from grpo_kit.models._model_facts import base_model, close_rows, end_ids, evaluating, has_adapters
 from grpo_kit.models.token_lists import logits_of
@@ -206,11 +206,11 @@ def what_changed(
     def as_base() -> AbstractContextManager:
         return tuned.disable_adapter() if base is None else nullcontext()
 
-    options = {"max_completion_tokens": max_completion_tokens, "batch_size": batch_size}
-    tuned_answers = answer(tuned, tokenizer, task, rows, **options)
+    decoding = Decoding(max_completion_tokens=max_completion_tokens, batch_size=batch_size)
+    tuned_answers = answer(tuned, tokenizer, task, rows, decoding)
     completions, measure = tuned_answers.completions, tuned_answers.measure
     with as_base():
-        answers: dict[Any, Answers] = {"base": answer(follower, tokenizer, task, rows, **options)}
+        answers: dict[Any, Answers] = {"base": answer(follower, tokenizer, task, rows, decoding)}
     tokens, changed = [], []  # changed: the positions in each row
     with progress_line(f"{task.name}, first choices") as progress:
         for place, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
