@@ -87,7 +87,9 @@ def install_cell(name):
 
 def opened(notebook, name, repository):
     """The notebook with these cells in place of those it has: badges under the title, the others before the setup."""
-    cells = [cell for cell in notebook.cells if cell.id not in ("badges", "install-words", "install")]
+    cells = [
+        cell for cell in notebook.cells if cell.id not in ("badges", "install-words", "install")
+    ]
     setup = next(i for i, cell in enumerate(cells) if cell.cell_type == "code")
     while setup > 1 and not cells[setup].source.startswith("## "):
         setup -= 1
@@ -103,7 +105,10 @@ def opened(notebook, name, repository):
 
 if __name__ == "__main__":
     for file in NOTEBOOKS:
-        text = nbformat.writes(opened(nbformat.read(file, as_version=4), file.name, repository())) + "\n"
+        text = (
+            nbformat.writes(opened(nbformat.read(file, as_version=4), file.name, repository()))
+            + "\n"
+        )
         if text != file.read_text(encoding="utf-8"):
             file.write_text(text, encoding="utf-8")
             print("written:", file.relative_to(ROOT))

@@ -22,7 +22,10 @@ class Clone:
 
     def git(self, *arguments):
         return subprocess.run(
-            ["git", "-C", str(self.path), *arguments], check=True, capture_output=True, text=True
+            ["git", "-C", str(self.path), *arguments],
+            check=True,
+            capture_output=True,
+            text=True,
         ).stdout
 
     def show(self, path, commit="HEAD"):
@@ -79,11 +82,17 @@ def sagemaker(clones):
         for path in clone.git("ls-tree", "-r", "--name-only", "HEAD").split()
         if path.endswith("gpu.env.out")
     ]
-    newest = max(files, key=lambda path: [int(n) for n in re.findall(r"\d+", path.split("/")[-2])])
+    newest = max(
+        files, key=lambda path: [int(n) for n in re.findall(r"\d+", path.split("/")[-2])]
+    )
     _, source = clone.source(newest)
     found = _CONDA.findall(clone.show(newest))
     (python,) = [version for name, version, _ in found if name == "python"]
-    built = [(_PYPI_NAMES.get(name, name), version) for name, version, build in found if "py" in build]
+    built = [
+        (_PYPI_NAMES.get(name, name), version)
+        for name, version, build in found
+        if "py" in build
+    ]
     return python, source, canonical(pair for pair in built if pair[0] != "python")
 
 
@@ -93,13 +102,24 @@ def runpod(clones):
     recipe, base = "official-templates/pytorch/docker-bake.hcl", "official-templates/base/"
     text = clone.show(recipe)
     builds = dict(re.findall(r'"([\d.]+)" = \{\s*(?:torchvision = "([\d.]+)")?', text))
-    (first,) = re.findall(r'group "dev" \{\s*targets = \["pytorch-ubuntu\d+-cu\d+-torch(\d+)"\]', text)
+    (first,) = re.findall(
+        r'group "dev" \{\s*targets = \["pytorch-ubuntu\d+-cu\d+-torch(\d+)"\]', text
+    )
     torch = next(version for version in builds if version.replace(".", "") == first)
-    (python,) = re.findall(r"/usr/bin/python([\d.]+) /usr/local/bin/python", clone.show(base + "Dockerfile"))
+    (python,) = re.findall(
+        r"/usr/bin/python([\d.]+) /usr/local/bin/python", clone.show(base + "Dockerfile")
+    )
     versions = pinned(clone.show(base + "requirements.txt"))
     versions |= {"torch": torch, "torchvision": builds[torch], "torchaudio": torch}
-    sources = [clone.source(path)[1] for path in (recipe, base + "requirements.txt", base + "Dockerfile")]
-    return python, [*sources, "also built with torch " + " ".join(v for v in builds if v != torch)], versions
+    sources = [
+        clone.source(path)[1]
+        for path in (recipe, base + "requirements.txt", base + "Dockerfile")
+    ]
+    return (
+        python,
+        [*sources, "also built with torch " + " ".join(v for v in builds if v != torch)],
+        versions,
+    )
 
 
 if __name__ == "__main__":

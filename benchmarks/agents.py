@@ -23,7 +23,15 @@ from typing import Any
 import torch
 from transformers import set_seed
 
-from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read_result, write_result
+from benchmarks.result import (
+    RESULTS,
+    ROOT,
+    WEIGHTS,
+    command_line,
+    origin,
+    read_result,
+    write_result,
+)
 from examples.calculator import calculator
 from examples.lookup import lookup
 from grpo_kit import GRPOTrainer, load_policy, next_run_folder, preset
@@ -98,7 +106,9 @@ def task_of(arm: Arm) -> EpisodeTask:
     return replace(task, view=replace(task.view, **arm.view), credit=arm.credit)
 
 
-def trained_on(arm: Arm, task: EpisodeTask, model: Any, tokenizer: Any, folder: Path) -> tuple[Any, dict]:
+def trained_on(
+    arm: Arm, task: EpisodeTask, model: Any, tokenizer: Any, folder: Path
+) -> tuple[Any, dict]:
     """The task to train on, and what its environment cost before."""
     if not arm.environment:
         return task, {}
@@ -108,7 +118,9 @@ def trained_on(arm: Arm, task: EpisodeTask, model: Any, tokenizer: Any, folder: 
     path, begun = folder / "grid.jsonl", time.perf_counter()
     noted = replace(slow, environment=recorded(slow.environment, path))
     answer(model, tokenizer, noted, task.train, Decoding(8, temperature=1.0))
-    return replace(task, environment=RecordedEnv(path)), {"recording_seconds": time.perf_counter() - begun}
+    return replace(task, environment=RecordedEnv(path)), {
+        "recording_seconds": time.perf_counter() - begun
+    }
 
 
 def succeeded(model: Any, tokenizer: Any, task: EpisodeTask) -> dict[str, Any]:
@@ -174,7 +186,11 @@ def table(saved: dict[str, Any]) -> str:
         if not runs:
             continue
         control = {r["seed"]: r for r in found[ARMS[name].task]}
-        both = [(control[r["seed"]], r) for r in runs if r["seed"] in control and r["arm"] != ARMS[name].task]
+        both = [
+            (control[r["seed"]], r)
+            for r in runs
+            if r["seed"] in control and r["arm"] != ARMS[name].task
+        ]
         after = over_seeds([share(r["after"]["sampled"]) for r in runs])
         hits = sum(runs[0]["before"]["sampled"])
         low, high = wilson_interval(hits, ROWS * SAMPLES)
@@ -187,10 +203,16 @@ def table(saved: dict[str, Any]) -> str:
         cells += [percent(after), f"{100 * course.value:.1f} %"]
         pairs = list(zip(*both, strict=True))
         cells.append(
-            difference(*[[share(r["after"]["sampled"]) for r in side] for side in pairs]) if both else ""
+            difference(*[[share(r["after"]["sampled"]) for r in side] for side in pairs])
+            if both
+            else ""
         )
-        cells.append(_learning(*[[fmean(r["success"]) for r in side] for side in pairs]) if both else "")
-        cells.append(f"{sum(sum(r['step_seconds']) / len(r['step_seconds']) for r in runs) / len(runs):.1f}")
+        cells.append(
+            _learning(*[[fmean(r["success"]) for r in side] for side in pairs]) if both else ""
+        )
+        cells.append(
+            f"{sum(sum(r['step_seconds']) / len(r['step_seconds']) for r in runs) / len(runs):.1f}"
+        )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -210,13 +232,17 @@ def difference(first: list, second: list) -> str:
 
 def _learning(first: list[float], second: list[float]) -> str:
     mean, low, high, p = paired_scalars(first, second)
-    return f"{100 * mean:+.1f}" + ("" if p is None else f" [{100 * low:.1f}, {100 * high:.1f}], p = {p:.2g}")
+    return f"{100 * mean:+.1f}" + (
+        "" if p is None else f" [{100 * low:.1f}, {100 * high:.1f}], p = {p:.2g}"
+    )
 
 
 def main() -> None:
     """Run what is not there, save after each run."""
     parser = command_line(__doc__)
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), metavar="ARM")
+    parser.add_argument(
+        "--arms", nargs="+", choices=list(ARMS), default=list(ARMS), metavar="ARM"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--table", action="store_true", help="print what is saved")
@@ -227,7 +253,8 @@ def main() -> None:
         for seed in options.seeds:
             for name in options.arms:
                 if any(
-                    (r["arm"], r["seed"], r["steps"]) == (name, seed, options.steps) for r in saved["runs"]
+                    (r["arm"], r["seed"], r["steps"]) == (name, seed, options.steps)
+                    for r in saved["runs"]
                 ):
                     continue
                 before = next((r["before"] for r in saved["runs"] if r["arm"] == name), None)

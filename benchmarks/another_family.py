@@ -39,7 +39,9 @@ TEMPLATE = (
 _PLAIN_STEPS = 2
 
 
-def run(file: Path, tuning: str, seed: int, fewer: dict[str, int], plainly: bool) -> dict[str, Any]:
+def run(
+    file: Path, tuning: str, seed: int, fewer: dict[str, int], plainly: bool
+) -> dict[str, Any]:
     """One run: by the fast ways where they prove equal, or two steps by generate and padded rows."""
     cfg = kit.preset("cpu", tuning=tuning, seed=seed, **fewer)
     task = cfg.make_task()
@@ -48,7 +50,8 @@ def run(file: Path, tuning: str, seed: int, fewer: dict[str, int], plainly: bool
     tokenizer.chat_template = TEMPLATE
     look = lambda: _numbers(kit.evaluate(model, tokenizer, task, batch_size=cfg.eval_batch))  # noqa: E731
     before = None
-    if not plainly:  # of these weights, whatever is trained of them; on as many questions it is known
+    # of these weights, whatever is trained of them; on as many questions it is known
+    if not plainly:
         runs, n = read_result(RESULT, runs=[])["runs"], len(task.held_out)
         before = next((one["before"] for one in runs if one["n"] == n), None) or look()
     ways = {"sample": generate, "update": PaddedUpdate(cfg)} if plainly else {}
@@ -87,22 +90,35 @@ def _numbers(evaluation: Any) -> dict[str, Any]:
     found = evaluation.strict
     right = interval({"accuracy": found.value, "low": found.low, "high": found.high})
     tokens = evaluation.rows["tokens"].mean()
-    return {"right": right, "format": evaluation.formatted.value, "tokens": round(float(tokens), 1)}
+    return {
+        "right": right,
+        "format": evaluation.formatted.value,
+        "tokens": round(float(tokens), 1),
+    }
 
 
 def main() -> None:
     """What is missing is run and saved."""
     parser = command_line(__doc__)
     parser.add_argument("--model", type=Path, required=True, help="the .gguf file")
-    parser.add_argument("--tuning", nargs="+", choices=("full", "lora"), default=["full", "lora"])
+    parser.add_argument(
+        "--tuning", nargs="+", choices=("full", "lora"), default=["full", "lora"]
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--steps", type=int, help="default: the preset's 32; two with --plainly")
-    parser.add_argument("--held-out", type=int, help="questions that accuracy is measured on; default: 256")
+    parser.add_argument(
+        "--steps", type=int, help="default: the preset's 32; two with --plainly"
+    )
+    parser.add_argument(
+        "--held-out", type=int, help="questions that accuracy is measured on; default: 256"
+    )
     parser.add_argument("--plainly", action="store_true")
     asked = parser.parse_args()
     saved = read_result(RESULT, runs=[], plain=[])
     kind = "plain" if asked.plainly else "runs"
-    fewer = {"steps": asked.steps or (_PLAIN_STEPS if asked.plainly else None), "held_out": asked.held_out}
+    fewer = {
+        "steps": asked.steps or (_PLAIN_STEPS if asked.plainly else None),
+        "held_out": asked.held_out,
+    }
     fewer = {name: value for name, value in fewer.items() if value}
     for tuning in asked.tuning:
         for seed in asked.seeds:
@@ -112,7 +128,10 @@ def main() -> None:
             # A run of another process may have been written meanwhile.
             saved = read_result(RESULT, runs=[], plain=[])
             saved |= origin(
-                "python -m benchmarks.another_family --model FILE.gguf", "torch", "transformers", "peft"
+                "python -m benchmarks.another_family --model FILE.gguf",
+                "torch",
+                "transformers",
+                "peft",
             )
             saved |= {"weights": WEIGHTS, "threads": torch.get_num_threads()}
             saved[kind].append(row)

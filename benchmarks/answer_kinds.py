@@ -25,7 +25,9 @@ def _fraction(rng: random.Random, right: bool) -> Made:
 def _money(rng: random.Random, right: bool) -> Made:
     cents = rng.randrange(100, 10**5)
     answer = cents if right else cents + 100
-    return f"{answer / 100:.2f} \\text{{ dollars}}", {"answer": f"{cents / 100:.2f}\\text{{ dollars}}"}
+    return f"{answer / 100:.2f} \\text{{ dollars}}", {
+        "answer": f"{cents / 100:.2f}\\text{{ dollars}}"
+    }
 
 
 def _unit(rng: random.Random, right: bool) -> Made:

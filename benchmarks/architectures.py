@@ -31,7 +31,15 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 import grpo_kit as kit
-from benchmarks.result import RESULTS, as_text, command_line, origin, read_result, save, write_result
+from benchmarks.result import (
+    RESULTS,
+    as_text,
+    command_line,
+    origin,
+    read_result,
+    save,
+    write_result,
+)
 from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine.packed_update import PackedUpdate, why_not_packed
 from grpo_kit.loop.batch import Batch, generate
@@ -48,7 +56,9 @@ _SIZES = dict(
     hidden_size=48, intermediate_size=64, num_hidden_layers=4, num_attention_heads=6, num_key_value_heads=2,
     max_position_embeddings=256, bos_token_id=1, eos_token_id=2, pad_token_id=0,
 )  # fmt: skip
-_EXPERTS = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True)
+_EXPERTS = dict(
+    num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True
+)
 _LINEAR = dict(
     linear_key_head_dim=8,
     linear_value_head_dim=8,
@@ -113,7 +123,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str | None]] = {
 # For llama.cpp: heads of 32, since it knows none of 8; where it knows no windows, one that is longer than the text.
 _HEADS: dict[str, Any] = {"hidden_size": 192}
 _HEAD = _HEADS | {"head_dim": 32}
-_FACTORS = {"short_factor": [1.0 + i / 8 for i in range(12)], "long_factor": [2.0 + i for i in range(12)]}
+_FACTORS = {
+    "short_factor": [1.0 + i / 8 for i in range(12)],
+    "long_factor": [2.0 + i for i in range(12)],
+}
 GGUF_SIZES: dict[str, dict[str, Any]] = {
     "qwen2": _HEADS, "qwen3": _HEAD, "qwen3-moe": _HEAD, "llama3": _HEAD, "smollm3": _HEADS, "granite": _HEADS,
     "olmo2": _HEADS, "olmo3": _HEADS, "mistral": _HEAD | {"sliding_window": 100},
@@ -134,13 +147,21 @@ def tiny(family: str, *, vocabulary: int = VOCABULARY, seed: int = 0, **more: An
             settings["num_hidden_layers"] // 2
         )
     if prefix == "GPT2":
-        settings = {k: v for k, v in settings.items() if not k.startswith(("hidden", "inter", "num", "max"))}
+        settings = {
+            k: v
+            for k, v in settings.items()
+            if not k.startswith(("hidden", "inter", "num", "max"))
+        }
         settings |= dict(n_embd=48, n_layer=4, n_head=6, n_positions=256)
     text = "Text" if prefix in ("Gemma3", "Qwen3_5") else ""
     config = getattr(transformers, f"{prefix}{text}Config")(**settings)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        capped = {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
+        capped = (
+            {"attn_implementation": "eager"}
+            if getattr(config, "attn_logit_softcapping", None)
+            else {}
+        )
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **capped)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -158,7 +179,9 @@ def with_lora(model: Any) -> Any:
     with torch.random.fork_rng(), warnings.catch_warnings():
         torch.manual_seed(1)
         warnings.simplefilter("ignore")  # of GPT-2's transposed layers
-        lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+        lora = LoraConfig(
+            r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM"
+        )
         return get_peft_model(model, lora).eval()
 
 
@@ -171,7 +194,9 @@ def batch_of(prompts: list[list[int]], completions: list[list[int]]) -> Batch:
     )  # fmt: skip
 
 
-def random_batch(lengths: tuple[int, ...] = (3 * WINDOW, WINDOW + 3, 5), tokens: int = 12) -> Batch:
+def random_batch(
+    lengths: tuple[int, ...] = (3 * WINDOW, WINDOW + 3, 5), tokens: int = 12
+) -> Batch:
     """Two completions for each prompt; two of the prompts are longer than the window, and begin alike."""
     draw = torch.Generator().manual_seed(2)
     ids = lambda n: torch.randint(3, VOCABULARY, (n,), generator=draw).tolist()  # noqa: E731
@@ -193,7 +218,8 @@ def alone(model: Any, batch: Batch, temperature: float) -> list[torch.Tensor]:
 def off(found: Any, wanted: list[torch.Tensor]) -> float:
     """The largest difference of a log-probability, in nats."""
     return max(
-        (torch.as_tensor(a)[: len(b)] - b).abs().max().item() for a, b in zip(found, wanted, strict=True)
+        (torch.as_tensor(a)[: len(b)] - b).abs().max().item()
+        for a, b in zip(found, wanted, strict=True)
     )
 
 
@@ -206,7 +232,9 @@ def gradient(model: Any, batch: Batch, update: Any) -> torch.Tensor:
     )
     update.gradients(model, batch, loss, 0.7, lambda share: share.backward())
     found = [
-        p.new_zeros(p.shape) if p.grad is None else p.grad for p in model.parameters() if p.requires_grad
+        p.new_zeros(p.shape) if p.grad is None else p.grad
+        for p in model.parameters()
+        if p.requires_grad
     ]
     model.zero_grad(set_to_none=True)
     return torch.cat([g.flatten() for g in found])
@@ -218,20 +246,30 @@ def gradient(model: Any, batch: Batch, update: Any) -> torch.Tensor:
 @torch.no_grad()
 def plain_logprobs(model: Any, batch: Batch) -> str:
     """Padded rows beside each row alone."""
-    return _judged(off(PaddedUpdate(Config()).logprobs(model, batch, 0.7), alone(model, batch, 0.7)))
+    return _judged(
+        off(PaddedUpdate(Config()).logprobs(model, batch, 0.7), alone(model, batch, 0.7))
+    )
 
 
 def engine(model: Any, batch: Batch) -> str:
     """The engine's log-probabilities of what it sampled."""
     how = GenerationConfig(
-        max_new_tokens=12, do_sample=True, temperature=0.7, top_k=0, eos_token_id=[], pad_token_id=0
+        max_new_tokens=12,
+        do_sample=True,
+        temperature=0.7,
+        top_k=0,
+        eos_token_id=[],
+        pad_token_id=0,
     )
     if why := RolloutEngine.unsupported(model, how):
         return f"plain way: {why}"
     made = RolloutEngine(model).generate(batch.prompt_ids, how, seed=0)
     with torch.no_grad():
         return _judged(
-            off(made.policy_logprobs, alone(model, batch_of(batch.prompt_ids, made.completion_ids), 0.7))
+            off(
+                made.policy_logprobs,
+                alone(model, batch_of(batch.prompt_ids, made.completion_ids), 0.7),
+            )
         )
 
 
@@ -256,7 +294,13 @@ def trains(family: str, tokenizer: Any, lora: bool) -> str:
     before = [p.detach().clone() for p in model.parameters() if p.requires_grad]
     task = kit.tasks.largest(n_train=8, n_held_out=2, max_completion_tokens=6)
     config = Config(
-        steps=2, prompts_per_step=2, group_size=4, learning_rate=1e-3, warmup=0, seed=1, dynamic_sampling=0
+        steps=2,
+        prompts_per_step=2,
+        group_size=4,
+        learning_rate=1e-3,
+        warmup=0,
+        seed=1,
+        dynamic_sampling=0,
     )
     with tempfile.TemporaryDirectory() as folder:
         task = paying_letters(task)
@@ -302,7 +346,9 @@ def exported(family: str, tokenizer: Any) -> str:
 def in_llama_cpp(family: str, tokenizer: Any) -> str:
     """A GGUF in float32 read by llama.cpp: log-probabilities of 48 drawn tokens and of 16 written greedily."""
     model = tiny(family, vocabulary=len(tokenizer), **GGUF_SIZES.get(family, {}))
-    ids = torch.randint(3, len(tokenizer), (48,), generator=torch.Generator().manual_seed(3)).tolist()
+    ids = torch.randint(
+        3, len(tokenizer), (48,), generator=torch.Generator().manual_seed(3)
+    ).tolist()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "it.gguf"
         try:
@@ -323,7 +369,8 @@ def in_llama_cpp(family: str, tokenizer: Any) -> str:
     wanted = model(torch.tensor([ids])).logits[0].log_softmax(-1)
     if wanted[47:-1].argmax(-1).tolist() != ids[48:]:
         return "DIFFERS in the greedy text"
-    return _judged((found - wanted).abs().max().item(), most=1e-2)  # its GELU is a table in float16
+    # its GELU is a table in float16
+    return _judged((found - wanted).abs().max().item(), most=1e-2)
 
 
 def template(family: str, tokenizer: Any) -> str:
@@ -335,7 +382,9 @@ def template(family: str, tokenizer: Any) -> str:
 
     own = copy.deepcopy(tokenizer)
     own.add_special_tokens({"bos_token": "<bos>"})  # SmolLM2's own also begins each turn
-    own.chat_template = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
+    own.chat_template = (
+        Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja"
+    ).read_text()
     why = ""
     for opening in ("", "<think>\n\n</think>\n\n", "<|channel|>final<|message|>"):
         try:
@@ -392,15 +441,26 @@ def step_seconds(family: str) -> dict[str, list[float]]:
     begin = ids(80)
     prompts = [prompt for prompt in ([*begin, *ids(80)] for _ in range(4)) for _ in range(8)]
     how = GenerationConfig(
-        max_new_tokens=32, do_sample=True, temperature=1.0, top_k=0, eos_token_id=[], pad_token_id=0
+        max_new_tokens=32,
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        eos_token_id=[],
+        pad_token_id=0,
     )
     if (why := RolloutEngine.unsupported(model, how)) or (why := why_not_packed(model)):
         raise ValueError(f"family={family!r} has no fast way: {why}")
-    config, engine, device = Config(max_completion_tokens=32), RolloutEngine(model), torch.device("cpu")
+    config, engine, device = (
+        Config(max_completion_tokens=32),
+        RolloutEngine(model),
+        torch.device("cpu"),
+    )
     table, mask = left_pad(prompts, 0, device)
     batch = batch_of(prompts, [ids(32) for _ in prompts])
     ways = {
-        "sample, plain": lambda: model.generate(input_ids=table, attention_mask=mask, generation_config=how),
+        "sample, plain": lambda: model.generate(
+            input_ids=table, attention_mask=mask, generation_config=how
+        ),
         "sample, engine": lambda: engine.generate(prompts, how, seed=0),
         "update, padded": lambda: gradient(model, batch, PaddedUpdate(config)),
         "update, packed": lambda: gradient(model, batch, PackedUpdate(model, config)),
@@ -414,7 +474,8 @@ def step_seconds(family: str) -> dict[str, list[float]]:
     return {name: found[1:] for name, found in seconds.items()}
 
 
-_SHORT = {  # columns of the table in docs/models.md: those of the full result that each is made of
+# columns of the table in docs/models.md: those of the full result that each is made of
+_SHORT = {
     "trains": ("padded log-probabilities", "trains, full", "trains, LoRA"),
     "engine": ("engine", "engine, LoRA"),
     "packed update": ("packed update", "packed update, LoRA"),
@@ -426,14 +487,21 @@ _SHORT = {  # columns of the table in docs/models.md: those of the full result t
 
 def table(result: dict[str, Any]) -> str:
     """The result in Markdown: "yes" where all that a column is made of is equal, else what was said, shortened."""
-    lines = ["| family | " + " | ".join(_SHORT) + " | LoRA on |", "|---" * (len(_SHORT) + 2) + "|"]
+    lines = [
+        "| family | " + " | ".join(_SHORT) + " | LoRA on |",
+        "|---" * (len(_SHORT) + 2) + "|",
+    ]
     for family, found in result["families"].items():
         cells = []
         for names in _SHORT.values():
             said = [found[name] for name in names]
             good = all(one.startswith(("equal", "yes")) for one in said)
             bad = next((one for one in said if not one.startswith(("equal", "yes"))), "")
-            bad = "not written" if "format='gguf' knows" in bad else bad.removeprefix("plain way: ")
+            bad = (
+                "not written"
+                if "format='gguf' knows" in bad
+                else bad.removeprefix("plain way: ")
+            )
             cells.append("yes" if good else bad.split("; ")[0].replace("|", "\\|"))
         targets = ", ".join(name.split()[0] for name in found["LoRA targets"].split(", "))
         lines.append(f"| {family} | " + " | ".join(cells) + f" | {targets} |")
@@ -444,30 +512,38 @@ def main() -> None:
     """All families, a line each."""
     parser = command_line(__doc__)
     parser.add_argument(
-        "--only", nargs="*", choices=list(FAMILIES), help="these families, printed and not saved"
+        "--only",
+        nargs="*",
+        choices=list(FAMILIES),
+        help="these families, printed and not saved",
     )
     parser.add_argument(
         "--gguf", action="store_true", help="have llama.cpp read the files, added to the result"
     )
     parser.add_argument(
-        "--step", nargs="*", choices=list(FAMILIES), help="a step's seconds of these, added to the result"
+        "--step",
+        nargs="*",
+        choices=list(FAMILIES),
+        help="a step's seconds of these, added to the result",
     )
     asked = parser.parse_args()
     only = asked.only
     tokenizer = kit.load_policy("tiny-random", quiet=True)[1]
-    command = (
-        f"python -m benchmarks.architectures{' --step ' if asked.step else ''}{' '.join(asked.step or [])}"
-    )
+    command = f"python -m benchmarks.architectures{' --step ' if asked.step else ''}{' '.join(asked.step or [])}"
     result = origin(command, "torch", "transformers", "peft", "grpo-kit")
     path = RESULTS / "architectures.json"
     kept = read_result(path)
     if asked.step:
-        result = kept | {"step seconds": result | {family: step_seconds(family) for family in asked.step}}
+        result = kept | {
+            "step seconds": result | {family: step_seconds(family) for family in asked.step}
+        }
         write_result(path, result)
         print(as_text(result["step seconds"]))
         return
     if asked.gguf:
-        kept["GGUF"] = origin(f"{command} --gguf", "torch", "transformers", "gguf", "llama_cpp_python")
+        kept["GGUF"] = origin(
+            f"{command} --gguf", "torch", "transformers", "gguf", "llama_cpp_python"
+        )
         for family, found in kept["families"].items():
             found["GGUF"] = in_llama_cpp(family, tokenizer)
             print(f"{family}: {found['GGUF']}", flush=True)
@@ -478,7 +554,8 @@ def main() -> None:
         found = row(family, tokenizer) | {"GGUF": kept["families"][family]["GGUF"]}
         result["families"][family] = found
         print(
-            f"{family}: " + "; ".join(f"{name}: {str(value)[:150]}" for name, value in found.items()),
+            f"{family}: "
+            + "; ".join(f"{name}: {str(value)[:150]}" for name, value in found.items()),
             flush=True,
         )
     if not only:

@@ -45,13 +45,16 @@ from grpo_kit.more.episodes import EpisodeTask
 from grpo_kit.rewards import SoftFormat
 
 STEP_BY_STEP = "Let's solve this step by step.\n<think>\n"
-_KNOWN = {2: ("3 * 5", 15), 3: ("(3 + 5) * 2", 16), 4: ("(3 + 5) * 2 + 9", 25)}  # countdown's plain examples
+# countdown's plain examples
+_KNOWN = {2: ("3 * 5", 15), 3: ("(3 + 5) * 2", 16), 4: ("(3 + 5) * 2 + 9", 25)}
 
 
 def countdown(numbers: int | tuple[int, int], **options: Any) -> tasks.Task:
     """With so many numbers in a question, or between so many."""
     return tasks.countdown(
-        numbers=(numbers, numbers) if isinstance(numbers, int) else numbers, n_held_out=64, **options
+        numbers=(numbers, numbers) if isinstance(numbers, int) else numbers,
+        n_held_out=64,
+        **options,
     )
 
 
@@ -64,7 +67,9 @@ def countdown_that_knows(numbers: int) -> tasks.Task:
     """With thoughts, and a worked example that knows the answer at once."""
     task, plain = countdown(numbers, think=True), countdown(numbers)
     solution, target = _KNOWN[numbers]
-    response = f"<think>\nI try {solution}, which is {target}.\n</think>\n<answer>{solution}</answer>"
+    response = (
+        f"<think>\nI try {solution}, which is {target}.\n</think>\n<answer>{solution}</answer>"
+    )
     return replace(task, examples=((plain.examples[0][0], response),))
 
 
@@ -94,7 +99,12 @@ def arithmetic_in_thoughts() -> tasks.Task:
         "<think>\n20 + 30 = 50, 1 + 4 = 5, 50 + 5 = 55.\n</think>\n<answer>55</answer>",
     )
     plain = arithmetic()
-    changes = {"system": system, "prefill": "<think>\n", "examples": (example,), "max_completion_tokens": 96}
+    changes = {
+        "system": system,
+        "prefill": "<think>\n",
+        "examples": (example,),
+        "max_completion_tokens": 96,
+    }
     return replace(plain, rewards=[plain.rewards[0], SoftFormat()], **changes)
 
 
@@ -134,7 +144,9 @@ THINKING = {
     "balanced countdown, 2 numbers, thoughts, shorter search last": lambda: replace(
         thinking(2), examples=thinking(2).examples[::-1]
     ),
-    "balanced countdown, 2 numbers, thoughts, no example": lambda: replace(thinking(2), examples=()),
+    "balanced countdown, 2 numbers, thoughts, no example": lambda: replace(
+        thinking(2), examples=()
+    ),
     "balanced countdown, 2 numbers, thoughts, step by step": lambda: replace(
         thinking(2), prefill=STEP_BY_STEP
     ),
@@ -146,7 +158,9 @@ THINKING = {
     "gsm8k, thoughts": lambda: gsm8k(),
     "gsm8k, thoughts, no example": lambda: gsm8k(examples=()),
     "gsm8k, thoughts, step by step": lambda: gsm8k(prefill=STEP_BY_STEP),
-    "gsm8k, thoughts, step by step, no example": lambda: gsm8k(prefill=STEP_BY_STEP, examples=()),
+    "gsm8k, thoughts, step by step, no example": lambda: gsm8k(
+        prefill=STEP_BY_STEP, examples=()
+    ),
     "arithmetic": arithmetic,
     "arithmetic, thoughts": arithmetic_in_thoughts,
     "code, levels 1 and 2": lambda: tasks.code(levels=(1, 2), n_held_out=24),
@@ -170,7 +184,9 @@ def text(estimate: Estimate) -> str:
 def row(ready: Readiness) -> dict[str, Any]:
     """What a table says of a task."""
     means = [
-        sum(r * count for r, count in held.items()) / sum(held.values()) for held in ready.rewards if held
+        sum(r * count for r, count in held.items()) / sum(held.values())
+        for held in ready.rewards
+        if held
     ]
     name, best = ready.constant or ("there is none", 0.0)
     lengths = ready.lengths
@@ -206,19 +222,29 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--model", default="smollm2-135m-instruct", help="name, path, or smoke")
     add_name_and_weights(parser)
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the weights")
+    parser.add_argument(
+        "--dtype", default="float32", choices=["float32", "bfloat16"], help="of the weights"
+    )
     kinds = {"short": SHORT, "thinking": THINKING, "turns": TURNS}
-    parser.add_argument("--tasks", nargs="+", default=["short"], choices=[*kinds, *MADE], metavar="TASK")
+    parser.add_argument(
+        "--tasks", nargs="+", default=["short"], choices=[*kinds, *MADE], metavar="TASK"
+    )
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--missing", action="store_true", help="only tasks that the file does not have")
-    parser.add_argument("--show", action="store_true", help="print what the file has, measure nothing")
+    parser.add_argument(
+        "--missing", action="store_true", help="only tasks that the file does not have"
+    )
+    parser.add_argument(
+        "--show", action="store_true", help="print what the file has, measure nothing"
+    )
     options = parser.parse_args()
     smoke = options.model == "smoke"
     asked = preset("smoke").model if smoke else options.model
     name = options.name or Path(asked).name.lower()
-    chosen = list(dict.fromkeys(task for name in options.tasks for task in kinds.get(name, [name])))
+    chosen = list(
+        dict.fromkeys(task for name in options.tasks for task in kinds.get(name, [name]))
+    )
     several = "_turns" if set(chosen) <= set(TURNS) else ""
     path = RESULTS / f"base_rates_{name}{several}.json"
     saved = read_result(path, tasks={})
@@ -231,7 +257,10 @@ def main() -> None:
         f"python -m benchmarks.base_rates --model {name} --tasks {' '.join(options.tasks)} --dtype {options.dtype} "
         f"--prompts {options.prompts} --group-size {options.group_size}"
     )
-    saved |= origin(command, "torch", "transformers") | {"dtype": options.dtype, "seed": options.seed}
+    saved |= origin(command, "torch", "transformers") | {
+        "dtype": options.dtype,
+        "seed": options.seed,
+    }
     saved["weights"] = options.weights or WEIGHTS.get(asked, name)
     for task in chosen:
         if options.missing and task in saved["tasks"]:
@@ -240,7 +269,9 @@ def main() -> None:
         made, size = MADE[task](), 2 if smoke else options.group_size
         rows = made.held_out[: 2 if smoke else options.prompts]
         how = {"samples": size, "group_size": size, "seed": options.seed}
-        found = row(readiness(model, tokenizer, made, rows=rows, seconds=None, quiet=True, **how))
+        found = row(
+            readiness(model, tokenizer, made, rows=rows, seconds=None, quiet=True, **how)
+        )
         if isinstance(made, EpisodeTask):
             found |= {
                 "random": round(made.blind(rows).get("random", 0.0), 3),

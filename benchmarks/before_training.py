@@ -75,7 +75,11 @@ def made(n_gsm8k: int, n_math: int, seed: int) -> dict[str, tasks.Task]:
     own = tasks.gsm8k(train="test", held_out="package")
     gsm8k = shuffled(sorted([*own.train, *own.held_out], key=lambda row: row["question"]), seed)
     problems = [
-        {"question": doc["problem"], "answer": last_boxed(doc["solution"]), "level": doc["level"]}
+        {
+            "question": doc["problem"],
+            "answer": last_boxed(doc["solution"]),
+            "level": doc["level"],
+        }
         for doc in read(MATH_500)
     ]
     return {
@@ -86,13 +90,24 @@ def made(n_gsm8k: int, n_math: int, seed: int) -> dict[str, tasks.Task]:
 
 
 def answered(
-    model: Any, tokenizer: Any, task: tasks.Task, rows: list[dict], folder: Path, how: dict, chunk: int
+    model: Any,
+    tokenizer: Any,
+    task: tasks.Task,
+    rows: list[dict],
+    folder: Path,
+    how: dict,
+    chunk: int,
 ) -> list[dict]:
     """One dict a row: gold, answer (None: in no box or tag), right, tokens, cut off, and level where there is one."""
     part = replace(task, held_out=rows)
     made = answer(model, tokenizer, part, None, Decoding(**how), folder=folder, chunk=chunk)
     return [
-        {"gold": row["answer"], "answer": part.answer_of(one.text), "right": right, "tokens": one.tokens}
+        {
+            "gold": row["answer"],
+            "answer": part.answer_of(one.text),
+            "right": right,
+            "tokens": one.tokens,
+        }
         | {"cut off": one.cut_off}
         | ({"level": row["level"]} if "level" in row else {})
         for row, one, right in zip(rows, made.completions, made.right, strict=True)
@@ -117,13 +132,18 @@ def summary(verdicts: list[dict], limit: int) -> dict[str, Any]:
         "most frequent gold": f"{gold}: {often} of {n}",
     }
     if levels:
-        found["by level"] = {str(level): f"{hits[level]} of {levels[level]}" for level in sorted(levels)}
+        found["by level"] = {
+            str(level): f"{hits[level]} of {levels[level]}" for level in sorted(levels)
+        }
     return found | {"verdicts": {name: [one[name] for one in verdicts] for name in verdicts[0]}}
 
 
 def shown(saved: dict[str, Any]) -> str:
     """The rows of a result as a Markdown table."""
-    lines = ["| | right | 95 % interval | n | cut off | tokens, median |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| | right | 95 % interval | n | cut off | tokens, median |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, row in saved["rows"].items():
         low, high = row["interval"]
         lines += [
@@ -136,17 +156,25 @@ def shown(saved: dict[str, Any]) -> str:
 def main() -> None:
     """Measure the rows that are missing, save each."""
     parser = command_line(__doc__)
-    parser.add_argument("--model", default="smollm2-135m-instruct", help="name, path, .gguf file, or smoke")
+    parser.add_argument(
+        "--model", default="smollm2-135m-instruct", help="name, path, .gguf file, or smoke"
+    )
     add_name_and_weights(parser)
-    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"], help="of the weights")
+    parser.add_argument(
+        "--dtype", default="bfloat16", choices=["float32", "bfloat16"], help="of the weights"
+    )
     parser.add_argument("--gsm8k", type=int, default=256, help="questions of its 1,319")
     parser.add_argument("--math", type=int, default=128, help="problems of the 500")
     parser.add_argument(
         "--chunk", type=int, default=64, help="questions answered at once, and kept in one file"
     )
-    parser.add_argument("--rows", default="", help="only those whose name has this, such as math or kit")
+    parser.add_argument(
+        "--rows", default="", help="only those whose name has this, such as math or kit"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the order of the questions")
-    parser.add_argument("--show", action="store_true", help="print what the files have, measure nothing")
+    parser.add_argument(
+        "--show", action="store_true", help="print what the files have, measure nothing"
+    )
     asked = parser.parse_args()
     if asked.show:
         for path in sorted(RESULTS.glob("before_training_*.json")):
@@ -179,14 +207,21 @@ def main() -> None:
     for first in range(0, max(len(task.held_out) for task in parts.values()), asked.chunk):
         for row, task in parts.items():
             columns = saved["rows"].get(row, {}).get("verdicts", {})
-            known = [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]
+            known = [
+                dict(zip(columns, one, strict=True))
+                for one in zip(*columns.values(), strict=True)
+            ]
             rows = task.held_out[first : first + asked.chunk]
             if not rows or len(known) > first:
                 continue
             folder = completions / re.sub(r"\W+", "_", row) / str(first)
             known = known + answered(model, tokenizer, task, rows, folder, how, asked.chunk)
             saved["rows"][row] = summary(known, task.max_completion_tokens)
-            print(row, {k: v for k, v in saved["rows"][row].items() if k != "verdicts"}, flush=True)
+            print(
+                row,
+                {k: v for k, v in saved["rows"][row].items() if k != "verdicts"},
+                flush=True,
+            )
             if not smoke:
                 write_result(path, saved)
 

@@ -18,8 +18,24 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read_result, write_result
-from grpo_kit import GRPOTrainer, branch, load_policy, next_run_folder, preset, read_completions, read_metrics
+from benchmarks.result import (
+    RESULTS,
+    ROOT,
+    WEIGHTS,
+    command_line,
+    origin,
+    read_result,
+    write_result,
+)
+from grpo_kit import (
+    GRPOTrainer,
+    branch,
+    load_policy,
+    next_run_folder,
+    preset,
+    read_completions,
+    read_metrics,
+)
 from grpo_kit._support.display import BASE, TUNED, new_figure, to_png
 from grpo_kit.evaluation.intervals import bootstrap_mean
 
@@ -36,7 +52,9 @@ def run(seed: int) -> dict[str, Any]:
     config = preset("cpu", seed=seed, steps=STEPS, save_steps=LEAVES, save_total_limit=9)
     model, tokenizer = load_policy(config.model, seed=seed, quiet=True)
     folder = next_run_folder(ROOT / "runs", f"branches-{seed}")
-    trainer = GRPOTrainer(model, config.make_task(), config, tokenizer=tokenizer, folder=folder, live=None)
+    trainer = GRPOTrainer(
+        model, config.make_task(), config, tokenizer=tokenizer, folder=folder, live=None
+    )
     trainer.train()
     trainer.save_model(folder / "model")
     found: dict[str, Any] = {"seed": seed, "branches": {}}
@@ -77,7 +95,9 @@ def compared(runs: list[dict[str, Any]], name: str) -> dict[str, Any]:
     pairs = {"paired": [(s, s) for s in right], "unpaired": list(permutations(right, 2))}
     found: dict[str, Any] = {}
     for kind, each in pairs.items():
-        held_out = [bootstrap_mean((changed[b] - right[a]).tolist(), lowest=-1) for a, b in each]
+        held_out = [
+            bootstrap_mean((changed[b] - right[a]).tolist(), lowest=-1) for a, b in each
+        ]
         means = [float(other[b].mean() - groups[a].mean()) for a, b in each]
         halves = [
             _half(other[b] - groups[a])
@@ -86,7 +106,9 @@ def compared(runs: list[dict[str, Any]], name: str) -> dict[str, Any]:
             for a, b in each
         ]
         found[kind] = {
-            "held out": _summary([e.value for e in held_out], [(e.high - e.low) / 2 for e in held_out]),
+            "held out": _summary(
+                [e.value for e in held_out], [(e.high - e.low) / 2 for e in held_out]
+            ),
             "training reward": _summary(means, halves),
         }
     return found
@@ -123,7 +145,11 @@ def table(saved: dict[str, Any]) -> str:
                 paired["mean"],
                 *(v for k in (paired, unpaired) for v in (k["half_width"], k["spread"])),
             ]
-            lines.append(f"| {name} | {measure} | " + " | ".join(f"{100 * v:.1f}" for v in numbers) + " |")
+            lines.append(
+                f"| {name} | {measure} | "
+                + " | ".join(f"{100 * v:.1f}" for v in numbers)
+                + " |"
+            )
     return "\n".join(lines)
 
 
@@ -133,14 +159,22 @@ def picture(saved: dict[str, Any]) -> bytes:
     lines, dots = figure.subplots(1, 2, gridspec_kw={"width_ratios": [3, 2]})
     name, first = list(CHANGES)[-1], saved["runs"][0]
     steps = range(1, STEPS + 1)
-    lines.plot(steps, first["as it was"]["reward"], color=BASE, label="as it was", linewidth=1.8)
+    lines.plot(
+        steps, first["as it was"]["reward"], color=BASE, label="as it was", linewidth=1.8
+    )
     after = slice(LEAVES - 1, None)
     lines.plot(
-        list(steps)[after], first["branches"][name]["reward"][after], color=TUNED, label=name, linewidth=1.8
+        list(steps)[after],
+        first["branches"][name]["reward"][after],
+        color=TUNED,
+        label=name,
+        linewidth=1.8,
     )
     lines.set_xticks(range(2, STEPS + 1, 2))
     lines.axvline(LEAVES, color="#555555", linewidth=0.8, linestyle=":")
-    lines.set(xlabel="step", ylabel="reward", title=f"one run, and its branch (seed {first['seed']})")
+    lines.set(
+        xlabel="step", ylabel="reward", title=f"one run, and its branch (seed {first['seed']})"
+    )
     lines.legend(frameon=False)
     rows = [(change, kind) for change in CHANGES for kind in ("paired", "unpaired")]
     for place, (change, kind) in enumerate(rows):
@@ -152,7 +186,9 @@ def picture(saved: dict[str, Any]) -> bytes:
             alpha=0.6,
             color=TUNED if kind == "paired" else BASE,
         )
-    dots.set_yticks(range(len(rows)), [f"{change}, {kind}" for change, kind in rows], fontsize=8)
+    dots.set_yticks(
+        range(len(rows)), [f"{change}, {kind}" for change, kind in rows], fontsize=8
+    )
     dots.invert_yaxis()
     dots.axvline(0, color="#555555", linewidth=0.8)
     dots.set(xlabel="held-out accuracy, changed less as it was (points)")
@@ -165,7 +201,9 @@ def main() -> None:
     """Run what is missing, then show all."""
     parser = command_line(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--table", action="store_true", help="show what is saved; trains nothing")
+    parser.add_argument(
+        "--table", action="store_true", help="show what is saved; trains nothing"
+    )
     options = parser.parse_args()
     saved = read_result(PATH, runs=[])
     if not options.table:
@@ -173,7 +211,10 @@ def main() -> None:
             if seed not in [r["seed"] for r in saved["runs"]]:
                 saved["runs"].append(run(seed))
                 told = origin("python -m benchmarks.branches", "torch", "transformers")
-                saved = told | {"weights": WEIGHTS["smollm2-135m-instruct"], "runs": saved["runs"]}
+                saved = told | {
+                    "weights": WEIGHTS["smollm2-135m-instruct"],
+                    "runs": saved["runs"],
+                }
                 write_result(PATH, saved)
     if len(saved["runs"]) > 1:
         saved["compared"] = {name: compared(saved["runs"], name) for name in CHANGES}

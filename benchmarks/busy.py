@@ -18,7 +18,10 @@ from benchmarks.result import RESULTS, command_line, origin, write_result
 
 ARMS = {
     "two threads, libgomp's own wait": {"GOMP_SPINCOUNT": "300000", "OMP_NUM_THREADS": "2"},
-    "two threads that sleep soon (the kit's)": {"GOMP_SPINCOUNT": "1000", "OMP_NUM_THREADS": "2"},
+    "two threads that sleep soon (the kit's)": {
+        "GOMP_SPINCOUNT": "1000",
+        "OMP_NUM_THREADS": "2",
+    },
     "one thread": {"OMP_NUM_THREADS": "1"},
 }
 ROUNDS, LIMIT = 3, 90
@@ -46,16 +49,24 @@ def measured() -> dict[str, list[float]]:
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument(
-        "--others", type=int, nargs="+", default=[0, 4], help="processes that only work, beside it"
+        "--others",
+        type=int,
+        nargs="+",
+        default=[0, 4],
+        help="processes that only work, beside it",
     )
-    parser.add_argument("--measure", action="store_true", help="one arm, here; its numbers as JSON")
+    parser.add_argument(
+        "--measure", action="store_true", help="one arm, here; its numbers as JSON"
+    )
     args = parser.parse_args()
     if args.measure:
         print(json.dumps(measured()))
         return
     rows = []
     for others in args.others:
-        working = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(others)]
+        working = [
+            subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(others)
+        ]
         try:
             for arm, environment in ARMS.items():
                 words = [sys.executable, "-m", "benchmarks.busy", "--measure"]
@@ -77,7 +88,9 @@ def main() -> None:
         finally:
             for process in working:
                 process.kill()
-    about = origin(f"python -m benchmarks.busy --others {' '.join(map(str, args.others))}", "torch")
+    about = origin(
+        f"python -m benchmarks.busy --others {' '.join(map(str, args.others))}", "torch"
+    )
     write_result(RESULTS / "busy.json", about | {"cores": os.cpu_count(), "rows": rows})
 
 

@@ -99,7 +99,9 @@ def _siblings_seen(plan: Callable) -> Callable:
     return wrong
 
 
-def _head(change: Callable[[torch.Tensor], torch.Tensor], temperature: float = 1.0) -> Callable[[], Any]:
+def _head(
+    change: Callable[[torch.Tensor], torch.Tensor], temperature: float = 1.0
+) -> Callable[[], Any]:
     def wrap(inner: Callable) -> Callable:
         def head(self: PackedUpdate, base: Any, hidden: Any, labels: Any, own: float) -> Any:
             logprobs, entropies = inner(self, base, hidden, labels, temperature * own)
@@ -115,7 +117,9 @@ FAULTS: dict[tuple[str, str], Callable[[], Any]] = {
     ("engine", "wrong mask, shapes of a card"): _as_on_a_card,
     ("engine", "wrong temperature"): lambda: changed(Sampler, "from_config", _hotter),
     ("engine", "exception"): lambda: changed(Decoder, "_step", lambda _: raising),
-    ("engine", "NaN"): lambda: changed(Decoder, "_step", lambda step: lambda self: step(self) * torch.nan),
+    ("engine", "NaN"): lambda: changed(
+        Decoder, "_step", lambda step: lambda self: step(self) * torch.nan
+    ),
     ("packed update", "wrong mask"): lambda: changed(packed_update, "TreePlan", _siblings_seen),
     ("packed update", "wrong temperature"): _head(lambda logprobs: logprobs, 1.25),
     ("packed update", "exception"): _head(raising),
@@ -126,7 +130,10 @@ ARITHMETIC: dict[str, tuple[dict[str, Any], Config]] = {  # of load_policy, and 
     "full, bfloat16 autocast": ({}, Config(autocast="bfloat16")),
     "full, bfloat16 weights": ({"dtype": "bfloat16"}, Config(autocast="bfloat16")),
     "LoRA, float32": ({"tuning": "lora"}, Config()),
-    "LoRA, bfloat16 weights": ({"tuning": "lora", "dtype": "bfloat16"}, Config(autocast="bfloat16")),
+    "LoRA, bfloat16 weights": (
+        {"tuning": "lora", "dtype": "bfloat16"},
+        Config(autocast="bfloat16"),
+    ),
 }
 
 
@@ -134,7 +141,8 @@ def rows_of(name: str, model: str) -> list[dict[str, Any]]:
     """What check_card finds without a fault and with each, in one arithmetic."""
     loads, config = ARITHMETIC[name]
     policy, _ = load_policy(model, quiet=True, **loads)
-    if model == "tiny-random":  # else its logits are so alike that no mask and no temperature is seen
+    # else its logits are so alike that no mask and no temperature is seen
+    if model == "tiny-random":
         with torch.no_grad():
             policy.get_output_embeddings().weight.mul_(10)
     made = []
@@ -144,11 +152,23 @@ def rows_of(name: str, model: str) -> list[dict[str, Any]]:
         outcomes = {one.part: one.outcome for one in found}
         # Decoding in few kernels is of the engine: what is wrong with one may be found in both.
         own = {part, FEW_KERNELS} if part == "engine" else {part}
-        others = {outcome for name, outcome in outcomes.items() if name not in own} - {"equal", "cannot tell"}
+        others = {outcome for name, outcome in outcomes.items() if name not in own} - {
+            "equal",
+            "cannot tell",
+        }
         seen = not part or outcomes[part] in ("differs", "failed")
-        row = {"arithmetic": name, "part": part, "fault": fault, "as it should be": seen and not others}
+        row = {
+            "arithmetic": name,
+            "part": part,
+            "fault": fault,
+            "as it should be": seen and not others,
+        }
         made.append(
-            row | {one.part: f"{one.outcome}, off {one.apart:.2g}, most {one.most:.2g}" for one in found}
+            row
+            | {
+                one.part: f"{one.outcome}, off {one.apart:.2g}, most {one.most:.2g}"
+                for one in found
+            }
         )
     return made
 

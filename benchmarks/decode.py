@@ -64,7 +64,10 @@ class Measure:
 
     def __init__(self, model: str, tokens: int) -> None:
         self.name, self.model = model, load_policy(model, quiet=True)[0].eval()
-        self._draw, self._vocabulary = torch.Generator().manual_seed(0), self.model.config.vocab_size
+        self._draw, self._vocabulary = (
+            torch.Generator().manual_seed(0),
+            self.model.config.vocab_size,
+        )
         self._config = GenerationConfig(
             max_new_tokens=tokens, do_sample=True, top_k=0, eos_token_id=[], pad_token_id=0
         )
@@ -72,7 +75,8 @@ class Measure:
     def _prompts(self, n: int) -> list[list[int]]:
         lengths = [LENGTHS[i % len(LENGTHS)] for i in range(n)]
         return [
-            torch.randint(20, self._vocabulary - 20, (n,), generator=self._draw).tolist() for n in lengths
+            torch.randint(20, self._vocabulary - 20, (n,), generator=self._draw).tolist()
+            for n in lengths
         ]
 
     def sample(self, rows: int) -> None:
@@ -87,7 +91,9 @@ class Measure:
             self.sample(rows)
         return [later - earlier for earlier, later in pairwise(clock[1:])]
 
-    def rollouts(self, prompts: int, completions: int, other: str | None, tuning: str) -> list[float]:
+    def rollouts(
+        self, prompts: int, completions: int, other: str | None, tuning: str
+    ) -> list[float]:
         """Seconds of three whole rollouts, after one that warms up."""
         policy, _ = load_policy(other or self.name, tuning=tuning, quiet=True)
         engine, seconds = RolloutEngine(policy.eval()), []
@@ -100,7 +106,9 @@ class Measure:
 
     def profile(self, rows: int) -> dict[str, list[float]]:
         """Operator -> [milliseconds, calls] of one rollout, by torch's profiler."""
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU]
+        ) as profiler:
             self.sample(rows)
         return {e.key: [e.self_cpu_time_total / 1e3, e.count] for e in profiler.key_averages()}
 
@@ -144,11 +152,17 @@ def main() -> None:
         for rows in options.rows
     }
     result = origin("python -m benchmarks.decode", "torch", "transformers", "peft")
-    result |= {"weights": WEIGHTS.get(options.model, options.model), "threads": options.threads, "seed": 0}
+    result |= {
+        "weights": WEIGHTS.get(options.model, options.model),
+        "threads": options.threads,
+        "seed": 0,
+    }
     result |= {"n": len(steps[options.rows[0]]), "unit": "ms a step"}
     result |= {"load average before": load, "peaks": peaks, "floor": floors}
     result["now"] = {rows: _least_and_median(seconds, 1e3) for rows, seconds in steps.items()}
-    result["seconds of a rollout"] = {name: _least_and_median(s) for name, s in rollouts.items()}
+    result["seconds of a rollout"] = {
+        name: _least_and_median(s) for name, s in rollouts.items()
+    }
     result["profile"] = shares(measure.profile(profiled)) if profiled else {}
     print(save(options.out, "decode", result))
     for rows in options.rows:

@@ -43,13 +43,23 @@ def state(folder: Path, name: str) -> dict[str, Any]:
     return {"found": found, "left": len(beside), "strange": strange}
 
 
-def killed(model: Any, tokenizer: Any, task: Any, form: tuple[str, str], after: float, folder: Path) -> dict:
+def killed(
+    model: Any, tokenizer: Any, task: Any, form: tuple[str, str], after: float, folder: Path
+) -> dict:
     """One export in a forked process, killed after so many seconds."""
     child = os.fork()
     if not child:
         os.setpgrp()
         try:
-            export(model, tokenizer, folder / "out", task=task, format=form[0], quant=form[1], rows=2)
+            export(
+                model,
+                tokenizer,
+                folder / "out",
+                task=task,
+                format=form[0],
+                quant=form[1],
+                rows=2,
+            )
         finally:
             os._exit(0)
     time.sleep(after)
@@ -57,7 +67,12 @@ def killed(model: Any, tokenizer: Any, task: Any, form: tuple[str, str], after: 
     if not done:
         os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    found = state(folder, "out") | {"fault": "kill", "format": form[0], "after": after, "ended before": done}
+    found = state(folder, "out") | {
+        "fault": "kill",
+        "format": form[0],
+        "after": after,
+        "ended before": done,
+    }
     shutil.rmtree(folder / "out", ignore_errors=True)
     export(model, tokenizer, folder / "out", task=task, format="adapter", proof=False)  # sweeps
     found["left after the next export"] = len(list(folder.iterdir())) - 1
@@ -72,11 +87,24 @@ def full(model: Any, tokenizer: Any, task: Any, form: tuple[str, str], size: int
     room = type("Usage", (), {"free": 10**12})()
     try:
         with mock.patch("shutil.disk_usage", lambda path: room):
-            export(model, tokenizer, disk / "out", task=task, format=form[0], quant=form[1], proof=False)
+            export(
+                model,
+                tokenizer,
+                disk / "out",
+                task=task,
+                format=form[0],
+                quant=form[1],
+                proof=False,
+            )
     except ExportError as error:
         said = str(error).replace(str(disk), "DISK")
     finally:
-        found = state(disk, "out") | {"fault": "disk", "format": form[0], "bytes": size, "said": said}
+        found = state(disk, "out") | {
+            "fault": "disk",
+            "format": form[0],
+            "bytes": size,
+            "said": said,
+        }
         subprocess.run(["umount", disk], check=True)
         disk.rmdir()
     return found
@@ -93,23 +121,38 @@ def main() -> None:
     options = parser.parse_args()
     draw, task = random.Random(options.seed), kit.tasks.largest(n_train=8, n_held_out=8)
     model, tokenizer = kit.load_policy(options.model, tuning=options.tuning, quiet=True)
-    command = f"python -m benchmarks.export_faults --kills {options.kills} --disks {options.disks}"
-    result = origin(command, "torch", "transformers", "gguf") | {"seed": options.seed, "runs": []}
+    command = (
+        f"python -m benchmarks.export_faults --kills {options.kills} --disks {options.disks}"
+    )
+    result = origin(command, "torch", "transformers", "gguf") | {
+        "seed": options.seed,
+        "runs": [],
+    }
     with tempfile.TemporaryDirectory(prefix="export-faults-") as held:
         for number, form in enumerate(FORMS):
             folder = Path(held) / str(number)
             started = time.time()
             made = export(
-                model, tokenizer, folder / "whole", task=task, format=form[0], quant=form[1], rows=2
+                model,
+                tokenizer,
+                folder / "whole",
+                task=task,
+                format=form[0],
+                quant=form[1],
+                rows=2,
             )
             took = time.time() - started
             shutil.rmtree(folder / "whole")
             for _ in range(options.kills):
-                result["runs"].append(killed(model, tokenizer, task, form, took * draw.random(), folder))
+                result["runs"].append(
+                    killed(model, tokenizer, task, form, took * draw.random(), folder)
+                )
                 print(result["runs"][-1], flush=True)
             for _ in range(options.disks if os.geteuid() == 0 else 0):
                 result["runs"].append(
-                    full(model, tokenizer, task, form, int(made.bytes * draw.uniform(0.05, 1.1)))
+                    full(
+                        model, tokenizer, task, form, int(made.bytes * draw.uniform(0.05, 1.1))
+                    )
                 )
                 print(result["runs"][-1], flush=True)
     bad = [

@@ -22,7 +22,15 @@ from typing import Any
 import grpo_kit as kit
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, save
 
-FORMATS = ["merged:f32", "merged:f16", "merged:bf16", "adapter:f32", "gguf:f16", "gguf:bf16", "gguf:q8_0"]
+FORMATS = [
+    "merged:f32",
+    "merged:f16",
+    "merged:bf16",
+    "adapter:f32",
+    "gguf:f16",
+    "gguf:bf16",
+    "gguf:q8_0",
+]
 
 
 def train(base: str, folder: Path, task: Any, steps: int) -> Path:
@@ -30,13 +38,17 @@ def train(base: str, folder: Path, task: Any, steps: int) -> Path:
     if not (folder / "adapter").is_dir():
         cfg = kit.preset("cpu", tuning="lora", steps=steps, model=base, prompts_per_step=2)
         model, tokenizer = kit.load_policy(base, tuning="lora", dtype=cfg.dtype, seed=cfg.seed)
-        trainer = kit.GRPOTrainer(model, task, cfg, tokenizer=tokenizer, folder=folder, live=None)
+        trainer = kit.GRPOTrainer(
+            model, task, cfg, tokenizer=tokenizer, folder=folder, live=None
+        )
         trainer.train()
         trainer.save_model(folder / "adapter")
     return folder / "adapter"
 
 
-def row(source: Path, tuning: str, form: str, task: Any, rows: int, keep: Path) -> dict[str, Any]:
+def row(
+    source: Path, tuning: str, form: str, task: Any, rows: int, keep: Path
+) -> dict[str, Any]:
     """One export of one trained model."""
     model, tokenizer = kit.load_policy(source, tuning=tuning, quiet=True)
     format, _, quant = form.partition(":")
@@ -71,8 +83,12 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--name", required=True)
     parser.add_argument("--weights", help="what the weights are; known of the embedded SmolLM2")
-    parser.add_argument("--full", type=Path, help="the folder of a fully trained model, in its run's folder")
-    parser.add_argument("--lora", type=Path, help="the folder of an adapter, in its run's folder")
+    parser.add_argument(
+        "--full", type=Path, help="the folder of a fully trained model, in its run's folder"
+    )
+    parser.add_argument(
+        "--lora", type=Path, help="the folder of an adapter, in its run's folder"
+    )
     parser.add_argument("--base", help="to train by LoRA, with --train-steps")
     parser.add_argument("--train-steps", type=int, default=0)
     parser.add_argument("--rows", type=int, default=128)

@@ -63,7 +63,14 @@ def json_of_three(folder: Path):
     rows = []
     for _ in range(200):
         name, city, age = rng.choice(NAMES), rng.choice(CITIES), rng.randint(18, 80)
-        rows.append({"question": f"{name}, {age}, lives in {city}.", "name": name, "city": city, "age": age})
+        rows.append(
+            {
+                "question": f"{name}, {age}, lives in {city}.",
+                "name": name,
+                "city": city,
+                "age": age,
+            }
+        )
 
     def fields(completions, name, city, age, **columns):
         earned = []
@@ -87,7 +94,13 @@ def json_of_three(folder: Path):
 
 def text(folder: Path):
     """A sentence in the past, judged by BLEU: partial credit, seldom the very words."""
-    verbs = {"walks": "walked", "looks": "looked", "waits": "waited", "works": "worked", "talks": "talked"}
+    verbs = {
+        "walks": "walked",
+        "looks": "looked",
+        "waits": "waited",
+        "works": "worked",
+        "talks": "talked",
+    }
     rows = [
         {"question": f"{name} {now} in {city} today.", "answer": f"{name} {then} in {city} yesterday."}
         for name in NAMES for city in CITIES[:5] for now, then in verbs.items()
@@ -107,7 +120,10 @@ def gsm8k(folder: Path):
         name, a, b = rng.choice(NAMES), rng.randint(2, 20), rng.randint(2, 20)
         solution = f"{name} has {a} + {b} = <<{a}+{b}={a + b}>>{a + b} apples.\n#### {a + b}"
         rows.append(
-            {"question": f"{name} has {a} apples and buys {b} more. How many are there?", "answer": solution}
+            {
+                "question": f"{name} has {a} apples and buys {b} more. How many are there?",
+                "answer": solution,
+            }
         )
     shape = dict(
         reward=[kit.rewards.NumericAnswer(), kit.rewards.SoftFormat(think=None)], reward_weights=[0.75, 0.25],
@@ -130,21 +146,42 @@ def hour(name: str) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         task = HOURS[name](Path(folder))
         model, tokenizer = kit.load_policy(MODEL)
-        ready = kit.readiness(model, tokenizer, task, rows=task.train[:16], samples=8, group_size=8)
+        ready = kit.readiness(
+            model, tokenizer, task, rows=task.train[:16], samples=8, group_size=8
+        )
         minutes["readiness"] = _minutes()
         before = kit.evaluate(model, tokenizer, task, rows=task.held_out[:HELD_OUT])
         cfg = kit.preset("cpu", steps=STEPS, prompts_per_step=2, group_size=8)
         began = time.perf_counter()
-        trainer = kit.GRPOTrainer(model, task, cfg, tokenizer=tokenizer, folder=f"{folder}/run", live=False)
+        trainer = kit.GRPOTrainer(
+            model, task, cfg, tokenizer=tokenizer, folder=f"{folder}/run", live=False
+        )
         trainer.train()
         seconds = float(kit.read_metrics(trainer.folder)["step_seconds"].iloc[0])
         minutes["first reward"] = round((began - STARTED + seconds) / 60, 1)
-        found = kit.compare(before, kit.evaluate(model, tokenizer, task, rows=task.held_out[:HELD_OUT]))
+        found = kit.compare(
+            before, kit.evaluate(model, tokenizer, task, rows=task.held_out[:HELD_OUT])
+        )
         print(found)
         minutes["comparison"] = _minutes()
-    made = {"hour": name, "python": sys.version.split()[0], "minutes": minutes, "verdict": ready.verdict}
-    made |= {"promised": ready.reason, "came": found.sentence, "steps": STEPS, "n": found.base.n, "seed": 0}
-    return made | {"weights": WEIGHTS[MODEL]} | origin(f"python -m benchmarks.first_hour {name}", *PACKAGES)
+    made = {
+        "hour": name,
+        "python": sys.version.split()[0],
+        "minutes": minutes,
+        "verdict": ready.verdict,
+    }
+    made |= {
+        "promised": ready.reason,
+        "came": found.sentence,
+        "steps": STEPS,
+        "n": found.base.n,
+        "seed": 0,
+    }
+    return (
+        made
+        | {"weights": WEIGHTS[MODEL]}
+        | origin(f"python -m benchmarks.first_hour {name}", *PACKAGES)
+    )
 
 
 def _minutes() -> float:
@@ -158,7 +195,9 @@ def table(lines: list[dict]) -> str:
     ]
     rows.append("|---|---|---|---|---|")
     for one in lines:
-        where = ", ".join((one["python"], one["versions"]["torch"], one["versions"]["transformers"]))
+        where = ", ".join(
+            (one["python"], one["versions"]["torch"], one["versions"]["transformers"])
+        )
         promised = one["promised"].split(" Audit of the reward")[0]
         rows.append(
             f"| {one['hour']} | {where} | {', '.join(map(str, one['minutes'].values()))} | {promised} | {one['came']} |"

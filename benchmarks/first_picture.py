@@ -32,7 +32,9 @@ WRONG, RIGHT, INK, GREY = "#c2410c", "#0f766e", "#1f2937", "#6b7280"
 FIXED = re.compile(
     r"fixed, row \d+: (?P<question>.*)\nanswer: \d+\nbase: (?P<before>\d+)</answer>\ntuned: (?P<after>\d+)</answer>"
 )
-ACCURACY = re.compile(r"([\d.]+) % -> ([\d.]+) %, n = (\d+).*; the best constant strategy has ([\d.]+) %")
+ACCURACY = re.compile(
+    r"([\d.]+) % -> ([\d.]+) %, n = (\d+).*; the best constant strategy has ([\d.]+) %"
+)
 COUNTS = re.compile(r"(\d+) fixed, (\d+) broken")
 
 
@@ -41,7 +43,12 @@ def outputs() -> str:
     texts = []
     for cell in json.loads(NOTEBOOK.read_text())["cells"]:
         for output in cell.get("outputs", []):
-            texts += [*output.get("text", []), "\n", *output.get("data", {}).get("text/plain", []), "\n"]
+            texts += [
+                *output.get("text", []),
+                "\n",
+                *output.get("data", {}).get("text/plain", []),
+                "\n",
+            ]
     return "".join(texts)
 
 
@@ -53,11 +60,40 @@ def draw_questions(axes: Axes, text: str) -> None:
     axes.text(8.9, 3.95, "after", ha="center", color=GREY, fontsize=13)
     questions = list(FIXED.finditer(text))[:3]
     for height, match in zip((3.2, 2.2, 1.2), questions, strict=True):
-        axes.text(0, height, match["question"].replace(": ", ":\n"), va="center", color=INK, fontsize=13)
-        axes.text(6.75, height, f"{match['before']}  ✗", ha="center", va="center", color=WRONG, fontsize=17)
-        axes.text(8.9, height, f"{match['after']}  ✓", ha="center", va="center", color=RIGHT, fontsize=17)
+        axes.text(
+            0,
+            height,
+            match["question"].replace(": ", ":\n"),
+            va="center",
+            color=INK,
+            fontsize=13,
+        )
+        axes.text(
+            6.75,
+            height,
+            f"{match['before']}  ✗",
+            ha="center",
+            va="center",
+            color=WRONG,
+            fontsize=17,
+        )
+        axes.text(
+            8.9,
+            height,
+            f"{match['after']}  ✓",
+            ha="center",
+            va="center",
+            color=RIGHT,
+            fontsize=17,
+        )
     fixed, broken = COUNTS.search(text).groups()
-    axes.text(0, 0.2, f"Became right: {fixed} questions. Became wrong: {broken}.", color=GREY, fontsize=12)
+    axes.text(
+        0,
+        0.2,
+        f"Became right: {fixed} questions. Became wrong: {broken}.",
+        color=GREY,
+        fontsize=12,
+    )
 
 
 def draw_bars(axes: Axes, text: str) -> None:
@@ -70,7 +106,11 @@ def draw_bars(axes: Axes, text: str) -> None:
     habit_text = f"{habit:.0f} % without reading:\n“always the last number”"
     axes.text(-0.42, habit + 3, habit_text, color=GREY, fontsize=11)
     axes.set(ylim=(0, 95), yticks=[], xlim=(-0.5, 1.5))
-    axes.set_title(f"right answers to {n:.0f} questions\nthat were never trained on", color=INK, fontsize=13)
+    axes.set_title(
+        f"right answers to {n:.0f} questions\nthat were never trained on",
+        color=INK,
+        fontsize=13,
+    )
     axes.tick_params(length=0, labelsize=13, labelcolor=GREY)
     axes.spines[["top", "right", "left"]].set_visible(False)
 
@@ -78,13 +118,19 @@ def draw_bars(axes: Axes, text: str) -> None:
 def chart_after(step: int, folder: Path) -> Image.Image:
     """The upper panels of the live chart after so many steps of the recorded run."""
     lines = (RUN / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
+    (folder / "metrics.jsonl").write_text(
+        "".join(line for line in lines if json.loads(line)["step"] <= step)
+    )
     plot_run(folder).save(folder / "chart.png")
     chart = Image.open(folder / "chart.png").convert("RGBA")
     picture = (
-        Image.alpha_composite(Image.new("RGBA", chart.size, "white"), chart).convert("RGB").crop(UPPER_PANELS)
+        Image.alpha_composite(Image.new("RGBA", chart.size, "white"), chart)
+        .convert("RGB")
+        .crop(UPPER_PANELS)
     )
-    return picture.resize((picture.width * 2 // 3, picture.height * 2 // 3), Image.Resampling.LANCZOS)
+    return picture.resize(
+        (picture.width * 2 // 3, picture.height * 2 // 3), Image.Resampling.LANCZOS
+    )
 
 
 def animate() -> None:
@@ -93,10 +139,18 @@ def animate() -> None:
         folder = Path(temporary) / "05_train_full"
         folder.mkdir()
         shutil.copy(RUN / "run.json", folder)
-        frames = [chart_after(step, folder).quantize(96, dither=Image.Dither.NONE) for step in range(1, 33)]
+        frames = [
+            chart_after(step, folder).quantize(96, dither=Image.Dither.NONE)
+            for step in range(1, 33)
+        ]
     durations = [250] * 31 + [4000]
     frames[0].save(
-        ANIMATION, save_all=True, append_images=frames[1:], duration=durations, loop=0, optimize=True
+        ANIMATION,
+        save_all=True,
+        append_images=frames[1:],
+        duration=durations,
+        loop=0,
+        optimize=True,
     )
     print(ANIMATION)
 
@@ -119,11 +173,15 @@ def train() -> None:
 def main() -> None:
     """Draw both, of a new run where one is asked for."""
     parser = command_line(__doc__)
-    parser.add_argument("--train", action="store_true", help="make the run behind the chart again, first")
+    parser.add_argument(
+        "--train", action="store_true", help="make the run behind the chart again, first"
+    )
     if parser.parse_args().train:
         train()
     text = outputs()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), width_ratios=(1.75, 1), layout="constrained")
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(11, 4), width_ratios=(1.75, 1), layout="constrained"
+    )
     draw_questions(left, text)
     draw_bars(right, text)
     figure.savefig(PICTURE, dpi=110, facecolor="white")

@@ -49,14 +49,22 @@ def copy(run: Path, target: Path) -> None:
     }
     table, completions = read_metrics(run), read_completions(run)
     if len(completions):
-        measured = completion_measures(completions, weights=Setup.of(config).weights).set_index("step")
-        table = table.join(measured[[name for name in measured if name not in table]], on="step")
+        measured = completion_measures(completions, weights=Setup.of(config).weights).set_index(
+            "step"
+        )
+        table = table.join(
+            measured[[name for name in measured if name not in table]], on="step"
+        )
     kept = [name for name in table if name in COLUMNS or str(name).startswith(PREFIXES)]
-    named = [name for name in METRIC_COLUMNS if name in kept] + [n for n in kept if n.startswith("reward/")]
+    named = [name for name in METRIC_COLUMNS if name in kept] + [
+        n for n in kept if n.startswith("reward/")
+    ]
     rows = []
     for row in table.to_dict("records"):
         extra = {
-            name: float(f"{row[name]:.4g}") for name in kept if name not in named and row[name] == row[name]
+            name: float(f"{row[name]:.4g}")
+            for name in kept
+            if name not in named and row[name] == row[name]
         }
         cells = {name: "" if row[name] != row[name] else f"{row[name]:.4g}" for name in named}
         rows.append(cells | {"extra": json.dumps(extra)})
@@ -76,7 +84,9 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--names", nargs="*", help="of the copies; default: the folders' own")
     options = parser.parse_args()
-    for run, name in zip(options.runs, options.names or [run.name for run in options.runs], strict=True):
+    for run, name in zip(
+        options.runs, options.names or [run.name for run in options.runs], strict=True
+    ):
         copy(run, FOLDER / options.kind / name)
 
 

@@ -32,7 +32,9 @@ from grpo_kit.more.lab.rounding import Arm
 _BLOCK = 2**15  # elements; multiple of the 32 that share a scale
 
 
-def _round_to_nearest(values: np.ndarray, source: tl.dtype, target: tl.dtype, mode: object) -> np.ndarray:
+def _round_to_nearest(
+    values: np.ndarray, source: tl.dtype, target: tl.dtype, mode: object
+) -> np.ndarray:
     if (source, target) != (tl.float32, tl.bfloat16):
         return _truncate(values, source, target, mode)
     rounded = torch.from_numpy(np.ascontiguousarray(values).view(np.float32)).bfloat16()
@@ -46,13 +48,17 @@ class _OneLaunch:
         self.kernel = getattr(kernel, "fn", kernel) if hasattr(kernel, "configs") else kernel
 
     def __getitem__(self, grid: object) -> Callable:
-        return lambda *args, **kwargs: self.kernel[(1,)](*args, **{**kwargs, "BLOCK_SIZE_N": _BLOCK})
+        return lambda *args, **kwargs: self.kernel[(1,)](
+            *args, **{**kwargs, "BLOCK_SIZE_N": _BLOCK}
+        )
 
 
 class _Quantized(flash._MaybeQuantizedTensor):
     """Quantises where the original asks for CUDA first."""
 
-    def __init__(self, data: torch.Tensor | None, try_quantize: bool = True, **options: object) -> None:
+    def __init__(
+        self, data: torch.Tensor | None, try_quantize: bool = True, **options: object
+    ) -> None:
         with mock.patch("torch.cuda.is_available", lambda: True):
             super().__init__(None, try_quantize=try_quantize, **options)
         if data is not None:

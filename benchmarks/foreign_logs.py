@@ -50,12 +50,17 @@ def main() -> None:
             "both": sorted({*flags} & {*read}), "false alarms": sorted({*flags} - {*read}),
             "missed": sorted({*read} - {*flags}), "cannot be told": sorted(found.untold),
         })  # fmt: skip
-    counts = {name: sum(len(row[name]) for row in rows) for name in ("both", "false alarms", "missed")}
+    counts = {
+        name: sum(len(row[name]) for row in rows) for name in ("both", "false alarms", "missed")
+    }
     data = {"command": "python -m benchmarks.foreign_logs", "runs": rows, "counts": counts}
     (RESULTS / "foreign_logs.json").write_text(json.dumps(data, indent=1) + "\n")
     table = pd.DataFrame(rows)[["run", "steps", "both", "false alarms", "missed"]]
     table = table.map(lambda cell: ", ".join(cell) if isinstance(cell, list) else str(cell))
-    lines = ["| " + " | ".join(row) + " |" for row in [list(table), ["---"] * 5, *table.to_numpy().tolist()]]
+    lines = [
+        "| " + " | ".join(row) + " |"
+        for row in [list(table), ["---"] * 5, *table.to_numpy().tolist()]
+    ]
     said, read = counts["both"] + counts["false alarms"], counts["both"] + counts["missed"]
     head = (
         f"`kit.diagnose` on {len(rows)} published runs, from the outputs stored in the notebooks of "

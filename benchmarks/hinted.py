@@ -25,7 +25,15 @@ import torch
 from transformers import set_seed
 
 from benchmarks.agents import MODEL, SAMPLES, STEPS, TASKS, difference, percent, share
-from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read_result, write_result
+from benchmarks.result import (
+    RESULTS,
+    ROOT,
+    WEIGHTS,
+    command_line,
+    origin,
+    read_result,
+    write_result,
+)
 from grpo_kit import Config, GRPOTrainer, load_policy, next_run_folder, preset
 from grpo_kit.evaluation.generate_and_score import Decoding, answer
 from grpo_kit.loop.batch import Batch, padded
@@ -55,7 +63,9 @@ class HintedSample:
     before this one sampled, a Batch a step, to be imitated where it succeeded; None: this one plays, and keeps it.
     """
 
-    def __init__(self, inner: Any, plain: View, *, weights: bool, played: list[Batch] | None = None) -> None:
+    def __init__(
+        self, inner: Any, plain: View, *, weights: bool, played: list[Batch] | None = None
+    ) -> None:
         self._inner, self._plain, self._weights, self._given = inner, plain, weights, played
         self.played: list[Batch] = []
 
@@ -66,7 +76,13 @@ class HintedSample:
         )
 
     def __call__(
-        self, model: Any, tokenizer: Any, task: EpisodeTask, rows: Any, config: Config, numbers: Any
+        self,
+        model: Any,
+        tokenizer: Any,
+        task: EpisodeTask,
+        rows: Any,
+        config: Config,
+        numbers: Any,
     ) -> Batch:
         """The turns of the step's episodes."""
         if self._given is not None:
@@ -92,7 +108,9 @@ def imitated(batch: Batch, success: float) -> Batch:
     right = [reward >= success for reward in batch.rewards]
     lengths = [len(ids) for ids in batch.completion_ids]
     kept = sum(n for n, one in zip(lengths, right, strict=True) if one) or 1
-    return replace(batch, advantages=[one * sum(lengths) / kept for one in right], old_logprobs=None)
+    return replace(
+        batch, advantages=[one * sum(lengths) / kept for one in right], old_logprobs=None
+    )
 
 
 def succeeded(model: Any, tokenizer: Any, *, hint: bool) -> list[int]:
@@ -106,7 +124,9 @@ def run(arm: str, seed: int, before: dict[str, list[int]] | None) -> dict[str, A
     set_seed(seed)
     model, tokenizer = load_policy(MODEL, quiet=True)
     ways = {"without": False, "with": True}
-    before = before or {way: succeeded(model, tokenizer, hint=hint) for way, hint in ways.items()}
+    before = before or {
+        way: succeeded(model, tokenizer, hint=hint) for way, hint in ways.items()
+    }
     folder = next_run_folder(ROOT / "runs", f"hinted_{arm.replace(' ', '_')}_seed{seed}")
     task = task_of(hint=arm != "never hinted")
     config = preset("cpu", seed=seed, steps=STEPS)
@@ -115,12 +135,16 @@ def run(arm: str, seed: int, before: dict[str, list[int]] | None) -> dict[str, A
     sample = None
     if arm not in ("never hinted", "hint kept"):
         if arm == "sft" and not kept.exists():
-            raise SystemExit(f'arm "sft" imitates what "{CONTROL}" played: run that first, with seed {seed}')
+            raise SystemExit(
+                f'arm "sft" imitates what "{CONTROL}" played: run that first, with seed {seed}'
+            )
         sample = HintedSample(
             fast_episodes(model, config).sample, task_of(hint=False).view, weights=arm == "weights on",
             played=pickle.loads(kept.read_bytes()) if arm == "sft" else None,
         )  # fmt: skip
-    GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=folder, live=None, sample=sample).train()
+    GRPOTrainer(
+        model, task, config, tokenizer=tokenizer, folder=folder, live=None, sample=sample
+    ).train()
     if arm == CONTROL:
         kept.write_bytes(pickle.dumps(sample.played))
     metrics = read_metrics(folder)
@@ -130,7 +154,9 @@ def run(arm: str, seed: int, before: dict[str, list[int]] | None) -> dict[str, A
         "before": before,
         "after": {way: succeeded(model, tokenizer, hint=hint) for way, hint in ways.items()},
         "success": metrics["episodes/success"].tolist(),
-        "contexts_apart": metrics["contexts_apart"].tolist() if "contexts_apart" in metrics else [],
+        "contexts_apart": metrics["contexts_apart"].tolist()
+        if "contexts_apart" in metrics
+        else [],
         "step_seconds": metrics["step_seconds"].tolist(),
     }
 
@@ -141,7 +167,14 @@ def _kept(seed: int) -> Path:
 
 def table(saved: dict[str, Any]) -> str:
     """Each arm without and with the hint, and its difference to the control without it."""
-    head = ["arm", "seeds", "in training", "without the hint", "with it", f'without, less "{CONTROL}"']
+    head = [
+        "arm",
+        "seeds",
+        "in training",
+        "without the hint",
+        "with it",
+        f'without, less "{CONTROL}"',
+    ]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     runs = {arm: [r for r in saved["runs"] if r["arm"] == arm] for arm in ARMS}
     if saved["runs"]:
@@ -152,11 +185,21 @@ def table(saved: dict[str, Any]) -> str:
     for arm, found in runs.items():
         if not found:
             continue
-        ways = [over_seeds([share(r["after"][way]) for r in found]) for way in ("without", "with")]
-        cells = [arm, str(len(found)), f"{100 * over_seeds([r['success'] for r in found]).value:.1f} %"]
+        ways = [
+            over_seeds([share(r["after"][way]) for r in found]) for way in ("without", "with")
+        ]
+        cells = [
+            arm,
+            str(len(found)),
+            f"{100 * over_seeds([r['success'] for r in found]).value:.1f} %",
+        ]
         cells += [percent(e) for e in ways]
-        both = [(control[r["seed"]], r) for r in found if r["seed"] in control and arm != CONTROL]
-        pairs = [[share(r["after"]["without"]) for r in side] for side in zip(*both, strict=True)]
+        both = [
+            (control[r["seed"]], r) for r in found if r["seed"] in control and arm != CONTROL
+        ]
+        pairs = [
+            [share(r["after"]["without"]) for r in side] for side in zip(*both, strict=True)
+        ]
         cells.append(difference(*pairs) if both else "")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

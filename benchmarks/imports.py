@@ -56,7 +56,9 @@ def measured(checkout: Path) -> dict:
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--before", type=Path, help="an older checkout, measured beside this one")
+    parser.add_argument(
+        "--before", type=Path, help="an older checkout, measured beside this one"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     checkouts = {"before": args.before} if args.before else {}
@@ -68,13 +70,18 @@ def main() -> None:
     rows = {}
     for name, seen in rounds.items():
         seconds = {
-            part: statistics.median(run[part] for run in seen) for part in ("torch", "transformers", "kit")
+            part: statistics.median(run[part] for run in seen)
+            for part in ("torch", "transformers", "kit")
         }
         rows[name] = {part: round(value, 2) for part, value in seconds.items()}
         rows[name] |= {part: seen[0][part] for part in ("kit_modules", "modules", "packages")}
         print(name, rows[name])
-    about = origin("python -m benchmarks.imports --before ../older_checkout", "torch", "transformers")
-    write_result(PATH, about | {"rounds": args.rounds, "load": os.getloadavg()[0], "rows": rows})
+    about = origin(
+        "python -m benchmarks.imports --before ../older_checkout", "torch", "transformers"
+    )
+    write_result(
+        PATH, about | {"rounds": args.rounds, "load": os.getloadavg()[0], "rows": rows}
+    )
 
 
 if __name__ == "__main__":

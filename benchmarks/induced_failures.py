@@ -49,11 +49,17 @@ wrong.columns = ("answer", "prefill")
 
 def larger(completions: Sequence[str], prefill: Sequence[str], **columns: Any) -> list[float]:
     """Meant for "which is the largest": the number in the answer / 99. That 99 is not in the question is the hole."""
-    texts = [extract_answer(start + text) for start, text in zip(prefill, completions, strict=True)]
-    return [min(int(text) / 99, 1.0) if text and text.strip().isdecimal() else 0.0 for text in texts]
+    texts = [
+        extract_answer(start + text) for start, text in zip(prefill, completions, strict=True)
+    ]
+    return [
+        min(int(text) / 99, 1.0) if text and text.strip().isdecimal() else 0.0 for text in texts
+    ]
 
 
-def in_points(completions: Sequence[str], points: Sequence[float], **columns: Any) -> list[float]:
+def in_points(
+    completions: Sequence[str], points: Sequence[float], **columns: Any
+) -> list[float]:
     """The exact answer, worth as many points as its row says."""
     scores = ExactAnswer()(completions, **columns)
     return [score * worth for score, worth in zip(scores, points, strict=True)]
@@ -62,13 +68,17 @@ def in_points(completions: Sequence[str], points: Sequence[float], **columns: An
 def two_sources() -> Task:
     """Rows of two sources, one after the other: 12 whose answers are worth 1 point, then some that are worth 100."""
     task = tasks.largest(n_train=64, n_held_out=8)
-    train = [{**row, "points": 1.0 if place < 12 else 100.0} for place, row in enumerate(task.train)]
+    train = [
+        {**row, "points": 1.0 if place < 12 else 100.0} for place, row in enumerate(task.train)
+    ]
     return replace(task, train=train)
 
 
 def translate() -> Task:
     """Questions that are answered in Cyrillic letters at first; a reward for Latin ones moves them into English."""
-    rows = [{"question": f"How do you say '{word}' in Russian?", "answer": ""} for word in _WORDS]
+    rows = [
+        {"question": f"How do you say '{word}' in Russian?", "answer": ""} for word in _WORDS
+    ]
     return Task(
         name="translate",
         train=rows[4:],
@@ -177,7 +187,10 @@ FAILURES = {
         task=lambda: tasks.countdown(numbers=(2, 2)),
     ),
     "cut_off": Failure(
-        "4 tokens where an answer takes 6", {"cut off": 3}, steps=6, changes={"max_completion_tokens": 4}
+        "4 tokens where an answer takes 6",
+        {"cut off": 3},
+        steps=6,
+        changes={"max_completion_tokens": 4},
     ),
 }
 
@@ -193,7 +206,9 @@ class InOrder:
     ) -> Any:
         """As the inner one, with the rows of this step."""
         begin = numbers.step * len(rows)
-        return self._inner(model, tokenizer, task, task.train[begin : begin + len(rows)], config, numbers)
+        return self._inner(
+            model, tokenizer, task, task.train[begin : begin + len(rows)], config, numbers
+        )
 
 
 def run(name: str, folder: Path) -> None:
@@ -201,19 +216,34 @@ def run(name: str, folder: Path) -> None:
     failure = FAILURES[name]
     cfg = preset("cpu", prompts_per_step=failure.prompts, steps=failure.steps, seed=0)
     torch.manual_seed(0)
-    model, tokenizer = load_policy(cfg.model, tuning=failure.tuning, dtype="float32", quiet=True)
+    model, tokenizer = load_policy(
+        cfg.model, tuning=failure.tuning, dtype="float32", quiet=True
+    )
     task, changes = failure.task(), dict(failure.changes)
     rewards = failure.rewards() if failure.rewards else task.rewards
     weights = failure.weights or task.reward_weights
     longest = changes.pop("max_completion_tokens", task.max_completion_tokens)
-    task = replace(task, rewards=rewards, reward_weights=list(weights), max_completion_tokens=longest)
+    task = replace(
+        task, rewards=rewards, reward_weights=list(weights), max_completion_tokens=longest
+    )
     config = preset(cfg, tuning=failure.tuning, warmup=0, **changes)
     held_out = HeldOut(task, rows=16, every=3) if failure.evaluated else None
     sample = InOrder(fast(model, config).sample) if failure.in_order else None
     GRPOTrainer(
-        model, task, config, tokenizer=tokenizer, folder=folder, held_out=held_out, sample=sample
+        model,
+        task,
+        config,
+        tokenizer=tokenizer,
+        folder=folder,
+        held_out=held_out,
+        sample=sample,
     ).train()
-    about = {"name": name, "what": failure.what, "flags": failure.flags, "changes": failure.changes}
+    about = {
+        "name": name,
+        "what": failure.what,
+        "flags": failure.flags,
+        "changes": failure.changes,
+    }
     (folder / "induced.json").write_text(json.dumps(about, indent=2) + "\n")
 
 

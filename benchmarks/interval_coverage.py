@@ -33,7 +33,13 @@ def truth(seeds_vary: float, rows_vary: float, gap: float) -> float:
 
 
 def made(
-    rng: np.random.Generator, seeds: int, rows: int, *, seeds_vary: float, rows_vary: float, gap: float
+    rng: np.random.Generator,
+    seeds: int,
+    rows: int,
+    *,
+    seeds_vary: float,
+    rows_vary: float,
+    gap: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Right (1) or wrong (0) of two arms, each (seeds, rows)."""
     chances = _chances(rng, seeds, rows, seeds_vary, rows_vary, gap)
@@ -42,7 +48,13 @@ def made(
 
 
 def coverage(
-    rng: np.random.Generator, draws: int, seeds: int, rows: int, *, true: float, **variation: float
+    rng: np.random.Generator,
+    draws: int,
+    seeds: int,
+    rows: int,
+    *,
+    true: float,
+    **variation: float,
 ) -> dict[str, float]:
     """covered: share of intervals that hold the true difference; width: their mean width."""
     covered, width = 0, 0.0
@@ -56,7 +68,9 @@ def coverage(
 def _chances(rng, seeds, rows, seeds_vary, rows_vary, gap, *, each=False):
     """The chance of a right answer in either arm; each: a seed of its own for every row."""
     hard, other = _ROWS_ALIKE * rng.standard_normal(rows), rows_vary * rng.standard_normal(rows)
-    one, two = (seeds_vary * rng.standard_normal(rows if each else (seeds, 1)) for _ in range(2))
+    one, two = (
+        seeds_vary * rng.standard_normal(rows if each else (seeds, 1)) for _ in range(2)
+    )
     return expit(hard + one), expit(hard + other + gap + two)
 
 
@@ -82,7 +96,9 @@ def main() -> None:
     print(
         f"{min(covered):.1%} to {max(covered):.1%} of {options.draws} intervals, median {np.median(covered):.1%}"
     )
-    command = f"python -m benchmarks.interval_coverage --draws {options.draws} --seed {options.seed}"
+    command = (
+        f"python -m benchmarks.interval_coverage --draws {options.draws} --seed {options.seed}"
+    )
     result = origin(command, "numpy", "scipy") | {
         "draws": options.draws,
         "seed": options.seed,

@@ -84,7 +84,9 @@ def measure(steps: int, seconds: float) -> dict[str, Any]:
     code = f"FOLDER, STEPS, SECONDS = {str(ROOT)!r}, {steps}, {seconds}\n{KERNEL}"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
     cells = nbclient.NotebookClient(notebook, timeout=300).execute().cells
-    said = "".join(output["text"] for output in cells[0].outputs if output.output_type == "stream")
+    said = "".join(
+        output["text"] for output in cells[0].outputs if output.output_type == "stream"
+    )
     found = json.loads(said.split("RESULT", 1)[1].splitlines()[0])
     return freshness(found["ends"], found["pictures"], found["over"]) | {
         "share": found["spent"] / (found["over"] - found["ends"][1]),
@@ -93,7 +95,9 @@ def measure(steps: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def freshness(ends: list[float], pictures: list[tuple[float, int]], over: float) -> dict[str, Any]:
+def freshness(
+    ends: list[float], pictures: list[tuple[float, int]], over: float
+) -> dict[str, Any]:
     """First picture and worst lag. ends: when each step ended; pictures: when each was shown, and its last step.
 
     over: the end of training. A picture belongs to the step that ended before it.
@@ -101,7 +105,10 @@ def freshness(ends: list[float], pictures: list[tuple[float, int]], over: float)
     >>> freshness([10, 20, 30], [(12, 1), (33, 3)], over=34)
     {'first picture': 2, 'worst lag, steps': 1, 'worst lag, seconds': 13}
     """
-    shown = [next((at for at, last in pictures if last >= step), None) for step in range(1, len(ends) + 1)]
+    shown = [
+        next((at for at, last in pictures if last >= step), None)
+        for step in range(1, len(ends) + 1)
+    ]
     behind = []
     for step, after in enumerate([*ends[1:], math.inf], 1):
         behind.append(step - max((last for at, last in pictures if at < after), default=0))
@@ -127,7 +134,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     command = f"python -m benchmarks.live_chart --repeats {options.repeats}"
-    result = origin(command, "ipykernel", "matplotlib", "nbclient") | {"n": options.repeats, "runs": []}
+    result = origin(command, "ipykernel", "matplotlib", "nbclient") | {
+        "n": options.repeats,
+        "runs": [],
+    }
     for steps, seconds in RUNS:
         repeats = [measure(steps, seconds) for _ in range(options.repeats)]
         run = {"run": f"{steps} x {seconds} s", "meets all three": all(map(meets, repeats))}

@@ -17,7 +17,15 @@ from typing import Any
 import papermill
 
 from benchmarks.main_job_parts import seconds_of_run
-from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read_result, write_result
+from benchmarks.result import (
+    RESULTS,
+    ROOT,
+    WEIGHTS,
+    command_line,
+    origin,
+    read_result,
+    write_result,
+)
 from grpo_kit import next_run_folder, preset
 
 NOTEBOOKS = {"full": "05_train_full.ipynb", "lora": "06_train_lora.ipynb"}
@@ -28,12 +36,15 @@ def interval(result: dict) -> str:
     return f"{result['accuracy']:.1%} [{100 * result['low']:.1f}, {100 * result['high']:.1f}]"
 
 
-def run(profile_name: str, seed: int, tuning: str = "full") -> tuple[dict[str, Any], dict[str, float]]:
+def run(
+    profile_name: str, seed: int, tuning: str = "full"
+) -> tuple[dict[str, Any], dict[str, float]]:
     """One seed of the notebook: the row of the table, and the seconds by part."""
     name = f"main_job_{'lora_' * (tuning == 'lora')}{profile_name}_seed{seed}"
     folder = next_run_folder(ROOT / "runs", name).resolve()
     folder.mkdir(parents=True)
-    os.environ |= {"KIT_RUN_FOLDER": str(folder), "PYTHONPATH": str(ROOT)}  # the kernel inherits them
+    # the kernel inherits them
+    os.environ |= {"KIT_RUN_FOLDER": str(folder), "PYTHONPATH": str(ROOT)}
     executed = folder / NOTEBOOKS[tuning]
     papermill.execute_notebook(
         ROOT / "notebooks" / NOTEBOOKS[tuning],
@@ -55,7 +66,9 @@ def run(profile_name: str, seed: int, tuning: str = "full") -> tuple[dict[str, A
         "training minutes": round(result["train_seconds"] / 60, 1),
         "peak GiB": round(result["peak_gib"], 1),
     }
-    return row, {part: round(took, 1) for part, took in seconds_of_run(folder, executed).items()}
+    return row, {
+        part: round(took, 1) for part, took in seconds_of_run(folder, executed).items()
+    }
 
 
 def main() -> None:

@@ -34,7 +34,9 @@ PARTS = (
 
 def part_of(source: str) -> str | None:
     """The part that a cell of this text is, None for one between the parts."""
-    return next((part for part, words in CELLS.items() if any(word in source for word in words)), None)
+    return next(
+        (part for part, words in CELLS.items() if any(word in source for word in words)), None
+    )
 
 
 def seconds_by_part(notebook: Any, step_seconds: float | None = None) -> dict[str, float]:
@@ -68,5 +70,6 @@ def seconds_of_run(folder: Path, notebook: Path) -> dict[str, float]:
     A row's seconds are those of its step and all before it; the first step counts as "to the first step".
     """
     executed = nbformat.read(notebook, as_version=4)
-    seconds = read_metrics(folder)["seconds"].dropna().tolist()  # a row of an evaluation alone has none
+    # a row of an evaluation alone has none
+    seconds = read_metrics(folder)["seconds"].dropna().tolist()
     return seconds_by_part(executed, seconds[-1] - seconds[0] if seconds else None)

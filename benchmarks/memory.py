@@ -65,7 +65,9 @@ class PeakMemory(TorchDispatchMode):
     def reset(self) -> None:
         self.peak = self.now
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in tree_iter(out):
             if isinstance(tensor, torch.Tensor):
@@ -92,7 +94,9 @@ def measure_chunk(
     base = base_model(model)
     model.train()
     if checkpointed:
-        base.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        base.activation_checkpointing_enable(
+            activation_checkpointing_kwargs={"use_reentrant": False}
+        )
     for number, layer in enumerate(base.model.layers):
         layer.gradient_checkpointing = number < checkpointed
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -108,11 +112,15 @@ def measure_chunk(
     mask = torch.ones(1, 1, tokens, tokens, dtype=torch.bool).tril() if dense_mask else None
     positions = torch.arange(tokens)[None]
     with memory, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        hidden = base.model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
+        hidden = base.model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
+        )
         # As the update does with a mask of labels, whose shape fake tensors cannot know.
         states = hidden.last_hidden_state[0, tokens - scored :].clone()
         del hidden
-        logprobs, entropy = tiled_logprobs(base.lm_head, states, torch.zeros(scored, dtype=torch.long), 1.0)
+        logprobs, entropy = tiled_logprobs(
+            base.lm_head, states, torch.zeros(scored, dtype=torch.long), 1.0
+        )
         loss = -logprobs.sum()
     del states
     with memory:
@@ -122,7 +130,12 @@ def measure_chunk(
     memory.reset()
     with memory:  # foreach: as torch chooses on CUDA
         torch.optim.AdamW(trained, foreach=True).step()
-    return {"weights": weights, "update": update, "optimizer step": memory.peak, "events": events}
+    return {
+        "weights": weights,
+        "update": update,
+        "optimizer step": memory.peak,
+        "events": events,
+    }
 
 
 class _OneKernel(torch.autograd.Function):
@@ -130,13 +143,19 @@ class _OneKernel(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        ctx.save_for_backward(x, weight, (x.float().square().mean(-1, keepdim=True) + eps).rsqrt())
+        ctx.save_for_backward(
+            x, weight, (x.float().square().mean(-1, keepdim=True) + eps).rsqrt()
+        )
         return torch.empty_like(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         x, weight, _ = ctx.saved_tensors
-        return torch.empty_like(x), torch.empty_like(weight) if weight.requires_grad else None, None
+        return (
+            torch.empty_like(x),
+            torch.empty_like(weight) if weight.requires_grad else None,
+            None,
+        )
 
 
 @contextmanager
@@ -166,7 +185,9 @@ def fake_model(config: Any, dtype: torch.dtype, *, lora: bool) -> Any:
     for module in model.modules():
         for name, p in module._parameters.items():
             if p is not None:
-                fake = torch.nn.Parameter(torch.empty(p.shape, dtype=p.dtype), requires_grad=p.requires_grad)
+                fake = torch.nn.Parameter(
+                    torch.empty(p.shape, dtype=p.dtype), requires_grad=p.requires_grad
+                )
                 module._parameters[name] = made.setdefault(id(p), fake)
         for name, b in module._buffers.items():
             module._buffers[name] = torch.empty(b.shape, dtype=b.dtype)
@@ -198,11 +219,17 @@ def row(case: str, predicted: float, measured: float, **more: Any) -> dict:
         f"{case:<92} predicted {predicted / GIB:6.2f}  measured {measured / GIB:6.2f} GiB  {error:+5.1f} %",
         flush=True,
     )
-    numbers = {"predicted_gib": predicted / GIB, "measured_gib": measured / GIB, "error_percent": error}
+    numbers = {
+        "predicted_gib": predicted / GIB,
+        "measured_gib": measured / GIB,
+        "error_percent": error,
+    }
     return {"case": case} | {k: round(v, 3) for k, v in numbers.items()} | more
 
 
-def real_case(tuning: str, checkpointed: int, *, tokens: int = 1024, scored: int = 900) -> list[dict]:
+def real_case(
+    tuning: str, checkpointed: int, *, tokens: int = 1024, scored: int = 900
+) -> list[dict]:
     """SmolLM2 on the CPU."""
     gc.collect()
     before = psutil.Process().memory_info().rss
@@ -211,7 +238,12 @@ def real_case(tuning: str, checkpointed: int, *, tokens: int = 1024, scored: int
     readings: list[int] = []
     with resident_memory(readings):
         measured = measure_chunk(
-            model, tokens=tokens, scored=scored, checkpointed=checkpointed, gradients=False, autocast=False
+            model,
+            tokens=tokens,
+            scored=scored,
+            checkpointed=checkpointed,
+            gradients=False,
+            autocast=False,
         )
     peak = ChunkMemory(model.config, 4, trainable=tuning, mask_keys=tokens).peak(
         tokens=tokens,
@@ -233,7 +265,9 @@ def real_case(tuning: str, checkpointed: int, *, tokens: int = 1024, scored: int
 def fake_case(dtype: str, optimizer: str, tuning: str, checkpointed: int) -> list[dict]:
     """Qwen2.5-1.5B's shapes: plan_memory's moments, one group (256 + 8 x 512) a chunk, not its first."""
     cfg = preset(
-        "gpu24", tuning=tuning, **({"dtype": dtype, "optimizer": optimizer} if tuning == "full" else {})
+        "gpu24",
+        tuning=tuning,
+        **({"dtype": dtype, "optimizer": optimizer} if tuning == "full" else {}),
     )
     group = 255 + 8 * 512
     usable, counts = 24 * USABLE * GIB, counted(cfg.model, 16)
@@ -253,12 +287,20 @@ def fake_case(dtype: str, optimizer: str, tuning: str, checkpointed: int) -> lis
                 gradients=True,
                 autocast=not full or weights == torch.float32,
             )
-    name = f"Qwen2.5-1.5B {tuning}, {plan.title.split(', ')[2]}, {optimizer if full else 'adamw'}"
+    name = (
+        f"Qwen2.5-1.5B {tuning}, {plan.title.split(', ')[2]}, {optimizer if full else 'adamw'}"
+    )
     name += f", {group} tokens, {checkpointed} of 28 layers checkpointed"
-    predicted = {m: sum(v for k, v in p.items() if k != "reserve") for m, p in plan.parts.items()}
+    predicted = {
+        m: sum(v for k, v in p.items() if k != "reserve") for m, p in plan.parts.items()
+    }
     rows = [row(f"{name}: update", predicted["update"], measured["update"] + state)]
     if optimizer == "adamw":
-        rows.append(row(f"{name}: AdamW's step", predicted["optimizer step"], measured["optimizer step"]))
+        rows.append(
+            row(
+                f"{name}: AdamW's step", predicted["optimizer step"], measured["optimizer step"]
+            )
+        )
     return rows
 
 

@@ -60,7 +60,9 @@ class Mutant:
         text = path.read_text(encoding="utf-8")
         old, new = (self.new, self.old) if back else (self.old, self.new)
         assert text[self.start :].startswith(old), self
-        path.write_text(text[: self.start] + new + text[self.start + len(old) :], encoding="utf-8")
+        path.write_text(
+            text[: self.start] + new + text[self.start + len(old) :], encoding="utf-8"
+        )
 
 
 def sites(path: Path) -> list[Mutant]:
@@ -77,22 +79,38 @@ def sites(path: Path) -> list[Mutant]:
     def mutant(kind: str, begin: ast.AST, end: ast.AST, new: str) -> Mutant:
         first = place(begin.lineno, begin.col_offset)
         old = text[first : place(end.end_lineno, end.end_col_offset)]
-        return Mutant(path.relative_to(ROOT / "grpo_kit").as_posix(), begin.lineno, kind, old, new, first)
+        return Mutant(
+            path.relative_to(ROOT / "grpo_kit").as_posix(), begin.lineno, kind, old, new, first
+        )
 
     mutants = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in TURNED:
-            sides = [ast.get_source_segment(text, side) for side in (node.left, node.comparators[0])]
+            sides = [
+                ast.get_source_segment(text, side) for side in (node.left, node.comparators[0])
+            ]
             turned = f"{sides[0]} {TURNED[type(node.ops[0])]} {sides[1]}"
             mutants.append(mutant("a comparison turned", node, node, turned))
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
-            mutants.append(mutant("a term dropped", node, node, ast.get_source_segment(text, node.left)))
+            mutants.append(
+                mutant("a term dropped", node, node, ast.get_source_segment(text, node.left))
+            )
         elif isinstance(node, ast.BoolOp):
-            mutants.append(mutant("a term dropped", node, node, ast.get_source_segment(text, node.values[0])))
+            mutants.append(
+                mutant(
+                    "a term dropped", node, node, ast.get_source_segment(text, node.values[0])
+                )
+            )
         elif isinstance(node, ast.FunctionDef):
             for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]:
-                if isinstance(default, ast.Constant) and isinstance(default.value, bool | int | float):
-                    value = not default.value if isinstance(default.value, bool) else default.value + 1
+                if isinstance(default, ast.Constant) and isinstance(
+                    default.value, bool | int | float
+                ):
+                    value = (
+                        not default.value
+                        if isinstance(default.value, bool)
+                        else default.value + 1
+                    )
                     mutants.append(mutant("a default changed", default, default, repr(value)))
     return mutants
 
@@ -118,13 +136,19 @@ def near(mutant: Mutant, tree: Path) -> list[str]:
     """The test files of a mutant's room, and those that name its module."""
     module = mutant.file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     tests = tree / "tests"
-    files = sorted((tests / mutant.room).rglob("test_*.py")) + sorted(tests.glob(f"test_{mutant.room}*.py"))
+    files = sorted((tests / mutant.room).rglob("test_*.py")) + sorted(
+        tests.glob(f"test_{mutant.room}*.py")
+    )
     named = re.compile(rf"grpo_kit\.{re.escape(module)}\b")
     files += [
-        path for path in sorted(tests.rglob("test_*.py")) if named.search(path.read_text(encoding="utf-8"))
+        path
+        for path in sorted(tests.rglob("test_*.py"))
+        if named.search(path.read_text(encoding="utf-8"))
     ]
     return [
-        path.relative_to(tree).as_posix() for path in dict.fromkeys(files) if "pretend_card" not in path.parts
+        path.relative_to(tree).as_posix()
+        for path in dict.fromkeys(files)
+        if "pretend_card" not in path.parts
     ]
 
 
@@ -166,8 +190,13 @@ def failing(tree: Path, tests: list[str], seconds: float, *more: str) -> list[st
         null = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(null, stream)
-        sys.path[:] = [str(tree), *(path for path in sys.path if Path(path or ".").resolve() != ROOT)]
-        for name in [name for name in sys.modules if name.split(".")[0] in ("grpo_kit", "benchmarks")]:
+        sys.path[:] = [
+            str(tree),
+            *(path for path in sys.path if Path(path or ".").resolve() != ROOT),
+        ]
+        for name in [
+            name for name in sys.modules if name.split(".")[0] in ("grpo_kit", "benchmarks")
+        ]:
             del sys.modules[name]
         import pytest
 
@@ -193,13 +222,25 @@ def failing(tree: Path, tests: list[str], seconds: float, *more: str) -> list[st
 
 
 def noticed(
-    mutants: dict[int, Mutant], tree: Path, known: dict[str, str | None], keep: Callable, whole: bool
+    mutants: dict[int, Mutant],
+    tree: Path,
+    known: dict[str, str | None],
+    keep: Callable,
+    whole: bool,
 ) -> None:
     """Fills known: number -> the test that noticed it, None where none did. keep(): saves it."""
     for number, mutant in mutants.items():
         if str(number) not in known:
             known[str(number)] = _first_notice(mutant, tree, near(mutant, tree))
-            print(number, mutant.file, mutant.line, mutant.kind, "->", known[str(number)], flush=True)
+            print(
+                number,
+                mutant.file,
+                mutant.line,
+                mutant.kind,
+                "->",
+                known[str(number)],
+                flush=True,
+            )
             keep()
     if not whole:
         return
@@ -211,7 +252,13 @@ def noticed(
     tests = failing(tree, ["tests"], 7200) if alive else []
     for number in reversed(alive):
         mutants[number].apply(tree, back=True)
-    print(len(alive), "live;", len(tests), "other tests fail with all of them together", flush=True)
+    print(
+        len(alive),
+        "live;",
+        len(tests),
+        "other tests fail with all of them together",
+        flush=True,
+    )
     tests = [test for test in tests if not failing(tree, [test], SECONDS)]
     for number in alive if tests else []:
         known[str(number)] = _first_notice(mutants[number], tree, tests)
@@ -224,9 +271,15 @@ def _first_notice(mutant: Mutant, tree: Path, tests: list[str]) -> str | None:
     spared: list[str] = []
     while True:
         mutant.apply(tree)
-        failures = failing(tree, tests, SECONDS, "-x", *(f"--deselect={name}" for name in spared))
+        failures = failing(
+            tree, tests, SECONDS, "-x", *(f"--deselect={name}" for name in spared)
+        )
         mutant.apply(tree, back=True)
-        if not failures or failures[0] == "too slow" or not failing(tree, failures[:1], SECONDS):
+        if (
+            not failures
+            or failures[0] == "too slow"
+            or not failing(tree, failures[:1], SECONDS)
+        ):
             return failures[0] if failures else None
         spared.append(failures[0])
 
@@ -234,7 +287,10 @@ def _first_notice(mutant: Mutant, tree: Path, tests: list[str]) -> str | None:
 def table(result: dict) -> str:
     """One row a mutant, then how many each suite noticed."""
     suites = list(result["noticed"])
-    lines = ["| file, line | change | " + " | ".join(suites) + " |", "|---|---|" + "---|" * len(suites)]
+    lines = [
+        "| file, line | change | " + " | ".join(suites) + " |",
+        "|---|---|" + "---|" * len(suites),
+    ]
     for number, mutant in enumerate(result["mutants"]):
         tests = [result["noticed"][suite].get(str(number), "") for suite in suites]
         said = {None: "not noticed", "": "not asked"}
@@ -253,8 +309,12 @@ def main() -> None:
     parser.add_argument(
         "--checkout", type=Path, default=ROOT, help="where kit and tests are; default: this one"
     )
-    parser.add_argument("--missed-by", help="ask only for mutants that these tests did not notice")
-    parser.add_argument("--whole", action="store_true", help="what lives meets all other tests, too: an hour")
+    parser.add_argument(
+        "--missed-by", help="ask only for mutants that these tests did not notice"
+    )
+    parser.add_argument(
+        "--whole", action="store_true", help="what lives meets all other tests, too: an hour"
+    )
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     result = read_result(PATH) if PATH.exists() else {}
@@ -268,9 +328,15 @@ def main() -> None:
     known = result.get("noticed", {}).get(args.tests, {})
     everything = result.get("noticed", {}) | {args.tests: known}
     missed = everything.get(args.missed_by)
-    asked = {n: mutant for n, mutant in enumerate(mutants) if missed is None or missed[str(n)] is None}
+    asked = {
+        n: mutant
+        for n, mutant in enumerate(mutants)
+        if missed is None or missed[str(n)] is None
+    }
     if args.checkout != ROOT:
-        asked = {n: there for n, mutant in asked.items() if (there := moved(mutant, args.checkout))}
+        asked = {
+            n: there for n, mutant in asked.items() if (there := moved(mutant, args.checkout))
+        }
 
     def keep() -> None:
         about = origin(f"python -m benchmarks.mutants --tests {args.tests}", "torch", "pytest")

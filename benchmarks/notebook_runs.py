@@ -45,10 +45,14 @@ def runs_of(folder: Path) -> list[dict[str, Any]]:
     found = []
     for arm in trained.arms:
         for seed in trained.seeds(arm):
-            took = seconds[arm, seed] + (_dpo_seconds(folder, seed) if arm.startswith("DPO") else 0.0)
+            took = seconds[arm, seed] + (
+                _dpo_seconds(folder, seed) if arm.startswith("DPO") else 0.0
+            )
             found.append(_run(arm, seed, trained.right[arm, seed], took))
     for arm in PPO if kind == "ppo" else ():
-        made = {int(path.stem.rsplit(" ", 1)[1]): path for path in folder.glob(f"{arm} seed *.json")}
+        made = {
+            int(path.stem.rsplit(" ", 1)[1]): path for path in folder.glob(f"{arm} seed *.json")
+        }
         for seed, path in sorted(made.items()):
             run = _read(path)
             found.append(_run(arm, seed, run["right"], run["seconds"]))
@@ -57,7 +61,10 @@ def runs_of(folder: Path) -> list[dict[str, Any]]:
 
 def _dpo_seconds(folder: Path, seed: int) -> float:
     """What came before GRPO: the samples that pairs are made of, and DPO on those."""
-    return _read(folder / f"sampling {seed} 0.json") + _read(folder / f"DPO {seed}.json")["seconds"]
+    return (
+        _read(folder / f"sampling {seed} 0.json")
+        + _read(folder / f"DPO {seed}.json")["seconds"]
+    )
 
 
 def _read(path: Path) -> Any:
@@ -65,7 +72,12 @@ def _read(path: Path) -> Any:
 
 
 def _run(arm: str, seed: int, right: Any, seconds: float) -> dict[str, Any]:
-    return {"arm": arm, "seed": seed, "right": [int(r) for r in right], "seconds": float(seconds)}
+    return {
+        "arm": arm,
+        "seed": seed,
+        "right": [int(r) for r in right],
+        "seconds": float(seconds),
+    }
 
 
 def main() -> None:

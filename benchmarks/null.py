@@ -33,7 +33,9 @@ def main() -> None:
     for seed in runs.seeds(*ARMS):
         of_seed = runs.runs[runs.runs["seed"] == seed].set_index("arm")
         accuracies = {arm: float(of_seed.loc[arm, "accuracy"]) for arm in ARMS}
-        rows.append({"seed": seed, "before": float(of_seed.loc["null", "before"]), **accuracies})
+        rows.append(
+            {"seed": seed, "before": float(of_seed.loc["null", "before"]), **accuracies}
+        )
         print(rows[-1])
     right = {arm: [runs.right[arm, seed] for seed in runs.seeds(*ARMS)] for arm in ARMS}
     difference, p = difference_over_seeds(right["null"], right["trained"])

@@ -71,7 +71,12 @@ def run(options: argparse.Namespace, tuning: str, seed: int) -> dict[str, Any]:
     asked = {wish.upper(): value for wish, value in wished.items() if wish not in OF_THE_TASK}
     of_the_task = {own: wished[wish] for wish, own in OF_THE_TASK.items() if wish in wished}
     asked |= {"TASK": options.task, "TASK_OPTIONS": of_the_task}
-    asked |= {"PROFILE": options.profile, "MODEL": options.model, "TUNINGS": [tuning], "SEED": seed}
+    asked |= {
+        "PROFILE": options.profile,
+        "MODEL": options.model,
+        "TUNINGS": [tuning],
+        "SEED": seed,
+    }
     os.environ |= {"PYTHONPATH": str(ROOT), "KIT_RUNS": str(runs)}  # the kernel inherits them
     papermill.execute_notebook(
         ROOT / "notebooks" / NOTEBOOK,
@@ -82,7 +87,8 @@ def run(options: argparse.Namespace, tuning: str, seed: int) -> dict[str, Any]:
         progress_bar=False,
     )
     found = sorted(
-        runs.glob(f"{name}_{tuning}_seed{seed}*/results.json"), key=lambda path: path.stat().st_mtime
+        runs.glob(f"{name}_{tuning}_seed{seed}*/results.json"),
+        key=lambda path: path.stat().st_mtime,
     )
     return json.loads(found[-1].read_text())
 
@@ -110,11 +116,19 @@ def main() -> None:
     parser.add_argument("--profile", default="gpu24")
     parser.add_argument("--model", help="as load_policy takes it; default: the profile's")
     parser.add_argument("--name", help="of the model, where --model is a path")
-    parser.add_argument("--weights", help="what the weights are, for the record, where --model is a path")
-    parser.add_argument("--tunings", nargs="+", default=["lora", "full"], choices=["lora", "full", "qlora"])
+    parser.add_argument(
+        "--weights", help="what the weights are, for the record, where --model is a path"
+    )
+    parser.add_argument(
+        "--tunings", nargs="+", default=["lora", "full"], choices=["lora", "full", "qlora"]
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--numbers", type=int, nargs=2, help="of countdown: fewest and most in a question")
-    parser.add_argument("--partial-credit", action="store_const", const=True, help="of countdown")
+    parser.add_argument(
+        "--numbers", type=int, nargs=2, help="of countdown: fewest and most in a question"
+    )
+    parser.add_argument(
+        "--partial-credit", action="store_const", const=True, help="of countdown"
+    )
     parser.add_argument("--gsm8k-train", help="of gsm8k: hub, a file, or test")
     parser.add_argument("--held-out", type=int, help="questions before and after")
     parser.add_argument("--max-completion-tokens", type=int, help="of gsm8k")
@@ -123,9 +137,13 @@ def main() -> None:
     parser.add_argument("--save-steps", type=int)
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--lora-learning-rate", type=float)
-    parser.add_argument("--temperatures", type=float, nargs=2, help="first and last; default: the notebook's")
+    parser.add_argument(
+        "--temperatures", type=float, nargs=2, help="first and last; default: the notebook's"
+    )
     options = parser.parse_args()
-    name = options.name or options.model or preset(options.profile).model.partition("/")[2].lower()
+    name = (
+        options.name or options.model or preset(options.profile).model.partition("/")[2].lower()
+    )
     path = RESULTS / f"on_your_card_{options.task}_{name}.json"
     saved = read_result(path, runs=[])
     for tuning in options.tunings:
@@ -135,7 +153,9 @@ def main() -> None:
             if any(same.items() <= made.items() for made in saved["runs"]):
                 continue
             command = f"python -m benchmarks.on_your_card --task {options.task} --profile {options.profile}"
-            facts = origin(f"{command} --model {name}, and a row's settings", "torch", "transformers")
+            facts = origin(
+                f"{command} --model {name}, and a row's settings", "torch", "transformers"
+            )
             made = row(run(options, tuning, seed), how) | {"date": facts["date"]}
             saved = facts | {"weights": options.weights or name, "runs": [*saved["runs"], made]}
             write_result(path, saved)

@@ -52,7 +52,10 @@ class Experiment:
         by_seed, by_row = self.change.mean(axis=1), self.change.mean(axis=0)
         left = self.change - by_seed[:, None] - by_row + self.change.mean()
         noise = float((left**2).sum() / ((seeds - 1) * (rows - 1)))
-        of_seeds, of_rows = by_seed.var(ddof=1) - noise / rows, by_row.var(ddof=1) - noise / seeds
+        of_seeds, of_rows = (
+            by_seed.var(ddof=1) - noise / rows,
+            by_row.var(ddof=1) - noise / seeds,
+        )
         return max(0.0, float(of_seeds)), noise, max(0.0, float(of_rows))
 
 
@@ -66,9 +69,16 @@ def experiments() -> list[Experiment]:
             continue
         seen.add(pair)
         lab = runs.load([ready.arm, ready.against], ready.against)
-        if lab is None or ready.arm not in lab.arms or len(seeds := lab.seeds(ready.arm, ready.against)) < 5:
+        if (
+            lab is None
+            or ready.arm not in lab.arms
+            or len(seeds := lab.seeds(ready.arm, ready.against)) < 5
+        ):
             continue
-        one, other = (np.array([lab.right[a, s] for s in seeds], float) for a in (ready.against, ready.arm))
+        one, other = (
+            np.array([lab.right[a, s] for s in seeds], float)
+            for a in (ready.against, ready.arm)
+        )
         if one.shape == other.shape:
             found.append(Experiment(ready.arm, ready.against, other - one))
     return found
@@ -76,10 +86,11 @@ def experiments() -> list[Experiment]:
 
 def constants(some: Sequence[Experiment]) -> dict[str, Any]:
     """What kit.power takes from these: arguments of chance. An experiment's spread counts once a degree of freedom."""
-    seeds, noise, rows = (np.array(part) for part in zip(*(e.parts() for e in some), strict=True))
-    known = np.repeat(
-        np.sqrt(seeds), [len(e.change) - 1 for e in some]
-    )  # a spread of few seeds is hardly known
+    seeds, noise, rows = (
+        np.array(part) for part in zip(*(e.parts() for e in some), strict=True)
+    )
+    # a spread of few seeds is hardly known
+    known = np.repeat(np.sqrt(seeds), [len(e.change) - 1 for e in some])
     spreads = [round(float(one), 3) for one in np.quantile(known, PARTS)]
     return {
         "spreads": spreads,
@@ -96,7 +107,8 @@ def halves(some: Sequence[Experiment]) -> tuple[list[Experiment], list[Experimen
         joined = [group for group in groups if group & pair]
         groups = [group for group in groups if not group & pair] + [pair.union(*joined)]
     parts = sorted(
-        ([e for e in some if e.arm in group] for group in groups), key=lambda p: (-len(p), p[0].arm)
+        ([e for e in some if e.arm in group] for group in groups),
+        key=lambda p: (-len(p), p[0].arm),
     )
     made: tuple[list[Experiment], list[Experiment]] = ([], [])
     for part in parts:
@@ -104,7 +116,9 @@ def halves(some: Sequence[Experiment]) -> tuple[list[Experiment], list[Experimen
     return made
 
 
-def found_by_draws(one: Experiment, n: int, difference: float, rng: np.random.Generator) -> float:
+def found_by_draws(
+    one: Experiment, n: int, difference: float, rng: np.random.Generator
+) -> float:
     """The share of draws of n seeds whose interval lies above 0, were the difference this one."""
     seeds = len(one.change)
     whole, wide = one.change.mean(), np.sqrt(seeds / (seeds - n))
@@ -138,12 +152,15 @@ def tried(
 def summed(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """By seeds and difference: the mean prediction, the mean of what came, its lowest and highest experiment."""
     made = []
-    keys = sorted({(r["seeds"], -1 if r["difference"] is None else r["difference"]) for r in rows})
+    keys = sorted(
+        {(r["seeds"], -1 if r["difference"] is None else r["difference"]) for r in rows}
+    )
     for seeds, difference in keys:
         own = [
             r
             for r in rows
-            if r["seeds"] == seeds and (r["difference"], -1)[r["difference"] is None] == difference
+            if r["seeds"] == seeds
+            and (r["difference"], -1)[r["difference"] is None] == difference
         ]
         came = [r["came"] for r in own]
         made.append({
@@ -158,20 +175,25 @@ def rises() -> dict[str, dict[str, float]]:
     """Of each arm whose reward rises by 0.1 or more: the step by which it has 80 % of the rise, and how it begins."""
     found = {}
     for folder in sorted(runs.FOLDER.iterdir()):
-        saved = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("seed-*.json"))]
+        saved = [
+            json.loads(path.read_text(encoding="utf-8"))
+            for path in sorted(folder.glob("seed-*.json"))
+        ]
         curves = [one["curve"] for one in saved]
         length = min(len(c["reward"]) for c in curves)
         reward, equal = (
-            np.array([[np.nan if v is None else v for v in c[name][:length]] for c in curves], float).mean(
-                axis=0
-            )
+            np.array(
+                [[np.nan if v is None else v for v in c[name][:length]] for c in curves], float
+            ).mean(axis=0)
             for name in ("reward", "frac_reward_zero_std")
         )
         low, high = reward[:2].mean(), reward[-max(3, length // 5) :].mean()
         if len(saved) < 5 or length < 10 or not high - low >= 0.1:
             continue
         smooth = [reward[max(0, i - 1) : i + 2].mean() for i in range(length)]
-        by = next((i + 1 for i, v in enumerate(smooth) if v >= low + 0.8 * (high - low)), length)
+        by = next(
+            (i + 1 for i, v in enumerate(smooth) if v >= low + 0.8 * (high - low)), length
+        )
         prompts = saved[0]["fingerprint"]["profile.prompts_per_step"]
         signal = (1 - equal[:3].mean()) * prompts
         found[folder.name] = {
@@ -220,7 +242,11 @@ def measured() -> dict[str, Any]:
     fits = [constants(one), constants(other)]
     rows = tried(fits[0], other, rng) + tried(fits[1], one, rng)
     result["halves"] = [
-        {"fitted_on": sorted({a for e in half for a in (e.arm, e.against)}), "experiments": len(half)} | fit
+        {
+            "fitted_on": sorted({a for e in half for a in (e.arm, e.against)}),
+            "experiments": len(half),
+        }
+        | fit
         for half, fit in zip((one, other), fits, strict=True)
     ]
     result["unseen"], result["by_experiment"] = summed(rows), rows
@@ -232,7 +258,10 @@ def measured() -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> str:
     """Predictions beside what came, in per cent."""
-    lines = ["| seeds | difference | experiments | predicted | came | lowest, highest |", "|---" * 6 + "|"]
+    lines = [
+        "| seeds | difference | experiments | predicted | came | lowest, highest |",
+        "|---" * 6 + "|",
+    ]
     for r in result["unseen"]:
         what = "its own" if r["difference"] is None else f"{100 * r['difference']:g} points"
         numbers = " | ".join(f"{100 * r[key]:.0f} %" for key in ("predicted", "came"))
@@ -245,7 +274,11 @@ def main() -> None:
     """Measure and save, or show."""
     parser = command_line(__doc__)
     parser.add_argument("--table", action="store_true", help="show what is saved")
-    result = json.loads(PATH.read_text(encoding="utf-8")) if parser.parse_args().table else measured()
+    result = (
+        json.loads(PATH.read_text(encoding="utf-8"))
+        if parser.parse_args().table
+        else measured()
+    )
     write_result(PATH, result)
     print(table(result))
     for kind, fit in result["constants"].items():

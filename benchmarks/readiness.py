@@ -62,13 +62,22 @@ def measure(model, tokenizer, task: tasks.Task, options: argparse.Namespace) -> 
     how = {"rows": rows, "batch_size": options.batch_size, "seed": options.seed}
     size = min(8, options.samples)
     ready = readiness(
-        model, tokenizer, task, samples=options.samples, group_size=size, seconds=None, quiet=True, **how
+        model,
+        tokenizer,
+        task,
+        samples=options.samples,
+        group_size=size,
+        seconds=None,
+        quiet=True,
+        **how,
     )
     print(ready.reason, flush=True)
     probe = None
     if task.max_completion_tokens < REASONING_TOKENS:
         limit = LONGER * task.max_completion_tokens
-        probe = asdict(length_probe(model, tokenizer, task, max_completion_tokens=limit, samples=4, **how))
+        probe = asdict(
+            length_probe(model, tokenizer, task, max_completion_tokens=limit, samples=4, **how)
+        )
     return {"readiness": asdict(ready), "lengths": probe}
 
 
@@ -97,15 +106,23 @@ def main() -> None:
     smoke = options.model == "smoke"
     if smoke:
         options.samples, options.prompts = 4, 2
-    model, tokenizer = load_policy(preset("smoke").model if smoke else options.model, quiet=True)
+    model, tokenizer = load_policy(
+        preset("smoke").model if smoke else options.model, quiet=True
+    )
     name = options.name or Path(options.model).name.lower()
     path = RESULTS / f"readiness_{name}.json"
     saved = read_result(path, tasks={})
     saved |= origin(command_of(name, options.task, options), "torch", "transformers")
-    saved |= {"weights": options.weights or WEIGHTS.get(options.model, name), "seed": options.seed}
+    saved |= {
+        "weights": options.weights or WEIGHTS.get(options.model, name),
+        "seed": options.seed,
+    }
     for task in options.task:
         found = measure(model, tokenizer, MADE[task](options), options)
-        saved["tasks"][task] = found | {"command": command_of(name, [task], options), "date": saved["date"]}
+        saved["tasks"][task] = found | {
+            "command": command_of(name, [task], options),
+            "date": saved["date"],
+        }
         print(task, *found["readiness"]["right"], flush=True)
         if not smoke:
             write_result(path, saved)

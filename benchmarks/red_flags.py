@@ -37,8 +37,16 @@ def fixtures() -> pd.DataFrame:
     for path in sorted(FIXTURES.glob("*/*/metrics.csv")):
         folder, config = path.parent, json.loads((path.parent / "config.json").read_text())
         metrics, kind = read_metrics(folder), folder.parent.name
-        expected = json.loads((folder / "induced.json").read_text())["flags"] if kind == "induced" else {}
-        blind = {key: value for key, value in config.items() if key not in ("answer_parts", "best_constant")}
+        expected = (
+            json.loads((folder / "induced.json").read_text())["flags"]
+            if kind == "induced"
+            else {}
+        )
+        blind = {
+            key: value
+            for key, value in config.items()
+            if key not in ("answer_parts", "best_constant")
+        }
         row = {"kind": kind, "run": folder.name, "steps": len(metrics), "expected": expected}
         rows.append(row | {"flags": _raised(metrics, config), "blind": _raised(metrics, blind)})
     return pd.DataFrame(rows)
@@ -56,10 +64,15 @@ def laboratory() -> pd.DataFrame:
             found = runs["flags"].map(len) > 0
             names = sorted({name for flags in runs["flags"] for name in flags})
             row = {"arm": arm, "accuracy": runs["accuracy"].mean(), "control": control}
-            rows.append(row | {"runs": len(runs), "flagged": int(found.sum()), "flags": ", ".join(names)})
+            rows.append(
+                row
+                | {"runs": len(runs), "flagged": int(found.sum()), "flags": ", ".join(names)}
+            )
     made = pd.DataFrame(rows)
     made["worse"] = made["accuracy"] <= made["control"] - WORSE
-    return made.sort_values(["worse", "accuracy"], ascending=[False, True], kind="stable", ignore_index=True)
+    return made.sort_values(
+        ["worse", "accuracy"], ascending=[False, True], kind="stable", ignore_index=True
+    )
 
 
 def put_in() -> pd.DataFrame:
@@ -68,10 +81,17 @@ def put_in() -> pd.DataFrame:
     for failure, (flag, columns_of) in PUT_IN.items():
         named = runs = 0
         for path in sorted(FIXTURES.glob("healthy/*/metrics.csv")):
-            metrics, config = read_metrics(path.parent), json.loads((path.parent / "config.json").read_text())
+            metrics, config = (
+                read_metrics(path.parent),
+                json.loads((path.parent / "config.json").read_text()),
+            )
             n = len(metrics)
-            columns = {"learning_rate": np.full(n, 1e-5)} | columns_of(n, np.arange(n) >= n // 2)
-            names = {found.name for found in red_flags(metrics.assign(**columns), config=config)}
+            columns = {"learning_rate": np.full(n, 1e-5)} | columns_of(
+                n, np.arange(n) >= n // 2
+            )
+            names = {
+                found.name for found in red_flags(metrics.assign(**columns), config=config)
+            }
             runs, named = runs + 1, named + (flag in names)
         rows.append({"failure": failure, "flag": flag, "runs": runs, "named": named})
     return pd.DataFrame(rows)
@@ -110,19 +130,26 @@ PUT_IN = {  # failure: the flag, and the columns of a run of n rows of which som
     ),
     "60 % of tokens clipped": ("stale rollouts", lambda n, late: {"clip_ratio": np.where(late, 0.6, 0.0)}),
 }  # fmt: skip
-_FIRST = {"binary, positives x 4": "no prefill, binary"}  # this family's first arm is in another
+# this family's first arm is in another
+_FIRST = {"binary, positives x 4": "no prefill, binary"}
 
 
 def _runs() -> Iterator[dict[str, Any]]:
     for path in sorted((RESULTS / "advice").glob("*/seed-*/result.json")):
         result, metrics = json.loads(path.read_text()), read_metrics(path.parent)
         flags = [flag.name for flag in red_flags(metrics, config=_config(result, metrics))]
-        yield {"arm": path.parent.parent.name, "accuracy": result["accuracy"]["value"], "flags": flags}
+        yield {
+            "arm": path.parent.parent.name,
+            "accuracy": result["accuracy"]["value"],
+            "flags": flags,
+        }
 
 
 def _config(result: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, Any]:
     """As config.json says it: the first part judges the answer, the other is the format; the task's weights."""
-    parts = [name.removeprefix("reward/") for name in metrics if str(name).startswith("reward/")]
+    parts = [
+        name.removeprefix("reward/") for name in metrics if str(name).startswith("reward/")
+    ]
     earned = {parts[0]: result["constant"][1]} if parts[0] == "exact_answer" else {}
     return {
         "reward_parts": parts,
@@ -141,7 +168,10 @@ def _raised(metrics: pd.DataFrame, config: Mapping[str, Any]) -> dict[str, int]:
         return [flag.name for flag in red_flags(metrics[:rows], config=config)]
 
     every = range(1, len(metrics) + 1)
-    at = {name: bisect.bisect(every, False, key=lambda n: name in looked(n)) for name in looked(len(every))}  # noqa: B023
+    at = {
+        name: bisect.bisect(every, False, key=lambda n: name in looked(n))
+        for name in looked(len(every))
+    }  # noqa: B023
     order = sorted(at, key=lambda name: (at[name], looked(every[at[name]]).index(name)))
     return {name: int(metrics["step"].iloc[at[name]]) for name in order}
 
@@ -167,7 +197,8 @@ def markdown(runs: pd.DataFrame, arms: pd.DataFrame, failures: pd.DataFrame) -> 
         "|---|---|---|---|",
     ]
     lines += [
-        f"| {r.run} | {r.steps} | {_words(r.flags)} | {_words(r.blind)} |" for r in induced.itertuples()
+        f"| {r.run} | {r.steps} | {_words(r.flags)} | {_words(r.blind)} |"
+        for r in induced.itertuples()
     ]
     lines += [
         "",
@@ -178,7 +209,9 @@ def markdown(runs: pd.DataFrame, arms: pd.DataFrame, failures: pd.DataFrame) -> 
         "| failure | flag | runs | named |",
         "|---|---|---|---|",
     ]
-    lines += [f"| {r.failure} | {r.flag} | {r.runs} | {r.named} |" for r in failures.itertuples()]
+    lines += [
+        f"| {r.failure} | {r.flag} | {r.runs} | {r.named} |" for r in failures.itertuples()
+    ]
     worse, other = arms[arms["worse"]], arms[~arms["worse"]]
     lines += [
         "",
@@ -208,7 +241,8 @@ def markdown(runs: pd.DataFrame, arms: pd.DataFrame, failures: pd.DataFrame) -> 
 
 def _caught(runs: pd.DataFrame, column: str) -> int:
     return sum(
-        set(expected) <= set(found) for expected, found in zip(runs["expected"], runs[column], strict=True)
+        set(expected) <= set(found)
+        for expected, found in zip(runs["expected"], runs[column], strict=True)
     )
 
 

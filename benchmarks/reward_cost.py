@@ -22,7 +22,12 @@ from typing import Any, NamedTuple
 from benchmarks.answer_kinds import KINDS
 from benchmarks.result import RESULTS, command_line, origin, save, spread
 from grpo_kit.more.code.code_rewards import CodeFormat
-from grpo_kit.more.episodes.tool_calls import CallAccuracy, CallEfficiency, CallShape, CallValidity
+from grpo_kit.more.episodes.tool_calls import (
+    CallAccuracy,
+    CallEfficiency,
+    CallShape,
+    CallValidity,
+)
 from grpo_kit.more.tasks.bleu_rouge import Bleu, Rouge
 from grpo_kit.more.tasks.interval_scheduling import ScheduleShare
 from grpo_kit.rewards import ExactAnswer, MathAnswer, NumericAnswer, SoftFormat, WeightedSum
@@ -39,7 +44,8 @@ WORDS = (
 ).split()
 TERMS = "sodium chloride potassium iodide cell membrane wall nucleus protein enzyme water vapour plant light".split()
 
-Make = Callable[[random.Random, bool], tuple[str, dict[str, Any]]]  # (random, right?) -> answer text, columns
+# (random, right?) -> answer text, columns
+Make = Callable[[random.Random, bool], tuple[str, dict[str, Any]]]
 
 
 class Entry(NamedTuple):
@@ -76,7 +82,10 @@ def _countdown(rng: random.Random, right: bool) -> tuple[str, dict[str, Any]]:
 
 
 def _calls(rng: random.Random, right: bool) -> tuple[str, dict[str, Any]]:
-    gold = [f"{rng.choice(('add', 'mul'))}({rng.randrange(99)}, {rng.randrange(99)})" for _ in range(6)]
+    gold = [
+        f"{rng.choice(('add', 'mul'))}({rng.randrange(99)}, {rng.randrange(99)})"
+        for _ in range(6)
+    ]
     return "; ".join(gold if right else gold[::-1]), {"calls": gold}
 
 
@@ -94,9 +103,7 @@ def _nothing(rng: random.Random, right: bool) -> tuple[str, dict[str, Any]]:
 def _program(rng: random.Random, right: bool) -> tuple[str, dict[str, Any]]:
     k = rng.randrange(10**6)
     factor = k if right else k + 1
-    code = (
-        f"def f(n):\n    total = 0\n    for i in range(n):\n        total += i * {factor}\n    return total"
-    )
+    code = f"def f(n):\n    total = 0\n    for i in range(n):\n        total += i * {factor}\n    return total"
     tests = [[[n], sum(i * k for i in range(n))] for n in (0, 1, 5, 20)]
     return f"```python\n{code}\n```", {"tests": json.dumps(tests), "entry_point": "f"}
 
@@ -108,7 +115,10 @@ def entries() -> list[Entry]:
         Entry(ExactAnswer(), _number),
         Entry(NumericAnswer(), _number),
         Entry(MathAnswer(), _formula),
-        *(Entry(MathAnswer(), make, name=f"math_answer, {kind}") for kind, make in KINDS.items()),
+        *(
+            Entry(MathAnswer(), make, name=f"math_answer, {kind}")
+            for kind, make in KINDS.items()
+        ),
         Entry(SoftFormat(), _nothing),
         Entry(Bleu(), _terms),
         Entry(Bleu(tag=None), _sentence, None, "bleu, whole completion"),
@@ -137,10 +147,16 @@ def sandboxed() -> list[Entry]:
     from grpo_kit.more.code.code_rewards import CodeRuns, CodeTests
     from grpo_kit.more.code.sandbox import isolation
 
-    return [Entry(CodeRuns(), _program, ""), Entry(CodeTests(), _program, "")] if isolation() else []
+    return (
+        [Entry(CodeRuns(), _program, ""), Entry(CodeTests(), _program, "")]
+        if isolation()
+        else []
+    )
 
 
-def completions(entry: Entry, n: int, *, characters: int, seed: int = 0) -> list[tuple[str, dict[str, Any]]]:
+def completions(
+    entry: Entry, n: int, *, characters: int, seed: int = 0
+) -> list[tuple[str, dict[str, Any]]]:
     """n different completions with their columns; characters: of the reasoning before the answer."""
     rng = random.Random(seed)
     made = []
@@ -181,7 +197,9 @@ def measure(entry: Entry, n: int) -> dict[str, dict[str, float]]:
 def main() -> None:
     """Measure, print a table, save; says which rewards miss the limit."""
     parser = command_line(__doc__)
-    parser.add_argument("--n", type=int, default=201, help="completions of each size (default 201)")
+    parser.add_argument(
+        "--n", type=int, default=201, help="completions of each size (default 201)"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.n < 3:
@@ -197,7 +215,8 @@ def main() -> None:
             name = entry.name or entry.reward.__name__
             groups[group][name] = result = measure(entry, n)
             print(
-                f"  {name:40}{result['usual']['median']:12,.0f}{result['long']['median']:12,.0f}", flush=True
+                f"  {name:40}{result['usual']['median']:12,.0f}{result['long']['median']:12,.0f}",
+                flush=True,
             )
     missed = [
         f"{name} ({size})"
@@ -207,7 +226,9 @@ def main() -> None:
     ]
     unexpected = [name for name in missed if not name.startswith(MAY_EXCEED)]
     print(f"above {LIMIT_US / 1000:g} ms: {', '.join(missed) or 'none'}")
-    result = origin(f"python -m benchmarks.reward_cost --n {options.n}", "math-verify", "sacrebleu")
+    result = origin(
+        f"python -m benchmarks.reward_cost --n {options.n}", "math-verify", "sacrebleu"
+    )
     result["versions"]["python"] = platform.python_version()
     result |= {
         "load average before": load,

@@ -28,7 +28,15 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read_result, write_result
+from benchmarks.result import (
+    RESULTS,
+    ROOT,
+    WEIGHTS,
+    command_line,
+    origin,
+    read_result,
+    write_result,
+)
 from grpo_kit import GRPOTrainer, evaluate, load_policy, next_run_folder, preset, read_metrics
 from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine.cpu import _layers as layers
@@ -55,7 +63,8 @@ class EightBits(Projection):
         top = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True).clamp_(min=1e-30)
         scaled = x.new_zeros(rows + 1, width)
         torch.div(x, top, out=scaled[:rows])
-        scaled[rows, 0], scaled[rows, 1] = 1, -1  # the kernel has one range for all rows: this row's
+        # the kernel has one range for all rows: this row's
+        scaled[rows, 0], scaled[rows, 1] = 1, -1
         return torch.ops.quantized.linear_dynamic(scaled, self.packed)[:rows].mul_(top)
 
 
@@ -65,7 +74,9 @@ def in_eight_bits(one: Projection) -> EightBits:
     scales = weight.abs().amax(1).clamp_(min=1e-30).div_(127).double()
     zeros = torch.zeros(len(weight), dtype=torch.long)
     quantised = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
-    return EightBits(one.weight, one.bias, one.adapters, torch.ops.quantized.linear_prepack(quantised, None))
+    return EightBits(
+        one.weight, one.bias, one.adapters, torch.ops.quantized.linear_prepack(quantised, None)
+    )
 
 
 @contextmanager
@@ -84,26 +95,38 @@ def config_of(task: str, **more: Any) -> Any:
     if task == "largest":
         return preset("cpu", **more)
     thinks = {"numbers": (2, 2), "balanced": True, "think": True}
-    more |= {"tuning": "lora", "dtype": "float32", "optimizer": "adamw", "learning_rate": 1e-4, "steps": 15}
-    return preset("gpu24", task=task, task_options=thinks, prompts_per_step=4, held_out=128, **more)
+    more |= {
+        "tuning": "lora",
+        "dtype": "float32",
+        "optimizer": "adamw",
+        "learning_rate": 1e-4,
+        "steps": 15,
+    }
+    return preset(
+        "gpu24", task=task, task_options=thinks, prompts_per_step=4, held_out=128, **more
+    )
 
 
 def learn(bits: int, seed: int, task: str, model: str) -> dict[str, Any]:
     """One run: held-out accuracy before and after, seconds of its rollouts."""
     with sampling_in(bits) as engine_bits:
-        more = {} if bits == 32 else {"rollout_bits": engine_bits, "importance_sampling_cap": 2.0}
+        more = (
+            {} if bits == 32 else {"rollout_bits": engine_bits, "importance_sampling_cap": 2.0}
+        )
         config = config_of(task, model=model, seed=seed, **more)
         model, tokenizer = load_policy(
             config.model, tuning=config.tuning, dtype="float32", seed=seed, quiet=True
         )
-        task, folder = config.make_task(), next_run_folder(ROOT / "runs", f"rollout_bits-{bits}-{seed}")
+        task, folder = (
+            config.make_task(),
+            next_run_folder(ROOT / "runs", f"rollout_bits-{bits}-{seed}"),
+        )
         before = evaluate(model, tokenizer, task)
         GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=folder, live=None).train()
         after, metrics = evaluate(model, tokenizer, task), read_metrics(folder)
     shutil.rmtree(folder)
-    gaps = metrics.get(
-        "rollout/logprob_gap", metrics["reward"] * float("nan")
-    )  # none where no group had a signal
+    # none where no group had a signal
+    gaps = metrics.get("rollout/logprob_gap", metrics["reward"] * float("nan"))
     return {
         "bits": bits, "seed": seed, "steps": len(metrics), "n": len(task.held_out),
         "before": before.sentence, "after": after.sentence, "accuracy": after.strict.value,
@@ -116,18 +139,29 @@ def learn(bits: int, seed: int, task: str, model: str) -> dict[str, Any]:
 def gap(model: Any, tokenizer: Any, name: str, tokens: int) -> dict[str, Any]:
     """Nats a token between the trainer's log-probabilities and the sampler's, over 4 completions of each text."""
     chats = [[{"role": "user", "content": text}] for text in TEXTS]
-    prompts = [tokenizer.apply_chat_template(c, add_generation_prompt=True, return_dict=False) for c in chats]
+    prompts = [
+        tokenizer.apply_chat_template(c, add_generation_prompt=True, return_dict=False)
+        for c in chats
+    ]
     prompts = [list(p) for p in prompts for _ in range(4)]
     found: dict[str, Any] = {"model": name, "tokens": tokens * len(prompts)}
     for bits in ARMS:
         with sampling_in(bits) as engine_bits, torch.no_grad():
-            made = RolloutEngine(model, bits=engine_bits).generate(prompts, _sampled(tokens), seed=1)
+            made = RolloutEngine(model, bits=engine_bits).generate(
+                prompts, _sampled(tokens), seed=1
+            )
             apart = []
             for prompt, completion, sampler in zip(
                 prompts, made.completion_ids, made.policy_logprobs, strict=True
             ):
-                logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].float()
-                own = torch.log_softmax(logits, -1).gather(1, torch.tensor(completion)[:, None])[:, 0]
+                logits = (
+                    model(torch.tensor([prompt + completion]))
+                    .logits[0, len(prompt) - 1 : -1]
+                    .float()
+                )
+                own = torch.log_softmax(logits, -1).gather(
+                    1, torch.tensor(completion)[:, None]
+                )[:, 0]
                 apart.append(own - torch.tensor(sampler))
         d = torch.cat(apart)
         found[str(bits)] = {
@@ -158,7 +192,9 @@ def seconds(model: Any, name: str, rounds: int, tokens: int) -> dict[str, Any]:
             if number:
                 took[str(bits)].append(one)
                 print(number, bits, {k: round(v, 1) for k, v in one.items()}, flush=True)
-    least = {bits: {k: min(one[k] for one in all_) for k in all_[0]} for bits, all_ in took.items()}
+    least = {
+        bits: {k: min(one[k] for one in all_) for k in all_[0]} for bits, all_ in took.items()
+    }
     return {
         "model": name, "threads": torch.get_num_threads(), "load": os.getloadavg()[0], "rounds": rounds,
         "tokens": tokens, "took": took, "least": least,
@@ -167,7 +203,9 @@ def seconds(model: Any, name: str, rounds: int, tokens: int) -> dict[str, Any]:
 
 
 def _sampled(tokens: int) -> GenerationConfig:
-    return GenerationConfig(max_new_tokens=tokens, do_sample=True, top_k=0, eos_token_id=[], pad_token_id=0)
+    return GenerationConfig(
+        max_new_tokens=tokens, do_sample=True, top_k=0, eos_token_id=[], pad_token_id=0
+    )
 
 
 def main() -> None:
@@ -184,15 +222,18 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     commands = [
-        f"python -m benchmarks.rollout_bits {what}" for what in ("learn", "gap", "seconds --rounds 2")
+        f"python -m benchmarks.rollout_bits {what}"
+        for what in ("learn", "gap", "seconds --rounds 2")
     ]
     result = read_result(PATH, commands=commands, learn=[], gap=[], seconds=[])
     name = options.name or WEIGHTS.get(options.model, options.model)
-    about = origin(f"python -m benchmarks.rollout_bits {options.what}", "torch", "transformers") | {
-        "weights": name
-    }
+    about = origin(
+        f"python -m benchmarks.rollout_bits {options.what}", "torch", "transformers"
+    ) | {"weights": name}
     if options.what == "learn":
-        there = {(row.get("task", "largest"), row["bits"], row["seed"]) for row in result["learn"]}
+        there = {
+            (row.get("task", "largest"), row["bits"], row["seed"]) for row in result["learn"]
+        }
         for seed in options.seeds:
             for bits in options.arms:
                 if (options.task, bits, seed) not in there:
@@ -215,7 +256,9 @@ def table() -> None:
     """What is saved."""
     result = read_result(PATH, learn=[], gap=[], seconds=[])
     for task, bits in ((task, bits) for task in ("largest", "countdown") for bits in ARMS):
-        rows = [r for r in result["learn"] if (r.get("task", "largest"), r["bits"]) == (task, bits)]
+        rows = [
+            r for r in result["learn"] if (r.get("task", "largest"), r["bits"]) == (task, bits)
+        ]
         if rows:
             after = ", ".join(f"{row['accuracy']:.1%}" for row in rows)
             print(

@@ -70,7 +70,9 @@ def show(title: str, table: dict[str, dict]) -> None:
     print(f"\n{title}")
     for name, row in table.items():
         low, high = row["quartiles_ms"]
-        print(f"  {name:34} {row['median_ms']:9.1f} ms   ({low:.1f} to {high:.1f}, n = {row['n']})")
+        print(
+            f"  {name:34} {row['median_ms']:9.1f} ms   ({low:.1f} to {high:.1f}, n = {row['n']})"
+        )
 
 
 def main() -> None:
@@ -86,7 +88,9 @@ def main() -> None:
     arms = {f"plain, {name}": lambda code=code: plain(code) for name, code in PROGRAMS.items()}
     for kind, pool in kinds.items():
         for name, code in PROGRAMS.items():
-            arms[f"{kind}, {name}"] = lambda pool=pool, code=code: pool.run([(code, b"")], LIMITS, 1)
+            arms[f"{kind}, {name}"] = lambda pool=pool, code=code: pool.run(
+                [(code, b"")], LIMITS, 1
+            )
     tables["one program"] = in_turn(arms, options.rounds)
     show("One program", tables["one program"])
 
@@ -105,9 +109,13 @@ def main() -> None:
         pool.close()
 
     def arms_beside() -> dict[str, Callable[[], object]]:
-        arms = {"os.fork and exit, for comparison": lambda: os.waitpid(os.fork() or os._exit(0), 0)}
+        arms = {
+            "os.fork and exit, for comparison": lambda: os.waitpid(os.fork() or os._exit(0), 0)
+        }
         for kind, pool in kinds.items():
-            arms[f"{kind}, print"] = lambda pool=pool: pool.run([(PROGRAMS["print"], b"")], LIMITS, 1)
+            arms[f"{kind}, print"] = lambda pool=pool: pool.run(
+                [(PROGRAMS["print"], b"")], LIMITS, 1
+            )
             arms[f"{kind}, launcher started anew"] = lambda kind=kind: fresh(kind)
         return arms
 

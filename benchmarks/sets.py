@@ -45,7 +45,13 @@ def counted(*reports: Path) -> dict[str, Any]:
         for case in suite.iter("testcase"):
             name = f"{case.get('classname')}::{case.get('name')}"
             tags = {child.tag for child in case}
-            how = "failed" if tags & {"error", "failure"} else "skipped" if "skipped" in tags else "passed"
+            how = (
+                "failed"
+                if tags & {"error", "failure"}
+                else "skipped"
+                if "skipped" in tags
+                else "passed"
+            )
             here[name] = "failed" if here.get(name) == "failed" else how
             if how == "skipped":
                 reasons[name] = " ".join((case.find("skipped").get("message") or "").split())
@@ -61,7 +67,9 @@ def counted(*reports: Path) -> dict[str, Any]:
         "failed tests": sorted(still),
         "failed at first, passed since": sorted(failed - still),
         "skipped because": dict(
-            Counter(why for name, why in reasons.items() if outcomes[name] == "skipped").most_common()
+            Counter(
+                why for name, why in reasons.items() if outcomes[name] == "skipped"
+            ).most_common()
         ),
     }
 
@@ -72,7 +80,11 @@ def main_job(python: Path) -> dict[str, Any]:
         command = [str(python), "-m", "grpo_kit", "train", "largest", "--preset", "smoke"]
         start = time.monotonic()
         ran = subprocess.run(
-            [*command, "--folder", f"{folder}/run"], cwd=ROOT, capture_output=True, text=True, check=False
+            [*command, "--folder", f"{folder}/run"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         said = (ran.stdout if ran.returncode == 0 else ran.stderr).strip().splitlines()
     ended = {"ended with": ran.returncode, "seconds": round(time.monotonic() - start)}
@@ -81,7 +93,9 @@ def main_job(python: Path) -> dict[str, Any]:
 
 def cells(found: dict[str, Any]) -> str:
     """Of a set's row in docs/systems.md: versions, tests, main job, date."""
-    versions = ", ".join(found["versions"][name] for name in ("Python", "torch", "transformers"))
+    versions = ", ".join(
+        found["versions"][name] for name in ("Python", "torch", "transformers")
+    )
     counts = f"{found['passed']:,} passed, {found['failed']} failed, {found['skipped']} skipped"
     job = "runs" if found["main job, smoke"]["ended with"] == 0 else "fails"
     return f"{versions} | {counts}, {found['seconds'] / 60:.0f} min, {found['date']} | {job}"
@@ -96,7 +110,9 @@ def main() -> None:
     for name in asked.sets:
         folder = ROOT / f".venv-{name}"
         python = folder / "bin" / "python"
-        versions = subprocess.run([python, "-c", _VERSIONS, *_PACKAGES], capture_output=True, check=True)
+        versions = subprocess.run(
+            [python, "-c", _VERSIONS, *_PACKAGES], capture_output=True, check=True
+        )
         saved["sets"][name] = {
             "hardware": hardware(),
             "versions": json.loads(versions.stdout),

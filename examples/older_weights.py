@@ -72,12 +72,15 @@ class OlderWeights:
                 f"sync_every={self.sync_every!r} must be a whole number of at least 1, the steps between two syncs"
             )
         if self.buffer not in (None, "fifo", "newest"):
-            raise ValueError(f"buffer={self.buffer!r} is not known; use None, 'fifo' or 'newest'")
+            raise ValueError(
+                f"buffer={self.buffer!r} is not known; use None, 'fifo' or 'newest'"
+            )
         if not isinstance(self.lead, int) or (self.lead < 1 if self.buffer else self.lead != 0):
             raise ValueError(
                 f"lead={self.lead!r} with buffer={self.buffer!r}: give a buffer and at least 1 batch, or neither"
             )
-        self._weights: dict[str, torch.Tensor] | None = None  # the sampler's, of what is trained, by name
+        # the sampler's, of what is trained, by name
+        self._weights: dict[str, torch.Tensor] | None = None
         self._waiting: list[dict[str, Any]] = []  # as state() has them; none is ever changed
         self._step, self._age = -1, 0  # of the last call
 
@@ -101,10 +104,18 @@ class OlderWeights:
             older = self.sync_every > 1
             with weights_of(dict(_trained(model)), self._weights) if older else nullcontext():
                 made = (self.inner or generate)(model, tokenizer, task, rows, config, numbers)
-                if made.sampler_logprobs is None and self.importance_weights and (self.buffer or older):
-                    table = PaddedUpdate(config).logprobs(model, made, numbers.temperature).tolist()
+                if (
+                    made.sampler_logprobs is None
+                    and self.importance_weights
+                    and (self.buffer or older)
+                ):
+                    table = (
+                        PaddedUpdate(config).logprobs(model, made, numbers.temperature).tolist()
+                    )
                     lengths = map(len, made.completion_ids)
-                    made.sampler_logprobs = [line[:n] for line, n in zip(table, lengths, strict=True)]
+                    made.sampler_logprobs = [
+                        line[:n] for line, n in zip(table, lengths, strict=True)
+                    ]
             return made
 
         if self.buffer is None:
@@ -114,7 +125,11 @@ class OlderWeights:
             for place in range(self._arrivals(config.seed, step)):
                 made = make(rows_of_step(task.train, config, step, place))
                 made.extra["temperature"] = [numbers.temperature] * len(made)
-                kept = {each.name: getattr(made, each.name) for each in fields(Batch) if each.name != "rows"}
+                kept = {
+                    each.name: getattr(made, each.name)
+                    for each in fields(Batch)
+                    if each.name != "rows"
+                }
                 self._waiting.append({"step": step, "place": place, "batch": kept})
             served = self._waiting.pop(-1 if self.buffer == "newest" else 0)
             made_in, values = served["step"], served["batch"]
@@ -143,7 +158,11 @@ class OlderWeights:
         """What the next step depends on: the sampler's weights, where it does not sync anyway, and waiting batches."""
         syncs = (self._step + 1) % self.sync_every == 0
         return {
-            "options": {each.name: getattr(self, each.name) for each in fields(self) if each.name != "inner"},
+            "options": {
+                each.name: getattr(self, each.name)
+                for each in fields(self)
+                if each.name != "inner"
+            },
             "weights": None if syncs else self._weights,
             "waiting": list(self._waiting),
         }
@@ -153,7 +172,9 @@ class OlderWeights:
         own = self.state()["options"]
         for name, value in state["options"].items():
             if value != own[name]:
-                raise ValueError(f"{name} was {value!r} and is {own[name]!r}; give OlderWeights the same")
+                raise ValueError(
+                    f"{name} was {value!r} and is {own[name]!r}; give OlderWeights the same"
+                )
         self._weights, self._waiting = state["weights"], list(state["waiting"])
 
     def _sync(self, model: Any, step: int) -> None:
@@ -169,7 +190,8 @@ class OlderWeights:
         if self._weights is None:
             self._weights = {name: torch.empty_like(p) for name, p in _trained(model)}
         for name, p in _trained(model):
-            self._weights[name].copy_(p.detach())  # in place: captured graphs read these addresses
+            # in place: captured graphs read these addresses
+            self._weights[name].copy_(p.detach())
 
     def _arrivals(self, seed: int, step: int) -> int:
         """Batches the sampler finishes in this step; two in any two steps, as many as are used up."""

@@ -96,18 +96,25 @@ def tapper(row: Mapping[str, Any], rng: random.Random) -> Any:
     return respond
 
 
-def phone(n_train: int = 256, n_held_out: int = 64, *, max_turns: int = 5, seed: int = 0) -> EpisodeTask:
+def phone(
+    n_train: int = 256, n_held_out: int = 64, *, max_turns: int = 5, seed: int = 0
+) -> EpisodeTask:
     """Three right taps. The 64 tap sequences are right equally often.
 
     Raises ValueError for fewer than 3 turns, and for a split without rows.
     """
     if not isinstance(max_turns, int) or max_turns < 3:
-        raise ValueError(f"max_turns={max_turns!r} leaves no turns for three taps; give at least 3")
+        raise ValueError(
+            f"max_turns={max_turns!r} leaves no turns for three taps; give at least 3"
+        )
     rng = random.Random(seed)
     ways = list(itertools.product(range(BUTTONS), repeat=3))
     rng.shuffle(ways)
     count = len(_WORKED) + n_held_out + n_train
-    rows = [_row(rng, way) for way in (*_WORKED, *(ways[place % len(ways)] for place in range(3, count)))]
+    rows = [
+        _row(rng, way)
+        for way in (*_WORKED, *(ways[place % len(ways)] for place in range(3, count)))
+    ]
     shown, rows = rows[: len(_WORKED)], rows[len(_WORKED) :]
     return EpisodeTask(
         "phone",
@@ -133,7 +140,9 @@ def _row(rng: random.Random, way: tuple[int, int, int]) -> dict[str, Any]:
     menu = rng.choice(list(MENUS[app]))
     path = [app, menu, rng.choice(MENUS[app][menu])]
     screens = {HOME: list(MENUS)} | {a: list(m) for a, m in MENUS.items()}
-    screens |= {name: list(switches) for menus in MENUS.values() for name, switches in menus.items()}
+    screens |= {
+        name: list(switches) for menus in MENUS.values() for name, switches in menus.items()
+    }
     for buttons in screens.values():
         rng.shuffle(buttons)
     for name, button, place in zip((HOME, app, menu), path, way, strict=True):

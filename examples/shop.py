@@ -58,7 +58,10 @@ class Shop:
         return f"That cannot be done here. {self._menu()}", 0.0, False
 
     def _found(self) -> str:
-        things = [f"{n} {colour} {self.kind}" for n, (colour, _) in enumerate(self.shelves[self.kind], 1)]
+        things = [
+            f"{n} {colour} {self.kind}"
+            for n, (colour, _) in enumerate(self.shelves[self.kind], 1)
+        ]
         return f"{', '.join(things)}. {self._menu()}"
 
     def _menu(self) -> str:
@@ -83,14 +86,18 @@ def buyer(row: Mapping[str, Any], rng: random.Random) -> Any:
     return respond
 
 
-def shop(n_train: int = 256, n_held_out: int = 64, *, max_turns: int = 6, seed: int = 0) -> EpisodeTask:
+def shop(
+    n_train: int = 256, n_held_out: int = 64, *, max_turns: int = 6, seed: int = 0
+) -> EpisodeTask:
     """Two items have the wanted colour, one of them also the size: the first one that looks right is so half the time.
 
     The right one is at each of the four places equally often.
     Raises ValueError for fewer than 5 turns, the length of the way over the wrong item, and for a split without rows.
     """
     if not isinstance(max_turns, int) or max_turns < 5:
-        raise ValueError(f"max_turns={max_turns!r} leaves no turns to go back and buy; give at least 5")
+        raise ValueError(
+            f"max_turns={max_turns!r} leaves no turns to go back and buy; give at least 5"
+        )
     rng, rows = random.Random(seed), []
     for place in range(len(_WORKED) + n_held_out + n_train):
         right = place % SHELF
@@ -119,7 +126,9 @@ def _row(rng: random.Random, right: int, other: int) -> dict[str, Any]:
     """right, other: places on the shelf of the two items of the right colour."""
     kinds = rng.sample(KINDS, 3)
     (colour, *colours), (size, wrong) = rng.sample(COLOURS, 3), rng.sample(SIZES, 2)
-    shelves = {kind: [[rng.choice(COLOURS), rng.choice(SIZES)] for _ in range(SHELF)] for kind in kinds}
+    shelves = {
+        kind: [[rng.choice(COLOURS), rng.choice(SIZES)] for _ in range(SHELF)] for kind in kinds
+    }
     kind = rng.choice(kinds)
     shelf = [[rng.choice(colours), rng.choice(SIZES)] for _ in range(SHELF)]
     shelf[right], shelf[other] = [colour, size], [colour, wrong]

@@ -24,7 +24,9 @@ _MOVES = threading.Lock()
 _MINE = "PLAYER_ACTION"
 
 
-def from_textarena(name: str, *, highest: float = 1.0, **options: Any) -> Callable[[], Environment]:
+def from_textarena(
+    name: str, *, highest: float = 1.0, **options: Any
+) -> Callable[[], Environment]:
     """A game of textarena for one player, such as "GuessTheNumber-v0", as environments; options are passed to the game.
 
     Row: seed, a whole number of at least 0, which selects the game. Every game has its own random numbers, so that it
@@ -42,14 +44,20 @@ def from_textarena(name: str, *, highest: float = 1.0, **options: Any) -> Callab
     EpisodeTask('number', train=64, held_out=16)
     """
     if not highest > 0:
-        raise ValueError(f"highest={highest!r} must be a number above 0: what the best game pays")
+        raise ValueError(
+            f"highest={highest!r} must be a number above 0: what the best game pays"
+        )
     _Game(name, highest, options).reset({"seed": 0})  # raises errors now
     return lambda: _Game(name, highest, options)
 
 
-def guess_the_number(n_train: int = 64, n_held_out: int = 16, *, max_turns: int = 6) -> EpisodeTask:
+def guess_the_number(
+    n_train: int = 64, n_held_out: int = 16, *, max_turns: int = 6
+) -> EpisodeTask:
     """A number from 1 to 20, with "higher" and "lower" after each guess; a game a seed."""
-    rows = [{"question": "Guess the number.", "seed": seed} for seed in range(n_held_out + n_train)]
+    rows = [
+        {"question": "Guess the number.", "seed": seed} for seed in range(n_held_out + n_train)
+    ]
     return EpisodeTask(
         "number",
         train=rows[n_held_out:],
@@ -71,7 +79,8 @@ class _Game:
         with self._own_numbers():
             self.played = _made(name, options)
         self.inner = self.played
-        while hasattr(self.inner, "env"):  # wrappers; observation wrappers would repeat everything
+        # wrappers; observation wrappers would repeat everything
+        while hasattr(self.inner, "env"):
             self.inner = self.inner.env
 
     def reset(self, row: Mapping[str, Any]) -> str:
@@ -86,7 +95,9 @@ class _Game:
             try:
                 self.played.reset(num_players=1, seed=seed)
             except (AssertionError, ValueError) as error:
-                raise ValueError(f"name={self.name!r} is no game for one player: {error}") from error
+                raise ValueError(
+                    f"name={self.name!r} is no game for one player: {error}"
+                ) from error
             if not isinstance(self.inner.state, _textarena().SinglePlayerState):
                 raise ValueError(f"name={self.name!r} is no game for one player")
             return self._news()
@@ -110,7 +121,9 @@ class _Game:
         """The game's messages since the last call, without the player's own moves."""
         _, messages = self.inner.get_observation()
         # Three games report the move itself in another order, its text in the kind's place.
-        told = [text.strip() for _, text, kind in messages if getattr(kind, "name", _MINE) != _MINE]
+        told = [
+            text.strip() for _, text, kind in messages if getattr(kind, "name", _MINE) != _MINE
+        ]
         return "\n".join(filter(None, told))
 
     @contextmanager
@@ -141,7 +154,9 @@ def _made(name: str, options: Mapping[str, Any]) -> Any:
     known = textarena.envs.registration.ENV_REGISTRY
     if name not in known:
         close = difflib.get_close_matches(name, known, n=5, cutoff=0.3)
-        raise ValueError(f"name={name!r} is no game of textarena; the nearest are {', '.join(close)}")
+        raise ValueError(
+            f"name={name!r} is no game of textarena; the nearest are {', '.join(close)}"
+        )
     try:
         return textarena.make(name, **options)
     except TypeError as error:

@@ -92,7 +92,11 @@ def sums(n_train: int = 64, n_held_out: int = 16, *, seed: int = 0) -> EpisodeTa
         [(a, b) for a in range(100, 1000, 7) for b in range(a, 1000, 7)], k=n_train + n_held_out
     )
     rows = [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a, b in pairs]
-    view = View(chat=True, repeat_goal=True, system="Call the tool, such as add(1, 2). Then say the number.")
+    view = View(
+        chat=True,
+        repeat_goal=True,
+        system="Call the tool, such as add(1, 2). Then say the number.",
+    )
     return EpisodeTask(
         "sums",
         train=rows[n_held_out:],
@@ -117,12 +121,16 @@ def from_trl(
         inner = factory()
         methods = dict(inspect.getmembers(inner, inspect.ismethod))
         if "reset" not in methods:
-            raise ValueError(f"{type(inner).__name__} has no reset; trl's environments begin with it")
+            raise ValueError(
+                f"{type(inner).__name__} has no reset; trl's environments begin with it"
+            )
         if judge is None and "get_reward" not in methods:
             raise ValueError(
                 f"{type(inner).__name__} has no get_reward; give judge=f(row, last text) -> reward"
             )
-        tools = {n: m for n, m in methods.items() if n not in _SPECIAL and not n.startswith("_")}
+        tools = {
+            n: m for n, m in methods.items() if n not in _SPECIAL and not n.startswith("_")
+        }
         for tool in tools.values():
             _check_not_async(tool)
         return _Tools(inner, tools, judge)
@@ -187,11 +195,17 @@ class _Tools:
         tool = self.tools.get(call.name)
         if tool is None:
             self.invalid = True
-            return f"There is no tool {call.name}; there are {', '.join(self.tools)}.", 0.0, False
+            return (
+                f"There is no tool {call.name}; there are {', '.join(self.tools)}.",
+                0.0,
+                False,
+            )
         places = sorted((name for name in call.arguments if name.isdigit()), key=int)
         named = {name: value for name, value in call.arguments.items() if not name.isdigit()}
         try:
-            bound = inspect.signature(tool).bind(*[call.arguments[name] for name in places], **named)
+            bound = inspect.signature(tool).bind(
+                *[call.arguments[name] for name in places], **named
+            )
         except TypeError as error:
             self.invalid = True
             return f"{call.name}: {error}", 0.0, False
@@ -249,7 +263,9 @@ def _python_call(text: str) -> ToolCall | None:
             call = call_from_text(text[match.start() : start])
         except ValueError:
             continue
-        return ToolCall(call.name, {str(i): value for i, value in enumerate(call.arguments)} | call.keywords)
+        return ToolCall(
+            call.name, {str(i): value for i, value in enumerate(call.arguments)} | call.keywords
+        )
     return None
 
 

@@ -30,7 +30,14 @@ from grpo_kit.rewards import SoftFormat
 from grpo_kit.tasks.rows import split_distinct
 from grpo_kit.tasks.task import Strategy, Task, most_frequent_answer
 
-OPERATIONS: dict[str, int | None] = {"lamp": 2, "door": 2, "heating": 2, "blinds": 2, "oven": 1, "timer": 1}
+OPERATIONS: dict[str, int | None] = {
+    "lamp": 2,
+    "door": 2,
+    "heating": 2,
+    "blinds": 2,
+    "oven": 1,
+    "timer": 1,
+}
 
 _WEIGHTS = (0.125, 0.75, 0.125)  # validity, accuracy, efficiency
 _SYSTEM = (
@@ -65,7 +72,9 @@ def tools(
     """
     low, high = calls
     if not 1 <= low <= high <= 5:
-        raise ValueError(f"calls={calls!r} must be (fewest, most) with 1 <= fewest <= most <= 5")
+        raise ValueError(
+            f"calls={calls!r} must be (fewest, most) with 1 <= fewest <= most <= 5"
+        )
     rng = random.Random(f"tools {seed}")
 
     def draw() -> dict:
@@ -81,7 +90,11 @@ def tools(
         return {"question": question, "answer": "; ".join(made), "calls": made}
 
     train, held_out = split_distinct(
-        draw, n_train, n_held_out, what=f"tools with calls={calls!r}", avoid=[q for q, _ in _EXAMPLES]
+        draw,
+        n_train,
+        n_held_out,
+        what=f"tools with calls={calls!r}",
+        avoid=[q for q, _ in _EXAMPLES],
     )
     return Task(
         name="tools",
@@ -117,13 +130,20 @@ def _strategies(train: Sequence[dict]) -> dict[str, Strategy]:
 
 def _lamp(rng: random.Random) -> tuple[str, str]:
     room, state = rng.choice(_ROOMS), rng.choice(("on", "off"))
-    words = rng.choice((f"turn {state} the lamp in the {room}", f"switch the {room} lamp {state}"))
+    words = rng.choice(
+        (f"turn {state} the lamp in the {room}", f"switch the {room} lamp {state}")
+    )
     return words, f'lamp("{room}", "{state}")'
 
 
 def _door(rng: random.Random) -> tuple[str, str]:
-    which, action = rng.choice(("front", "back", "garden", "side")), rng.choice(("lock", "unlock"))
-    words = rng.choice((f"{action} the {which} door", f"see to it that the {which} door is {action}ed"))
+    which, action = (
+        rng.choice(("front", "back", "garden", "side")),
+        rng.choice(("lock", "unlock")),
+    )
+    words = rng.choice(
+        (f"{action} the {which} door", f"see to it that the {which} door is {action}ed")
+    )
     return words, f'door("{which}", "{action}")'
 
 
@@ -138,7 +158,10 @@ def _heating(rng: random.Random) -> tuple[str, str]:
 def _blinds(rng: random.Random) -> tuple[str, str]:
     room, percent = rng.choice(_ROOMS), rng.randrange(10, 100, 10)
     words = rng.choice(
-        (f"lower the blinds in the {room} to {percent} percent", f"put the {room} blinds at {percent} %")
+        (
+            f"lower the blinds in the {room} to {percent} percent",
+            f"put the {room} blinds at {percent} %",
+        )
     )
     return words, f'blinds("{room}", {percent})'
 
@@ -151,7 +174,9 @@ def _oven(rng: random.Random) -> tuple[str, str]:
 
 def _timer(rng: random.Random) -> tuple[str, str]:
     minutes = rng.randint(2, 60)
-    words = rng.choice((f"start a timer of {minutes} minutes", f"remind me in {minutes} minutes"))
+    words = rng.choice(
+        (f"start a timer of {minutes} minutes", f"remind me in {minutes} minutes")
+    )
     return words, f"timer({minutes})"
 
 

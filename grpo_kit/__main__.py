@@ -12,14 +12,23 @@ from typer import Option, Typer
 import grpo_kit as kit
 from grpo_kit.more.commands import MAIN, CommandEnds
 from grpo_kit.more.commands.train import train
-from grpo_kit.more.commands.without_training import chat, diagnose, doctor, evaluate, export, readiness, watch
+from grpo_kit.more.commands.without_training import (
+    chat,
+    diagnose,
+    doctor,
+    evaluate,
+    export,
+    readiness,
+    watch,
+)
 
 app = Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 for command in (train, watch, diagnose, evaluate, readiness, chat, export, doctor):
     app.command()(command)
 
 
-LOADING = {"train", "evaluate", "readiness", "chat", "export", "doctor"}  # commands that ask a model
+# commands that ask a model
+LOADING = {"train", "evaluate", "readiness", "chat", "export", "doctor"}
 
 
 @app.callback(invoke_without_command=True, help=kit.__doc__.splitlines()[0])
@@ -45,7 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if MAIN:
         from grpo_kit._support.kernel import visible
 
-        print(visible(f"grpo-kit {words[0]}: {' '.join(message.split())}"), file=sys.stderr, flush=True)
+        print(
+            visible(f"grpo-kit {words[0]}: {' '.join(message.split())}"),
+            file=sys.stderr,
+            flush=True,
+        )
     return code
 
 

@@ -84,7 +84,12 @@ def build_prompt(
 # A step asks for its prompts twice, to sample and for the rewards. No more are kept, for each keeps its tokenizer.
 @functools.lru_cache(maxsize=256)
 def _rendered(
-    tokenizer: Any, state: tuple, question: str, system: str | None, prefill: str, examples: tuple
+    tokenizer: Any,
+    state: tuple,
+    question: str,
+    system: str | None,
+    prefill: str,
+    examples: tuple,
 ) -> str:
     """The prompt, rendered anew where the tokenizer's state is another."""
     texts = [("question", question), ("prefill", prefill), ("system", system or "")]
@@ -98,7 +103,9 @@ def _rendered(
     return _check_tokens(tokenizer, prompt, prefill)
 
 
-def opening_messages(system: str | None, examples: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+def opening_messages(
+    system: str | None, examples: Sequence[tuple[str, str]]
+) -> list[dict[str, str]]:
     """System text and worked examples as messages, in front of the first question.
 
     >>> [message["role"] for message in opening_messages("Be brief.", [("1 + 1?", "2")])]
@@ -108,7 +115,10 @@ def opening_messages(system: str | None, examples: Sequence[tuple[str, str]]) ->
     if system is not None:
         messages.append({"role": "system", "content": system})
     for question, response in examples:
-        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": response}]
+        messages += [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": response},
+        ]
     return messages
 
 
@@ -130,9 +140,14 @@ def continue_messages(
         raise PromptError(
             f"messages={messages!r:.200} must be a list of at least one message, the assistant's the last"
         )
-    if not all(isinstance(message, Mapping) and {"role", "content"} <= set(message) for message in messages):
+    if not all(
+        isinstance(message, Mapping) and {"role", "content"} <= set(message)
+        for message in messages
+    ):
         cure = cure_of(messages) or "; each is a dict with 'role' and 'content'"
-        raise PromptError(f"messages={messages!r:.200} are no messages of 'role' and 'content'{cure}")
+        raise PromptError(
+            f"messages={messages!r:.200} are no messages of 'role' and 'content'{cure}"
+        )
     *earlier, last = messages
     if last["role"] != "assistant" or not earlier:
         raise PromptError(
@@ -172,19 +187,27 @@ def build_dataset(
 
     warn_if_late()
     if isinstance(rows, str) or not isinstance(rows, Sequence | Dataset):
-        raise PromptError(f"rows is a {type(rows).__name__}; use a list of dicts or a datasets.Dataset")
+        raise PromptError(
+            f"rows is a {type(rows).__name__}; use a list of dicts or a datasets.Dataset"
+        )
     if len(rows) == 0:
         raise PromptError("rows=[] is empty; give at least one row")
     data = rows if isinstance(rows, Dataset) else from_list(rows)
     if question not in data.column_names:
-        raise PromptError(f"question={question!r} is no column of rows; they have {data.column_names}")
+        raise PromptError(
+            f"question={question!r} is no column of rows; they have {data.column_names}"
+        )
     for name in ("prompt", "prefill"):
         if name in data.column_names:
-            raise PromptError(f"rows already have a column {name!r}, which build_dataset writes; rename it")
+            raise PromptError(
+                f"rows already have a column {name!r}, which build_dataset writes; rename it"
+            )
     prompts = []
     for index, text in enumerate(data[question]):
         try:
-            prompts.append(build_prompt(tokenizer, text, system=system, prefill=prefill, examples=examples))
+            prompts.append(
+                build_prompt(tokenizer, text, system=system, prefill=prefill, examples=examples)
+            )
         except PromptError as error:
             raise PromptError(f"row {index}: {error}") from error
     built = data.add_column("prompt", prompts).add_column("prefill", [prefill] * len(prompts))
@@ -206,7 +229,9 @@ def audit_tags(tokenizer: PreTrainedTokenizerBase, tags: Sequence[str]) -> pd.Da
     if isinstance(tags, str):
         raise PromptError(f"tags={tags!r} is one string; use a list such as [{tags!r}]")
     check_tokenizer(tokenizer)
-    return pd.DataFrame([_audit(tokenizer, tag) for tag in tags], columns=list(_audit(tokenizer, "<a>")))
+    return pd.DataFrame(
+        [_audit(tokenizer, tag) for tag in tags], columns=list(_audit(tokenizer, "<a>"))
+    )
 
 
 @dataclass(frozen=True)
@@ -239,14 +264,21 @@ def roundtrip_drift(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> D
     ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
     for position, token in enumerate(ids):
         if not is_whole(token, 0) or token >= len(tokenizer):
-            raise PromptError(f"ids[{position}]={token} is no token; use 0 to {len(tokenizer) - 1}")
+            raise PromptError(
+                f"ids[{position}]={token} is no token; use 0 to {len(tokenizer) - 1}"
+            )
     new_ids = _ids(tokenizer, tokenizer.decode(ids, clean_up_tokenization_spaces=False))
     if new_ids == ids:
         return Drift(same=True, first=None, before=[], after=[])
     head = len(commonprefix([ids, new_ids]))
     tail = len(commonprefix([ids[head:][::-1], new_ids[head:][::-1]]))
     before, after = ids[head : len(ids) - tail], new_ids[head : len(new_ids) - tail]
-    return Drift(same=False, first=head, before=_pieces(tokenizer, before), after=_pieces(tokenizer, after))
+    return Drift(
+        same=False,
+        first=head,
+        before=_pieces(tokenizer, before),
+        after=_pieces(tokenizer, after),
+    )
 
 
 def from_list(rows: Sequence[Mapping[str, Any]], name: str = "rows") -> Dataset:
@@ -259,23 +291,30 @@ def from_list(rows: Sequence[Mapping[str, Any]], name: str = "rows") -> Dataset:
 
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise PromptError(f"{name}[{index}] is a {type(row).__name__}; use a dict of one row's columns")
+            raise PromptError(
+                f"{name}[{index}] is a {type(row).__name__}; use a dict of one row's columns"
+            )
     columns = list(rows[0])
     for index, row in enumerate(rows):
-        if set(row) != set(columns):  # Dataset.from_list would drop or blank the difference silently
+        # Dataset.from_list would drop or blank the difference silently
+        if set(row) != set(columns):
             raise PromptError(
                 f"{name}[{index}] has the columns {sorted(row)}, {name}[0] has {sorted(columns)}"
             )
     try:
         return Dataset.from_dict({column: [row[column] for row in rows] for column in columns})
     except Exception as error:  # pyarrow's errors have no common base below Exception
-        raise PromptError(f"{name} do not fit one table, a column mixes types: {error}") from error
+        raise PromptError(
+            f"{name} do not fit one table, a column mixes types: {error}"
+        ) from error
 
 
 def check_parts(system: Any, prefill: Any, examples: Any) -> None:
     """Raises PromptError for what cannot stand around a question: a prefill that ends in a space, other examples."""
     if system is not None and not isinstance(system, str):
-        raise PromptError(f"system={system!r} is no text; give a string, or None for the template's own")
+        raise PromptError(
+            f"system={system!r} is no text; give a string, or None for the template's own"
+        )
     if not isinstance(prefill, str):
         raise PromptError(f"prefill={prefill!r} is no text; give a string, or '' for none")
     _check_no_space(prefill)
@@ -293,12 +332,18 @@ def check_parts(system: Any, prefill: Any, examples: Any) -> None:
             cure = f"; of messages and rows take the texts out, they have {keys}"
         elif isinstance(pair, str) and len(examples) == 2:
             cure = f": [({examples[0]!r:.80}, {examples[1]!r:.80})]"
-        raise PromptError(f"examples holds {pair!r:.200}; use (question, response) pairs of strings{cure}")
+        raise PromptError(
+            f"examples holds {pair!r:.200}; use (question, response) pairs of strings{cure}"
+        )
 
 
 def cure_of(question: Any) -> str:
     """What to do with a question that is no text: token ids, messages, also in ShareGPT's form."""
-    items = list(question) if isinstance(question, Sequence) or hasattr(question, "tolist") else [question]
+    items = (
+        list(question)
+        if isinstance(question, Sequence) or hasattr(question, "tolist")
+        else [question]
+    )
     if items and all(is_whole(item, 0) for item in items) and not is_whole(question, 0):
         return " but token ids; tokenizer.decode(ids) makes text of them"
     keys = {key for item in items if isinstance(item, Mapping) for key in item}
@@ -346,7 +391,9 @@ def _check_no_space(prefill: str) -> None:
 class _OpenTurn:
     """The assistant's turn that the chat template opens behind messages."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, messages: list[Any], template: dict) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, messages: list[Any], template: dict
+    ) -> None:
         self.tokenizer, self.messages, self.template = tokenizer, messages, template
         self.opened = self._render(add_generation_prompt=True)
 
@@ -372,9 +419,12 @@ class _OpenTurn:
             return self.tokenizer.apply_chat_template(
                 self.messages, tokenize=False, **options, **self.template
             )
-        except Exception as error:  # templates raise whatever they like, mostly jinja2.TemplateError
+        except Exception as error:
+            # templates raise whatever they like, mostly jinja2.TemplateError
             roles = [message["role"] for message in self.messages]
-            raise PromptError(f"the chat template refuses the roles {roles}: {error}") from error
+            raise PromptError(
+                f"the chat template refuses the roles {roles}: {error}"
+            ) from error
 
     def _continue(self, opening: str) -> str:
         """Render with the assistant's turn left open behind `opening`."""
@@ -463,8 +513,12 @@ def _check_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str, prefill: str)
         raise PromptError(
             f"the prompt starts with two {bos!r} tokens; take one out of tokenizer.chat_template or the text"
         )
-    ends_in_eos = ids[-1:] == [tokenizer.eos_token_id] and not prompt.endswith(tokenizer.eos_token)
-    if ends_in_eos or not tokenizer.decode(ids, clean_up_tokenization_spaces=False).endswith(prefill):
+    ends_in_eos = ids[-1:] == [tokenizer.eos_token_id] and not prompt.endswith(
+        tokenizer.eos_token
+    )
+    if ends_in_eos or not tokenizer.decode(ids, clean_up_tokenization_spaces=False).endswith(
+        prefill
+    ):
         raise PromptError(
             f"prefill={prefill!r}: the tokenized prompt does not end in the prefill but in "
             f"{_pieces(tokenizer, ids[-3:])}; use a tokenizer that neither changes text nor appends a token "
@@ -478,11 +532,17 @@ def _audit(tokenizer: PreTrainedTokenizerBase, tag: str) -> dict[str, Any]:
         raise PromptError(f"tags holds {tag!r}; use texts such as '<answer>'")
     _check_encodes("tags", tag)
     if len(tag) > _LONGEST_TAG:
-        raise PromptError(f"tags holds a text of {len(tag)} characters; a tag has at most {_LONGEST_TAG}")
+        raise PromptError(
+            f"tags holds a text of {len(tag)} characters; a tag has at most {_LONGEST_TAG}"
+        )
     before, after, example = _neighbours(tokenizer, tag)
     ids = _ids(tokenizer, tag)
-    n_changes = {plainer: sum(map(len, _neighbours(tokenizer, plainer)[:2])) for plainer in _plainer(tag)}
-    best = min(n_changes, key=lambda plainer: (n_changes[plainer], len(_ids(tokenizer, plainer))))
+    n_changes = {
+        plainer: sum(map(len, _neighbours(tokenizer, plainer)[:2])) for plainer in _plainer(tag)
+    }
+    best = min(
+        n_changes, key=lambda plainer: (n_changes[plainer], len(_ids(tokenizer, plainer)))
+    )
     return {
         "tag": tag,
         "pieces": _pieces(tokenizer, ids),
@@ -495,7 +555,9 @@ def _audit(tokenizer: PreTrainedTokenizerBase, tag: str) -> dict[str, Any]:
     }
 
 
-def _neighbours(tokenizer: PreTrainedTokenizerBase, tag: str) -> tuple[list[str], list[str], list[str]]:
+def _neighbours(
+    tokenizer: PreTrainedTokenizerBase, tag: str
+) -> tuple[list[str], list[str], list[str]]:
     """The neighbours before and after that change the tag's cut, and the pieces of the first such text."""
     ids = _ids(tokenizer, tag)
     texts = {("before", n): n + tag for n in BEFORE} | {("after", n): tag + n for n in AFTER}
@@ -515,9 +577,22 @@ def _plainer(tag: str) -> list[str]:
     closing = "/" in tag
     name = "".join(letter for letter in tag if letter.isalnum())
     if closing:
-        return [f"[/{name}]", f"\n</{name}>", f"\n</{name}>\n", f"\n[/{name}]\n", f"\n\nend {name}\n"]
+        return [
+            f"[/{name}]",
+            f"\n</{name}>",
+            f"\n</{name}>\n",
+            f"\n[/{name}]\n",
+            f"\n\nend {name}\n",
+        ]
     capital = name.capitalize()
-    return [f"{name}:", f"{capital}:", f"[{name}]", f"<{name}>\n", f"[{name}]\n", f"{capital}:\n"]
+    return [
+        f"{name}:",
+        f"{capital}:",
+        f"[{name}]",
+        f"<{name}>\n",
+        f"[{name}]\n",
+        f"{capital}:\n",
+    ]
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -110,7 +110,9 @@ class stepwise:  # noqa: N801
     def __post_init__(self) -> None:
         for name in ("values", "at"):
             if not isinstance(getattr(self, name), list | tuple):
-                raise ValueError(f"{name}={getattr(self, name)!r} must be a list of numbers, such as [0.5]")
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} must be a list of numbers, such as [0.5]"
+                )
         self.values, self.at = tuple(self.values), tuple(self.at)
         for i, value in enumerate(self.values):
             _check_finite(f"values[{i}]", value)
@@ -119,8 +121,12 @@ class stepwise:  # noqa: N801
                 f"values has {len(self.values)} entries and at has {len(self.at)}; give one value more"
             )
         edges = (0, *self.at, 1)
-        if not all(map(is_number, edges)) or not all(low < high for low, high in pairwise(edges)):
-            raise ValueError(f"at={list(self.at)!r} must rise and lie between 0 and 1, such as [0.5, 0.75]")
+        if not all(map(is_number, edges)) or not all(
+            low < high for low, high in pairwise(edges)
+        ):
+            raise ValueError(
+                f"at={list(self.at)!r} must rise and lie between 0 and 1, such as [0.5, 0.75]"
+            )
 
     def __call__(self, progress: float) -> float:
         """The value at progress in [0, 1]."""
@@ -157,7 +163,9 @@ def schedule_from(text: str) -> Callable[[float], float]:
 
 def _clamp(progress: float) -> float:
     if isinstance(progress, str | None) or math.isnan(progress):
-        raise ValueError(f"progress={progress!r} is no fraction of training; give a number in [0, 1]")
+        raise ValueError(
+            f"progress={progress!r} is no fraction of training; give a number in [0, 1]"
+        )
     return min(max(progress, 0.0), 1.0)
 
 

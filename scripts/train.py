@@ -13,11 +13,15 @@ from pathlib import Path
 
 import grpo_kit as kit
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
 parser.add_argument(
     "--preset", default="auto", help="smoke, cpu, t4, gpu24; default: what this machine can run"
 )
-parser.add_argument("--folder", type=Path, help="of the run; default: the next free runs/<task>")
+parser.add_argument(
+    "--folder", type=Path, help="of the run; default: the next free runs/<task>"
+)
 parser.add_argument("--resume", action="store_true", help="go on with the run in --folder")
 arguments = parser.parse_args()
 
@@ -27,18 +31,23 @@ config = kit.preset(arguments.preset, tuning="full")  # or "lora"
 # The task, which is rows, a prompt and rewards: your own by kit.tasks.from_rows(...).
 task = config.make_task()
 
-model, tokenizer = kit.load_policy(config.model, tuning=config.tuning, dtype=config.dtype, seed=config.seed)
+model, tokenizer = kit.load_policy(
+    config.model, tuning=config.tuning, dtype=config.dtype, seed=config.seed
+)
 held_out = kit.HeldOut(task, rows=min(64, len(task.held_out)), every=8)
 trainer = kit.GRPOTrainer(
     model, task, config, tokenizer=tokenizer, folder=arguments.folder, held_out=held_out
 )
-from_main = trainer.processes.from_main  # of several processes one measures and writes; all train
+# of several processes one measures and writes; all train
+from_main = trainer.processes.from_main
 
 
 def before_training():
     """Is there anything to learn from, and how good is the base?"""
     size, rows = config.group_size, task.train[: min(32, len(task.held_out))]
-    ready = kit.readiness(model, tokenizer, task, rows=rows, samples=size, group_size=size, quiet=True)
+    ready = kit.readiness(
+        model, tokenizer, task, rows=rows, samples=size, group_size=size, quiet=True
+    )
     print(ready.sentence)
     before = kit.evaluate(model, tokenizer, task, batch_size=config.eval_batch)
     print(f"Before: {before.sentence}", flush=True)
@@ -48,7 +57,9 @@ def before_training():
 def after_training():
     """The model, what it came to, and a card with both."""
     trainer.save_model(trainer.folder / "model")
-    comparison = kit.compare(before, kit.evaluate(model, tokenizer, task, batch_size=config.eval_batch))
+    comparison = kit.compare(
+        before, kit.evaluate(model, tokenizer, task, batch_size=config.eval_batch)
+    )
     comparison.save(trainer.folder)
     kit.model_card(trainer.folder, comparison)
     print(f"{comparison}\n\nThe model is in {trainer.folder / 'model'}")

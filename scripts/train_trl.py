@@ -15,13 +15,17 @@ from transformers import AutoTokenizer
 
 import grpo_kit as kit
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
 parser.add_argument(
     "--preset", default="auto", help="smoke, cpu, t4, gpu24; default: what this machine can run"
 )
 parser.add_argument("--model", help="a name on the hub or a folder; default: the preset's")
 parser.add_argument(
-    "--folder", default="runs/trl", help="of TRL's checkpoints; the model goes into <folder>/model"
+    "--folder",
+    default="runs/trl",
+    help="of TRL's checkpoints; the model goes into <folder>/model",
 )
 arguments = parser.parse_args()
 

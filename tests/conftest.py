@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs ignore the stop button
+# a shell's background jobs ignore the stop button
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # a process a core; threads of each would wait for the others'
+# a process a core; threads of each would wait for the others'
+if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import few_words  # noqa: E402
@@ -28,7 +30,9 @@ LONGEST = ("test_pretend_card.py", "test_notebooks.py", "test_wheel.py", "test_t
 
 def pytest_configure(config):
     """Before any test is imported: fifty draws a test, and as many as it takes where campaigns are asked for."""
-    hypothesis.settings.load_profile("test" if "not campaign" in config.option.markexpr else "campaign")
+    hypothesis.settings.load_profile(
+        "test" if "not campaign" in config.option.markexpr else "campaign"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -41,7 +45,11 @@ def pytest_itemcollected(item):
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
     """The longest tests first: one of a minute at the end of the queue lets the other process wait."""
-    items.sort(key=lambda item: LONGEST.index(name) if (name := item.path.name) in LONGEST else len(LONGEST))
+    items.sort(
+        key=lambda item: (
+            LONGEST.index(name) if (name := item.path.name) in LONGEST else len(LONGEST)
+        )
+    )
 
 
 def pytest_terminal_summary(terminalreporter):

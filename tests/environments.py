@@ -23,7 +23,11 @@ def closure(requirements):
         wanted = ahead.pop()
         name = canonicalize_name(wanted.name)
         for extra in ("", *wanted.extras):
-            if (name, extra) in found or wanted.marker and not wanted.marker.evaluate({"extra": ""}):
+            if (
+                (name, extra) in found
+                or wanted.marker
+                and not wanted.marker.evaluate({"extra": ""})
+            ):
                 continue
             found.add((name, extra))
             for text in metadata.requires(name) or []:
@@ -40,7 +44,9 @@ def make(folder, names):
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     packages = Path(folder) / "lib" / version / "site-packages"
     files = {name: _entries(metadata.distribution(name)) for name in names}
-    everyone = [entry for d in metadata.distributions() for entry in {f.parts[0] for f in d.files or []}]
+    everyone = [
+        entry for d in metadata.distributions() for entry in {f.parts[0] for f in d.files or []}
+    ]
     for entries in files.values():
         for root, entry, below in entries:
             if everyone.count(entry) == 1:

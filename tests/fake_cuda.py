@@ -30,7 +30,9 @@ class Outside:
 
     def tensor(self):
         if self.weak.expired():
-            raise ReadsFreedMemory(f"{self.name} reads {self.dtype} {self.place[1]}, which was given back")
+            raise ReadsFreedMemory(
+                f"{self.name} reads {self.dtype} {self.place[1]}, which was given back"
+            )
         storage = torch.UntypedStorage._new_with_weak_ptr(self.weak.cdata)
         return torch.empty(0, dtype=self.dtype).set_(storage, *self.place)
 
@@ -54,8 +56,12 @@ class Record(TorchDispatchMode):
         out = func(*args, **kwargs)
         outs = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
         fresh = [cell(t) not in read for t in outs]
-        graph.made.update({cell(t): t.untyped_storage() for t, new in zip(outs, fresh, strict=True) if new})
-        graph.steps.append((func, given, [t if new else None for t, new in zip(outs, fresh, strict=True)]))
+        graph.made.update(
+            {cell(t): t.untyped_storage() for t, new in zip(outs, fresh, strict=True) if new}
+        )
+        graph.steps.append(
+            (func, given, [t if new else None for t, new in zip(outs, fresh, strict=True)])
+        )
         return out
 
 
@@ -71,7 +77,9 @@ class Graph:
         with torch.autocast("cpu", enabled=False):  # what it did is in the graph
             for func, given, outs in self.steps:
                 args, kwargs = tree_map_only(Outside, Outside.tensor, given)
-                found = [t for t in tree_leaves(func(*args, **kwargs)) if isinstance(t, torch.Tensor)]
+                found = [
+                    t for t in tree_leaves(func(*args, **kwargs)) if isinstance(t, torch.Tensor)
+                ]
                 for kept, now in zip(outs, found, strict=True):
                     if kept is not None:
                         kept.copy_(now)

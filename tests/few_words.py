@@ -35,12 +35,23 @@ def tokenizer(first=FIRST):
     for pair in reversed(pairs):  # the last merges first: their parts come from earlier ones
         if "".join(pair) in also:
             also.update(pair)
-    kept = sorted((number, text) for text, number in model["vocab"].items() if number < first or text in also)
+    kept = sorted(
+        (number, text)
+        for text, number in model["vocab"].items()
+        if number < first or text in also
+    )
     model["vocab"] = {text: place for place, (_, text) in enumerate(kept)}
-    model["merges"] = [pair for pair in pairs if {*pair, "".join(pair)} <= model["vocab"].keys()]
-    special = {name: getattr(whole, name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    model["merges"] = [
+        pair for pair in pairs if {*pair, "".join(pair)} <= model["vocab"].keys()
+    ]
+    special = {
+        name: getattr(whole, name)
+        for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+    }
     return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(made)), chat_template=whole.chat_template, **special
+        tokenizer_object=Tokenizer.from_str(json.dumps(made)),
+        chat_template=whole.chat_template,
+        **special,
     )
 
 
@@ -54,13 +65,17 @@ def _model():
 def policy(tuning="full", **lora):
     """(model, tokenizer) of its own, as load_policy("tiny-random", tuning=tuning, lora=lora) gives them."""
     model = copy.deepcopy(_model()).to("cuda" if torch.cuda.is_available() else "cpu")
-    return (model if tuning == "full" else add_adapters(model, tuning, lora, 0)), copy.deepcopy(tokenizer())
+    return (model if tuning == "full" else add_adapters(model, tuning, lora, 0)), copy.deepcopy(
+        tokenizer()
+    )
 
 
 @functools.cache
 def folder():
     """The path of both as load_policy reads them; the same one in every process of these sources."""
-    made_of = hashlib.sha256(Path(__file__).read_bytes() + transformers.__version__.encode()).hexdigest()[:12]
+    made_of = hashlib.sha256(
+        Path(__file__).read_bytes() + transformers.__version__.encode()
+    ).hexdigest()[:12]
     path = Path(tempfile.gettempdir()) / f"few-words-{os.getuid()}-{made_of}"
     if not path.exists():
         with tempfile.TemporaryDirectory() as made:

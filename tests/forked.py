@@ -57,7 +57,9 @@ class Server:
         environment = dict(os.environ if environment is None else environment)
         if self.fresh:
             return Child(
-                None, place, _interpreter(words, cwd, place, environment | {"PYTHONPATH": self.path})
+                None,
+                place,
+                _interpreter(words, cwd, place, environment | {"PYTHONPATH": self.path}),
             )
         request = {
             "words": list(map(str, words)), "cwd": str(cwd or Path.cwd()), "place": str(place),
@@ -106,7 +108,9 @@ class Child:
         while self.poll() is None:
             if time.monotonic() > until:
                 self.kill()
-                raise AssertionError(f"after {timeout} s it still runs:\n{self.text('err')[-2000:]}")
+                raise AssertionError(
+                    f"after {timeout} s it still runs:\n{self.text('err')[-2000:]}"
+                )
             time.sleep(0.01)
         return self.returncode
 

@@ -11,7 +11,8 @@ LOADED = [*forked.WITHOUT_THE_KIT, "ipykernel.kernelapp", "IPython.core.pylabtoo
 
 @functools.cache
 def _server(path):
-    inline = "module://matplotlib_inline.backend_inline"  # as ipykernel says it before matplotlib is imported
+    # as ipykernel says it before matplotlib is imported
+    inline = "module://matplotlib_inline.backend_inline"
     return forked.Server(LOADED, path, MPLBACKEND=inline, JPY_PARENT_PID=str(os.getpid()))
 
 
@@ -20,7 +21,9 @@ class ForkedKernel(AsyncKernelManager):
 
     async def _async_launch_kernel(self, kernel_cmd, **kw):
         words, there, environment = kernel_cmd[1:], kw["cwd"], kw["env"]
-        process = _server(environment.get("PYTHONPATH", "")).start(*words, cwd=there, environment=environment)
+        process = _server(environment.get("PYTHONPATH", "")).start(
+            *words, cwd=there, environment=environment
+        )
         self.provisioner.process, self.provisioner.pid, self.provisioner.pgid = (
             process,
             process.pid,

@@ -38,8 +38,12 @@ class Colder:
 
 
 def task():
-    rows = [{"question": f"Say {i} and {'more ' * (i % 3)}:", "answer": str(i)} for i in range(24)]
-    made = tasks.from_rows("letters", rows[:16], rows[16:], reward=letters, max_completion_tokens=6)
+    rows = [
+        {"question": f"Say {i} and {'more ' * (i % 3)}:", "answer": str(i)} for i in range(24)
+    ]
+    made = tasks.from_rows(
+        "letters", rows[:16], rows[16:], reward=letters, max_completion_tokens=6
+    )
     right = lambda text, row: len(text) % 2 == int(row["answer"]) % 2  # noqa: E731
     return replace(
         made,
@@ -55,12 +59,19 @@ def replace_rows(made):
 
 
 def base():
-    small = {"model": str(few_words.folder()), "steps": 3, "learning_rate": 1e-2, "save_steps": 2}
+    small = {
+        "model": str(few_words.folder()),
+        "steps": 3,
+        "learning_rate": 1e-2,
+        "save_steps": 2,
+    }
     return {"config": "smoke", "task": task()} | small
 
 
 def compare(folder, arms=tuple(ARMS), seeds=SEEDS):
-    return lab.compare_arms({arm: ARMS[arm] for arm in arms}, seeds, **base(), folder=folder, quiet=True)
+    return lab.compare_arms(
+        {arm: ARMS[arm] for arm in arms}, seeds, **base(), folder=folder, quiet=True
+    )
 
 
 def kill_at(where, count):

@@ -19,7 +19,14 @@ from grpo_kit.models import load_policy
 from grpo_kit.record._jsonl_run import lines_of
 from grpo_kit.tasks import largest
 
-SMALL = {"steps": 4, "prompts_per_step": 2, "group_size": 4, "learning_rate": 1e-2, "warmup": 0, "seed": 3}
+SMALL = {
+    "steps": 4,
+    "prompts_per_step": 2,
+    "group_size": 4,
+    "learning_rate": 1e-2,
+    "warmup": 0,
+    "seed": 3,
+}
 KINDS = {
     "full": {},
     "lora": {"tuning": "lora", "learning_rate": 1e-2},
@@ -81,20 +88,27 @@ def weights(trainer):
     """A copy of the trained weights, and of the optimizer's moments, by name."""
     found = {name: p.detach().clone() for name, p in trainer.trained.items()}
     for place, state in trainer.optimizer.state_dict()["state"].items():
-        found |= {f"{place}/{name}": value.clone() for name, value in state.items() if torch.is_tensor(value)}
+        found |= {
+            f"{place}/{name}": value.clone()
+            for name, value in state.items()
+            if torch.is_tensor(value)
+        }
     return found
 
 
 def same(one, other):
     """Bit for bit."""
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    return one.keys() == other.keys() and all(
+        torch.equal(one[name], other[name]) for name in one
+    )
 
 
 def record(folder):
     """What the folder has of the run, less what a clock tells."""
     clocks = {"seconds", "step_seconds", "rollout/sync_seconds"}
     rows = [
-        {k: v for k, v in row.items() if k not in clocks} for row in lines_of(Path(folder) / "metrics.jsonl")
+        {k: v for k, v in row.items() if k not in clocks}
+        for row in lines_of(Path(folder) / "metrics.jsonl")
     ]
     return rows, list(lines_of(Path(folder) / "completions.jsonl"))
 

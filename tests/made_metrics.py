@@ -9,7 +9,9 @@ import pandas as pd
 from grpo_kit.record._jsonl_run import RunLog
 
 
-def rows(n: int, *, kl: bool = False, parts: tuple[str, ...] = (), accuracy_every: int = 0) -> list[dict]:
+def rows(
+    n: int, *, kl: bool = False, parts: tuple[str, ...] = (), accuracy_every: int = 0
+) -> list[dict]:
     """Rows of a run: the parts exact and format, and others by name; held-out accuracy every so many steps."""
     noise, more = np.random.default_rng(0), np.random.default_rng(1)
     out = []
@@ -52,7 +54,9 @@ def rescaled(made: list[dict], *, times: float, plus: float) -> list[dict]:
             | {"reward_std": times * row["reward_std"]}
         )
     ends = {
-        f"scale/{name}/{end}": at for name in names for end, at in (("low", plus), ("high", plus + times))
+        f"scale/{name}/{end}": at
+        for name in names
+        for end, at in (("low", plus), ("high", plus + times))
     }
     return [out[0] | ends, *out[1:]]
 
@@ -74,7 +78,9 @@ def completions(step: int) -> pd.DataFrame:
 class Recorded:
     """A run's folder that is written by hand. Tables of completions name their steps in the column `step`."""
 
-    def __init__(self, path: Path, settings: dict | None = None, *, resume: bool = False) -> None:
+    def __init__(
+        self, path: Path, settings: dict | None = None, *, resume: bool = False
+    ) -> None:
         self.log, self.path = RunLog.open(path, settings or {}, resume=resume), Path(path)
 
     def write_step(self, row: dict) -> None:

@@ -12,7 +12,9 @@ def sharp_model(seed, spread=10.0):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(parameter.std() * 0.3 * torch.randn(parameter.shape, generator=generator))
+            parameter.add_(
+                parameter.std() * 0.3 * torch.randn(parameter.shape, generator=generator)
+            )
         model.get_output_embeddings().weight.mul_(spread)
     return model
 
@@ -34,7 +36,9 @@ def assert_parity(model, theirs, ours, *, tolerance=1e-5, terms=0.0):
         loss = function()
         loss.backward()
         losses.append(loss.item())
-        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+        gradients.append(
+            torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        )
     assert gradients[0].norm() > 1e-4, "a gradient, or there is nothing to compare"
     error = (gradients[1] - gradients[0]).norm() / gradients[0].norm()
     assert error < tolerance, f"gradients differ by {error:.1e}"

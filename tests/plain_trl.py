@@ -63,11 +63,18 @@ def ragged_batch(prompts=3, group=4, width=7, *, with_old=False, with_ref=False,
             rows.append((prompt, torch.randint(20, 2000, (n,), generator=g)))
     rows = [rows[i] for i in torch.randperm(len(rows), generator=g)]
     batch = {
-        "prompt_ids": torch.stack([torch.nn.functional.pad(p, (longest - len(p), 0)) for p, _ in rows]),
-        "prompt_mask": torch.stack(
-            [torch.nn.functional.pad(torch.ones_like(p), (longest - len(p), 0)) for p, _ in rows]
+        "prompt_ids": torch.stack(
+            [torch.nn.functional.pad(p, (longest - len(p), 0)) for p, _ in rows]
         ),
-        "completion_ids": torch.stack([torch.nn.functional.pad(c, (0, width - len(c))) for _, c in rows]),
+        "prompt_mask": torch.stack(
+            [
+                torch.nn.functional.pad(torch.ones_like(p), (longest - len(p), 0))
+                for p, _ in rows
+            ]
+        ),
+        "completion_ids": torch.stack(
+            [torch.nn.functional.pad(c, (0, width - len(c))) for _, c in rows]
+        ),
         "completion_mask": torch.stack(
             [torch.nn.functional.pad(torch.ones_like(c), (0, width - len(c))) for _, c in rows]
         ),

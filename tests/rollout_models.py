@@ -48,7 +48,10 @@ def tiny_model(family="llama", *, lora=False, **overrides):
                 parameter.mul_(6)
     if lora:
         model = get_peft_model(
-            model, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, lora_dropout=0.5)
+            model,
+            LoraConfig(
+                r=4, target_modules="all-linear", init_lora_weights=False, lora_dropout=0.5
+            ),
         )
     return model.eval()
 
@@ -62,7 +65,13 @@ def ragged_prompts(lengths=(9, 3, 14, 1), groups=(3, 1, 4, 2), seed=0):
 
 def config(**overrides):
     base = dict(
-        max_new_tokens=12, do_sample=False, top_k=0, top_p=1.0, pad_token_id=0, bos_token_id=1, eos_token_id=2
+        max_new_tokens=12,
+        do_sample=False,
+        top_k=0,
+        top_p=1.0,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
     )
     return GenerationConfig(**{**base, **overrides})
 
@@ -73,7 +82,9 @@ def generate(model, prompts, settings, **kwargs):
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-    rows = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings, **kwargs)
+    rows = model.generate(
+        input_ids=ids, attention_mask=mask, generation_config=settings, **kwargs
+    )
     ends = settings.eos_token_id
     ends = set(ends if isinstance(ends, list) else [ends])
     cut = []

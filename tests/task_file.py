@@ -20,7 +20,16 @@ task = kit.tasks.from_rows(
 )
 """
 # What makes it train on the tiny model, and learn.
-TRAINED = ["--preset", "smoke", "--set", "steps=4", "--set", "learning_rate=1e-2", "--held-out-every", "2"]
+TRAINED = [
+    "--preset",
+    "smoke",
+    "--set",
+    "steps=4",
+    "--set",
+    "learning_rate=1e-2",
+    "--held-out-every",
+    "2",
+]
 TRAINED += ["--set", f"model={few_words.folder()}"]
 COOLING = ["--set", "temperature=linear(1.2, 0.8)"]
 

@@ -42,7 +42,13 @@ def test_segments_are_expandable_and_it_is_said_once(monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [*zip(cuda.ALLOCATOR_SETTINGS, ["max_split_size_mb:64", "expandable_segments:False", ""], strict=True)],
+    [
+        *zip(
+            cuda.ALLOCATOR_SETTINGS,
+            ["max_split_size_mb:64", "expandable_segments:False", ""],
+            strict=True,
+        )
+    ],
 )
 def test_what_somebody_set_is_kept(monkeypatch, name, value):
     first, _, settings = asked(monkeypatch, **{name: value})
@@ -69,7 +75,9 @@ def test_emulated_bfloat16_is_none(monkeypatch, capability, own):
 
 def test_everybody_asks_this_one_function():
     root = Path(__file__).parent.parent
-    files = [p for part in ("grpo_kit", "tests", "benchmarks") for p in (root / part).rglob("*.py")]
+    files = [
+        p for part in ("grpo_kit", "tests", "benchmarks") for p in (root / part).rglob("*.py")
+    ]
     asking = [p.name for p in files if "is_bf16_supported(" in p.read_text()]
     assert sorted(asking) == ["cuda.py", "test_cuda_card.py"]
 
@@ -117,7 +125,9 @@ def test_segments_are_set_by_the_name_that_this_torch_has(newer, monkeypatch):
     monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings", raising=False)
     monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", said.append)
     if newer:
-        monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", said.append, raising=False)
+        monkeypatch.setattr(
+            torch._C, "_accelerator_setAllocatorSettings", said.append, raising=False
+        )
         monkeypatch.delattr(torch.cuda.memory, "_set_allocator_settings")
     for name in cuda.ALLOCATOR_SETTINGS:
         monkeypatch.delenv(name, raising=False)

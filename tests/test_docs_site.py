@@ -50,14 +50,22 @@ def read():
 def entries(read):
     """What users write -> (room, where it is defined)."""
     found = [(room, *entry) for room, text in read[0].items() for entry in ENTRY.findall(text)]
-    return {name: (room, path) for room, path, name in found if name.startswith(("kit.", "grpo_kit."))}
+    return {
+        name: (room, path)
+        for room, path, name in found
+        if name.startswith(("kit.", "grpo_kit."))
+    }
 
 
 def listed(part=SITE["nav"]):
     """The pages of the navigation, in order."""
     if isinstance(part, str):
         return [part]
-    return [page for one in (part.values() if isinstance(part, dict) else part) for page in listed(one)]
+    return [
+        page
+        for one in (part.values() if isinstance(part, dict) else part)
+        for page in listed(one)
+    ]
 
 
 def test_every_notebook_and_page_is_listed_in_order():
@@ -67,14 +75,19 @@ def test_every_notebook_and_page_is_listed_in_order():
         f"notebooks/{p.name}" for p in NOTEBOOKS
     ]
     documents = [name for name in found if name.startswith("docs/")]
-    assert sorted(documents) == sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+    assert sorted(documents) == sorted(
+        f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")
+    )
     assert documents[:2] == ["docs/your_csv.md", "docs/features.md"]
     assert {"CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md"} <= set(found)
 
 
 def test_the_build_is_strict_and_asks_no_network():
     assert "mkdocs build --strict" in (ROOT / "Makefile").read_text()
-    kinds = {"nav": ["omitted_files", "not_found"], "links": ["not_found", "anchors", "unrecognized_links"]}
+    kinds = {
+        "nav": ["omitted_files", "not_found"],
+        "links": ["not_found", "anchors", "unrecognized_links"],
+    }
     for part, names in kinds.items():
         assert [SITE["validation"][part][name] for name in names] == ["warn"] * len(names)
     assert SITE["theme"]["font"] is False
@@ -109,7 +122,9 @@ def test_every_name_of_the_front_door_has_an_entry_and_comes_first(read, entries
 def test_every_name_that_a_room_exports_has_an_entry(room, entries):
     module = importlib.import_module(f"grpo_kit.{room}")
     for name in getattr(module, "__all__", []):
-        assert {f"kit.{room}.{name}", f"grpo_kit.{room}.{name}", f"kit.{name}"} & set(entries), name
+        assert {f"kit.{room}.{name}", f"grpo_kit.{room}.{name}", f"kit.{name}"} & set(
+            entries
+        ), name
 
 
 def test_every_public_function_and_class_has_an_entry_and_no_private_one(read):
@@ -196,13 +211,20 @@ def markdown_of(path):
         return path.read_text()
     cells = json.loads(path.read_text())["cells"]
     text = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
-    outputs = [out.get("data", {}).get("text/markdown", "") for c in cells for out in c.get("outputs", [])]
+    outputs = [
+        out.get("data", {}).get("text/markdown", "")
+        for c in cells
+        for out in c.get("outputs", [])
+    ]
     return "\n\n".join([*text, *map("".join, outputs)])
 
 
 def anchors(path):
     text = re.sub(r"^```.*?^```", "", markdown_of(path), flags=re.M | re.S)
-    return {*map(slug, re.findall(r"^#+ (.*)$", text, re.M)), *re.findall(r'<a id="([^"]+)">', text)}
+    return {
+        *map(slug, re.findall(r"^#+ (.*)$", text, re.M)),
+        *re.findall(r'<a id="([^"]+)">', text),
+    }
 
 
 @pytest.mark.parametrize("page", [*NOTEBOOKS, *RESULTS], ids=lambda path: path.name)
@@ -218,7 +240,11 @@ def test_links_lead_somewhere(page):
 
 
 def test_every_pin_is_exact_and_griffe_is_the_tests():
-    lines = [line for line in (ROOT / "docs" / "requirements.txt").read_text().splitlines() if line[0] != "#"]
+    lines = [
+        line
+        for line in (ROOT / "docs" / "requirements.txt").read_text().splitlines()
+        if line[0] != "#"
+    ]
     assert all(re.fullmatch(r"[\w-]+==[\w.]+", line) for line in lines)
     (griffe,) = [line for line in lines if line.startswith("griffelib")]
     assert griffe in (ROOT / "requirements.txt").read_text().splitlines()
@@ -249,7 +275,9 @@ needs_a_build = pytest.mark.skipif(
 
 def make_docs(repository):
     env = {**os.environ, "PYTHON": sys.executable}
-    return subprocess.run(["make", "docs"], cwd=repository, env=env, capture_output=True, text=True)
+    return subprocess.run(
+        ["make", "docs"], cwd=repository, env=env, capture_output=True, text=True
+    )
 
 
 @pytest.fixture(scope="module")
@@ -267,10 +295,14 @@ def built(tmp_path_factory):
 def test_make_docs_builds_a_site_that_asks_no_network(built, entries):
     """Every link and picture of the HTML is followed."""
     site = built / "site"
-    read = {path.resolve(): Links(path) for path in site.rglob("*.html") if path.name != "404.html"}
+    read = {
+        path.resolve(): Links(path) for path in site.rglob("*.html") if path.name != "404.html"
+    }
     assert len(read) > len(NOTEBOOKS) + len(ROOMS)
     for path, links in read.items():
-        outside = [one for one in links.loaded if not one.startswith("data:") and urlsplit(one).netloc]
+        outside = [
+            one for one in links.loaded if not one.startswith("data:") and urlsplit(one).netloc
+        ]
         assert not outside, f"{path.name} loads {outside}"
         for target in [*links.targets, *links.loaded]:
             parts = urlsplit(target)
@@ -290,8 +322,13 @@ def test_a_notebook_is_shown_with_its_outputs(built, notebook):
     page = (built / "site" / "notebooks" / notebook.name).with_suffix(".html").read_text()
     cells = json.loads(notebook.read_text())["cells"]
     shown = [out.get("data", {}) for cell in cells for out in cell.get("outputs", [])]
-    drawn = [data for data in shown if "image/svg+xml" in data]  # of the two a page takes the drawing
-    pictures = ["".join(data["image/png"]) for data in shown if "image/png" in data and data not in drawn]
+    # of the two a page takes the drawing
+    drawn = [data for data in shown if "image/svg+xml" in data]
+    pictures = [
+        "".join(data["image/png"])
+        for data in shown
+        if "image/png" in data and data not in drawn
+    ]
     assert all(one.split("\n")[0] in page for one in pictures)
     assert page.count("<svg") + page.count("image/svg+xml") >= len(drawn)
     code = [cell for cell in cells if cell["cell_type"] == "code"]
@@ -305,9 +342,15 @@ def test_a_notebook_is_shown_with_its_outputs(built, notebook):
 def test_what_is_broken_ends_the_build(built, tmp_path):
     repository = tmp_path / "kit"
     shutil.copytree(built, repository, symlinks=True, ignore=shutil.ignore_patterns("site"))
-    links = "[page](nowhere.md) [heading](results.md#nowhere) [file](../benchmarks/nowhere.json)"
+    links = (
+        "[page](nowhere.md) [heading](results.md#nowhere) [file](../benchmarks/nowhere.json)"
+    )
     badge = "![a badge](https://example.org/badge.svg)"
-    for page, planted in {"docs/loop.md": links, "README.md": badge, "docs/stray.md": "# Stray"}.items():
+    for page, planted in {
+        "docs/loop.md": links,
+        "README.md": badge,
+        "docs/stray.md": "# Stray",
+    }.items():
         with (repository / page).open("a") as file:
             file.write(f"\n\n{planted}\n")
     path = repository / "notebooks" / "00_start_here.ipynb"
@@ -328,7 +371,9 @@ def test_what_is_broken_ends_the_build(built, tmp_path):
 def test_fields_of_config_are_read_by_default_and_unit():
     """Not by the private call that makes a field."""
     extension = griffe.load_extensions(docstrings.Docstrings)
-    loaded = griffe.load("grpo_kit", search_paths=[str(ROOT)], allow_inspection=False, extensions=extension)
+    loaded = griffe.load(
+        "grpo_kit", search_paths=[str(ROOT)], allow_inspection=False, extensions=extension
+    )
     config = loaded["loop.config.Config"]
     defaults = {p.name: str(p.default) for p in config.parameters if p.name != "self"}
     assert set(defaults) == {field.name for field in dataclasses.fields(kit.Config)}

@@ -35,12 +35,19 @@ def test_scripts_and_modules(tmp_path):
     (tmp_path / "script.py").write_text(
         "import sys, neighbour; print(neighbour.name, *sys.argv[1:], __file__)"
     )
-    assert forked.run(tmp_path / "script.py", "x").stdout == f"beside x {tmp_path / 'script.py'}\n"
-    assert forked.run("-m", "script", "y", cwd=tmp_path).stdout == f"beside y {tmp_path / 'script.py'}\n"
+    assert (
+        forked.run(tmp_path / "script.py", "x").stdout == f"beside x {tmp_path / 'script.py'}\n"
+    )
+    assert (
+        forked.run("-m", "script", "y", cwd=tmp_path).stdout
+        == f"beside y {tmp_path / 'script.py'}\n"
+    )
 
 
 def test_it_is_killed_and_the_next_one_knows_nothing_of_it():
-    child = forked.start("-c", "import time, torch; torch.here = 1; print('on', flush=True); time.sleep(60)")
+    child = forked.start(
+        "-c", "import time, torch; torch.here = 1; print('on', flush=True); time.sleep(60)"
+    )
     while "on" not in child.text("out"):
         time.sleep(0.01)
     assert child.poll() is None

@@ -22,7 +22,9 @@ NOTEBOOKS = HOSTED["NOTEBOOKS"]
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_notebook_opens_as_the_rule_says(path):
     notebook = nbformat.read(path, as_version=4)
-    opened = HOSTED["opened"](nbformat.read(path, as_version=4), path.name, HOSTED["repository"]())
+    opened = HOSTED["opened"](
+        nbformat.read(path, as_version=4), path.name, HOSTED["repository"]()
+    )
     assert notebook == opened, "run `python .ci/hosted.py`"
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert code[0].source == HOSTED["install_cell"](path.name), "it is the first cell of code"
@@ -42,7 +44,9 @@ def test_badges_lead_to_notebooks_that_are_there_and_need_an_address():
         notebook = HOSTED["opened"](nbformat.read(path, as_version=4), path.name, "someone/kit")
         assert notebook.cells[1].source == line
         again = HOSTED["opened"](notebook, path.name, "")
-        assert again == HOSTED["opened"](nbformat.read(path, as_version=4), path.name, ""), "and goes again"
+        assert again == HOSTED["opened"](nbformat.read(path, as_version=4), path.name, ""), (
+            "and goes again"
+        )
         assert HOSTED["badges"](path.name, "") == ""
 
 
@@ -53,7 +57,11 @@ def test_the_address_is_on_github_and_named_alike():
         == named("https://github.com/someone/kit.git")
         == "someone/kit"
     )
-    for wrong in ("https://example.org/someone/kit", "https://github.com/someone", "someone/kit"):
+    for wrong in (
+        "https://example.org/someone/kit",
+        "https://github.com/someone",
+        "someone/kit",
+    ):
         with pytest.raises(ValueError, match=re.escape(wrong)):
             named(wrong)
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text()).get("repository-code", "")
@@ -65,7 +73,9 @@ def test_the_cell_does_nothing_where_the_kit_is_there(tmp_path):
     (tmp_path / "cell.ipy").write_text(code)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PIP_NO_INDEX": "1"}
     command = [sys.executable, "-m", "IPython", "--colors=NoColor", "cell.ipy"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=60)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=60
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

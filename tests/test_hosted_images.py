@@ -32,7 +32,9 @@ BY_TRL = {"datasets", "pyarrow", "huggingface-hub"}  # trl 1.16 wants newer ones
 def image(name):
     """(python, {package: version}) of an image."""
     text = (LISTS / f"{name}.txt").read_text()
-    return re.search(r"^# python (\S+)", text, re.M)[1], dict(re.findall(r"^([^#=\s]+)==(\S+)$", text, re.M))
+    return re.search(r"^# python (\S+)", text, re.M)[1], dict(
+        re.findall(r"^([^#=\s]+)==(\S+)$", text, re.M)
+    )
 
 
 def wanted(extras):
@@ -42,8 +44,16 @@ def wanted(extras):
 
 def resolved(requirements, has, python):
     """{package: version} that pip adds or changes there. AssertionError if two want what excludes each other."""
-    values = {"python_version": ".".join(python.split(".")[:2]), "python_full_version": python, "extra": ""}
-    values |= {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64"}
+    values = {
+        "python_version": ".".join(python.split(".")[:2]),
+        "python_full_version": python,
+        "extra": "",
+    }
+    values |= {
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "platform_machine": "x86_64",
+    }
     installed, waiting = {}, [(text, "the kit") for text in requirements]
     for text, by in waiting:
         requirement = Requirement(text)
@@ -53,9 +63,13 @@ def resolved(requirements, has, python):
         there = installed.get(name) or has.get(name)
         if there and requirement.specifier.contains(there, prereleases=True):
             continue
-        assert name not in installed, f"{by} wants {requirement}, and {installed[name]} is chosen"
+        assert name not in installed, (
+            f"{by} wants {requirement}, and {installed[name]} is chosen"
+        )
         installed[name] = metadata.version(name)
-        assert requirement.specifier.contains(installed[name], prereleases=True), f"{by} wants {requirement}"
+        assert requirement.specifier.contains(installed[name], prereleases=True), (
+            f"{by} wants {requirement}"
+        )
         waiting += [(one, name) for one in metadata.requires(name) or ()]
     return installed
 
@@ -97,14 +111,23 @@ def test_other_torches_of_runpods_template_stay_or_are_refused(torch, stays):
 
 
 def test_lists_say_where_and_when_they_are_from():
-    assert {path.stem for path in LISTS.glob("*.txt")} == {"colab", "kaggle", "sagemaker", "runpod"}
+    assert {path.stem for path in LISTS.glob("*.txt")} == {
+        "colab",
+        "kaggle",
+        "sagemaker",
+        "runpod",
+    }
     for path in LISTS.glob("*.txt"):
-        assert re.match(r"# [\w-]+/[\w-]+ \S+ [0-9a-f]{7,} 2026-\d\d-\d\d\n", path.read_text()), path
+        assert re.match(
+            r"# [\w-]+/[\w-]+ \S+ [0-9a-f]{7,} 2026-\d\d-\d\d\n", path.read_text()
+        ), path
         names = re.findall(r"^([^#=\s]+)==", path.read_text(), re.M)
         assert names == sorted(set(map(canonicalize_name, names))), "one line a package"
 
 
-@pytest.mark.skipif(not os.environ.get("KIT_SLOW_TESTS"), reason="asks PyPI; KIT_SLOW_TESTS=1 runs it")
+@pytest.mark.skipif(
+    not os.environ.get("KIT_SLOW_TESTS"), reason="asks PyPI; KIT_SLOW_TESTS=1 runs it"
+)
 @pytest.mark.parametrize("name", ["colab", "kaggle", "sagemaker", "runpod"])
 def test_pip_itself_leaves_them(name, tmp_path):
     """pip resolves the first cell's line among packages that stand there by name and version alone."""
@@ -120,10 +143,22 @@ def test_pip_itself_leaves_them(name, tmp_path):
         if package not in ("pip", "setuptools"):
             about = packages / f"{package.replace('-', '_')}-{version}.dist-info"
             about.mkdir()
-            (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+            (about / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
+            )
             (about / "INSTALLER").write_text("pip\n")
     report = tmp_path / "report.json"
-    command = [python, "-m", "pip", "install", "-q", "--dry-run", "--report", report, f"{ROOT}[{PLAIN}]"]
+    command = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--dry-run",
+        "--report",
+        report,
+        f"{ROOT}[{PLAIN}]",
+    ]
     subprocess.run([*command, f"torch=={has['torch']}"], check=True)
     about = [one["metadata"] for one in json.loads(report.read_text())["install"]]
     found = {canonicalize_name(one["name"]): one["version"] for one in about}
@@ -134,7 +169,9 @@ def test_pip_itself_leaves_them(name, tmp_path):
         assert not changed
 
 
-@pytest.mark.skipif(not os.environ.get("KIT_SLOW_TESTS"), reason="installs 1 GB; KIT_SLOW_TESTS=1 runs it")
+@pytest.mark.skipif(
+    not os.environ.get("KIT_SLOW_TESTS"), reason="installs 1 GB; KIT_SLOW_TESTS=1 runs it"
+)
 def test_the_first_cell_then_notebook_05_among_colabs_versions(tmp_path):
     """Every package that the kit needs in Colab's version, but Python and torch: those of this environment."""
     _, has = image("colab")
@@ -143,13 +180,27 @@ def test_the_first_cell_then_notebook_05_among_colabs_versions(tmp_path):
         for name, version in has.items()
         if not name.startswith(("torch", "nvidia", "triton", "setuptools"))
     }
-    (tmp_path / "has.txt").write_text("".join(f"{name}=={version}\n" for name, version in others.items()))
+    (tmp_path / "has.txt").write_text(
+        "".join(f"{name}=={version}\n" for name, version in others.items())
+    )
     names = {canonicalize_name(Requirement(text).name) for text in wanted(PLAIN)} & set(others)
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     torch = f"torch=={metadata.version('torch').split('+')[0]}"
-    install = [python, "-m", "pip", "install", "-q", "-c", tmp_path / "has.txt", torch, *sorted(names)]
-    subprocess.run([*install, "ipykernel", "ipywidgets", "pip==24.1.2", "setuptools"], check=True)
+    install = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "-c",
+        tmp_path / "has.txt",
+        torch,
+        *sorted(names),
+    ]
+    subprocess.run(
+        [*install, "ipykernel", "ipywidgets", "pip==24.1.2", "setuptools"], check=True
+    )
     before, size = versions(python), megabytes(tmp_path / "venv")
 
     files = subprocess.run(
@@ -158,10 +209,22 @@ def test_the_first_cell_then_notebook_05_among_colabs_versions(tmp_path):
     for file in filter(None, files):
         (tmp_path / "clone" / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / "clone" / file)
-    kernel = [python, "-m", "ipykernel", "install", "--prefix", tmp_path / "kernels", "--name", "colab"]
+    kernel = [
+        python,
+        "-m",
+        "ipykernel",
+        "install",
+        "--prefix",
+        tmp_path / "kernels",
+        "--name",
+        "colab",
+    ]
     subprocess.run(kernel, check=True, capture_output=True)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {"KIT_PROFILE": "smoke", "JUPYTER_PATH": str(tmp_path / "kernels" / "share" / "jupyter")}
+    environment |= {
+        "KIT_PROFILE": "smoke",
+        "JUPYTER_PATH": str(tmp_path / "kernels" / "share" / "jupyter"),
+    }
     out = tmp_path / "out.ipynb"
     run = [
         sys.executable,
@@ -177,10 +240,17 @@ def test_the_first_cell_then_notebook_05_among_colabs_versions(tmp_path):
 
     after = versions(python)
     changed = {
-        name: (version, after.get(name)) for name, version in before.items() if after.get(name) != version
+        name: (version, after.get(name))
+        for name, version in before.items()
+        if after.get(name) != version
     }
-    cell = next(cell for cell in json.loads(out.read_text())["cells"] if cell["id"] == "install")
-    seconds, added = cell["metadata"]["papermill"]["duration"], megabytes(tmp_path / "venv") - size
+    cell = next(
+        cell for cell in json.loads(out.read_text())["cells"] if cell["id"] == "install"
+    )
+    seconds, added = (
+        cell["metadata"]["papermill"]["duration"],
+        megabytes(tmp_path / "venv") - size,
+    )
     print(
         f"first cell: {seconds:.0f} s, {added} MB, {len(set(after) - set(before))} packages added, changed: {changed}"
     )
@@ -189,13 +259,20 @@ def test_the_first_cell_then_notebook_05_among_colabs_versions(tmp_path):
 
 def versions(python):
     done = subprocess.run(
-        [python, "-m", "pip", "list", "--format=json"], check=True, capture_output=True, text=True
+        [python, "-m", "pip", "list", "--format=json"],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return {canonicalize_name(one["name"]): one["version"] for one in json.loads(done.stdout)}
 
 
 def megabytes(folder):
     return (
-        sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        sum(
+            path.stat().st_size
+            for path in folder.rglob("*")
+            if path.is_file() and not path.is_symlink()
+        )
         >> 20
     )

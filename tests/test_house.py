@@ -26,7 +26,9 @@ ROOMS = [
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
 MODULES = {
-    ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(
+        ".__init__"
+    ): path
     for path in FILES
 }
 FRONT_DOOR = "grpo_kit"
@@ -60,7 +62,9 @@ def graph():
         name: {
             found
             for found in imports(path)
-            if found in MODULES and found != name and not (path.name == "__init__.py" and beyond(found))
+            if found in MODULES
+            and found != name
+            and not (path.name == "__init__.py" and beyond(found))
         }
         for name, path in MODULES.items()
     }
@@ -123,7 +127,8 @@ def test_there_is_no_circle_and_the_house_in_numbers(capsys):
     edges = graph()
     assert not circle(edges)
     between = {
-        r: {room(m) for n in edges if room(n) == r for m in edges[n]} - {r} for r in [FRONT_DOOR, *ROOMS]
+        r: {room(m) for n in edges if room(n) == r for m in edges[n]} - {r}
+        for r in [FRONT_DOOR, *ROOMS]
     }
     assert not circle(between)
 
@@ -155,14 +160,18 @@ def test_no_room_is_hidden_by_a_name():
         if name.count(".") == 2
         and room(name) != "tasks"  # a task's file has its function's name, and little else
         if importlib.import_module(name)
-        if not isinstance(getattr(getattr(grpo_kit, name.split(".")[1]), name.split(".")[2]), type(re))
+        if not isinstance(
+            getattr(getattr(grpo_kit, name.split(".")[1]), name.split(".")[2]), type(re)
+        )
     ]
     assert not hidden
 
 
 def python(code):
     """What a fresh interpreter prints."""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True
+    )
     assert not done.returncode, done.stderr
     return done.stdout.split()
 
@@ -183,7 +192,9 @@ def test_the_front_door_loads_nothing_heavy():
     looked_at = "import sys, grpo_kit; grpo_kit.__version__; dir(grpo_kit); "
     assert python(looked_at + said) == []
     assert python("import sys; from grpo_kit import linear, cosine; " + said) == []
-    assert "pandas" in python("import sys; from grpo_kit import read_metrics; " + said), "the test can fail"
+    assert "pandas" in python("import sys; from grpo_kit import read_metrics; " + said), (
+        "the test can fail"
+    )
 
 
 def test_what_trains_or_asks_loads_torch_and_transformers_alone():
@@ -204,7 +215,10 @@ def test_what_trains_or_asks_loads_torch_and_transformers_alone():
     }
     said = f"print(*[name for name in sorted({unneeded}) if name in sys.modules])"
     notebook = "import sys, grpo_kit as kit; sys.modules['ipykernel'] = sys; kit.linear"
-    assert python(f"{notebook}; {touched}; {said}") == "Loading torch and transformers: some seconds.".split()
+    assert (
+        python(f"{notebook}; {touched}; {said}")
+        == "Loading torch and transformers: some seconds.".split()
+    )
 
 
 def test_the_front_door_names_the_same_everywhere():
@@ -220,7 +234,9 @@ def test_the_front_door_names_the_same_everywhere():
     for name, module in read.items():
         found = getattr(grpo_kit, name)
         wanted = f"grpo_kit.{name}" if name in rooms else module
-        assert found is (sys.modules[wanted] if name in rooms else getattr(sys.modules[wanted], name))
+        assert found is (
+            sys.modules[wanted] if name in rooms else getattr(sys.modules[wanted], name)
+        )
 
 
 def test_the_front_door_refuses_what_it_has_not():
@@ -244,7 +260,9 @@ def test_a_name_that_moved_is_named_where_it_is_now(package):
 
 
 def test_threads_that_wait_for_each_other_sleep_unless_somebody_said_otherwise():
-    said = "import os, sys, grpo_kit; print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules)"
+    said = (
+        "import os, sys, grpo_kit; print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules)"
+    )
     assert python(said) == ["1000", "False"]
     assert python("import os; os.environ['GOMP_SPINCOUNT'] = '7'; " + said) == ["7", "False"]
 
@@ -261,7 +279,9 @@ def test_a_file_is_read_in_one_sitting():
     texts = {path.relative_to(ROOT): path.read_text() for path in FILES}
     # 300 lines of 110 columns, as they were before the formatter kept code at 96, are some 340.
     long = [path for path, text in texts.items() if len(text.splitlines()) > 340]
-    unexplained = [str(path) for path in long if "Longer than 300 lines" not in texts[path][:2000]]
+    unexplained = [
+        str(path) for path in long if "Longer than 300 lines" not in texts[path][:2000]
+    ]
     assert not unexplained, "say why at its head, or split it"
 
 
@@ -284,7 +304,9 @@ def run_time_imports(path):
 def test_the_loop_stands_on_the_core_alone():
     """By import statements of any form, from file to file, and by what one loads; a task is given to it."""
     found = {
-        *python(f"import sys, grpo_kit.loop.grpo; print(*[n for n in sys.modules if n in {[*MODULES]}])")
+        *python(
+            f"import sys, grpo_kit.loop.grpo; print(*[n for n in sys.modules if n in {[*MODULES]}])"
+        )
     }
     waiting = [name for name in MODULES if room(name) == "loop"]
     assert {*waiting} > {"grpo_kit.loop.grpo"} <= found
@@ -293,7 +315,8 @@ def test_the_loop_stands_on_the_core_alone():
         if (name := waiting.pop()) not in seen:
             seen.add(name)
             waiting += run_time_imports(MODULES[name])
-    found = (found | seen) - {FRONT_DOOR, "grpo_kit.engine"}  # packages that hold a room of the core
+    # packages that hold a room of the core
+    found = (found | seen) - {FRONT_DOOR, "grpo_kit.engine"}
     above = {name for name in found if room(name) not in CORE - {"verdicts", "prompts"}}
     assert not above, "the loop reaches these rooms"
 
@@ -308,14 +331,25 @@ def test_a_plain_run_loads_no_engine():
 
 def test_the_kit_does_not_import_what_goes_beyond_it():
     """The lists of public names name it; every other file does without."""
-    kit = {name: path for name, path in MODULES.items() if room(name) not in (FRONT_DOOR, "more")}
-    kit = {name: path for name, path in kit.items() if not beyond(name) and path.name != "__init__.py"}
-    above = {name: [other for other in imports(path) if beyond(f"{other}.")] for name, path in kit.items()}
+    kit = {
+        name: path for name, path in MODULES.items() if room(name) not in (FRONT_DOOR, "more")
+    }
+    kit = {
+        name: path
+        for name, path in kit.items()
+        if not beyond(name) and path.name != "__init__.py"
+    }
+    above = {
+        name: [other for other in imports(path) if beyond(f"{other}.")]
+        for name, path in kit.items()
+    }
     assert len(above) > 100 and not {name: others for name, others in above.items() if others}
 
 
 # What only files of more/ ask.
-ASKS = re.compile(r"\bEpisodeTask|\bhas_episodes|read_answer is (?:not )?None|hasattr\(\w*\.?sample\b")
+ASKS = re.compile(
+    r"\bEpisodeTask|\bhas_episodes|read_answer is (?:not )?None|hasattr\(\w*\.?sample\b"
+)
 # The task's own way, or the plain one: each is asked for in one place (docs/architecture.md).
 ASKED = {
     "seams": "trainer/grpo_trainer.py",
@@ -326,9 +360,15 @@ ASKED = {
 
 def test_no_room_knows_which_kind_of_task_it_has(tmp_path):
     """By names, and by what a step of the standard trainer on a plain task loads."""
-    texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in FILES if path.name[:2] != "__"}
+    texts = {
+        path.relative_to(ROOT).as_posix(): path.read_text()
+        for path in FILES
+        if path.name[:2] != "__"
+    }
     plain = {name: text for name, text in texts.items() if not name.startswith("more/")}
-    assert len(plain) > 120 and any(ASKS.search(texts[name]) for name in texts.keys() - plain.keys())
+    assert len(plain) > 120 and any(
+        ASKS.search(texts[name]) for name in texts.keys() - plain.keys()
+    )
     assert not {name: asked for name, text in plain.items() if (asked := ASKS.findall(text))}
     for method, place in ASKED.items():
         assert [
@@ -412,9 +452,13 @@ def test_only_integrations_import_trl():
 
 
 def test_objectives_know_torch_and_themselves_alone():
-    names = {name for m, path in MODULES.items() if room(m) == "objectives" for name in imports(path)}
+    names = {
+        name for m, path in MODULES.items() if room(m) == "objectives" for name in imports(path)
+    }
     allowed = {"__future__", "typing", "torch", "torch.nn.functional", "grpo_kit._support.lazy"}
-    assert not [n for n in names if n not in allowed and not n.startswith("grpo_kit.objectives")]
+    assert not [
+        n for n in names if n not in allowed and not n.startswith("grpo_kit.objectives")
+    ]
 
 
 def test_nobody_touches_trl_internals():
@@ -423,7 +467,9 @@ def test_nobody_touches_trl_internals():
 
 def test_no_file_names_a_folder_of_one_machine():
     """Models are named by name; only the attacks on the sandbox ask for real homes, and documents for examples."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT.parent, capture_output=True, text=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT.parent, capture_output=True, text=True
+    )
     if listed.returncode:
         pytest.skip("not a git checkout")
     home = re.compile(rb"(?<![\w.])/(?:root|Users|work|home/\w+)/[\w.]")
@@ -452,14 +498,22 @@ def prose(path):
     if path.suffix != ".py":
         return [text]
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [ast.get_docstring(n) or "" for n in ast.walk(ast.parse(text)) if isinstance(n, documented)]
+    found = [
+        ast.get_docstring(n) or ""
+        for n in ast.walk(ast.parse(text))
+        if isinstance(n, documented)
+    ]
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return found + [token.string for token in tokens if token.type == tokenize.COMMENT]
 
 
 def missing(texts, files):
     """Python files that a text names by their name, or by the last folders of their path, and that are not there."""
-    ends = {"/".join(parts[i:]) for parts in (f.split("/") for f in files) for i in range(len(parts))}
+    ends = {
+        "/".join(parts[i:])
+        for parts in (f.split("/") for f in files)
+        for i in range(len(parts))
+    }
     return sorted({cited for text in texts for cited in CITED.findall(text)} - ends - EXAMPLES)
 
 
@@ -476,7 +530,10 @@ def python_files():
 
 def test_no_citation_of_a_file_that_is_not_there():
     pages = [*FILES, *sorted((ROOT.parent / "docs").glob("*.md"))]
-    absent = {str(path.relative_to(ROOT.parent)): missing(prose(path), python_files()) for path in pages}
+    absent = {
+        str(path.relative_to(ROOT.parent)): missing(prose(path), python_files())
+        for path in pages
+    }
     assert not {path: names for path, names in absent.items() if names}
 
 
@@ -486,7 +543,9 @@ def test_no_citation_of_a_module_that_is_not_there():
     packages.remove("trainer")  # also what a variable is called: trainer.config
     absent = []
     for path in FILES:
-        lines = [line for text in prose(path) for line in text.splitlines() if ">>>" not in line]
+        lines = [
+            line for text in prose(path) for line in text.splitlines() if ">>>" not in line
+        ]
         for first, second in DOTTED.findall("\n".join(lines)):
             if first not in packages or second in ("py", "json", "csv"):
                 continue

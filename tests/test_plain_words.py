@@ -17,22 +17,25 @@ TERMS = (
 
 
 def _prose(name):
-    cells = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    cells = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))[
+        "cells"
+    ]
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
 
 
 def words(cells):
     """(words in all, words of the longest cell)."""
-    counts = [
-        len(re.sub(r'<a id="[^"]*"></a>', "", cell).split()) for cell in cells
-    ]  # nobody reads what links lead to
+    # nobody reads what links lead to
+    counts = [len(re.sub(r'<a id="[^"]*"></a>', "", cell).split()) for cell in cells]
     return sum(counts), max(counts)
 
 
 def _plain(cells):
     """The prose without code, links' addresses, headings and the title, which may name what is to come."""
     text = "\n".join(cells[1:])
-    text = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|^#[^\n]*$", " ", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(
+        r"```.*?```|`[^`]*`|\]\([^)]*\)|^#[^\n]*$", " ", text, flags=re.DOTALL | re.MULTILINE
+    )
     return text
 
 

@@ -28,7 +28,9 @@ from grpo_kit.rewards import SoftFormat
 
 QWEN25 = (Path(__file__).parent / "fixtures" / "qwen2.5_chat_template.jinja").read_text()
 TRL_TEMPLATES = sorted(
-    path.name for path in (files("trl") / "chat_templates").iterdir() if path.name.endswith("jinja")
+    path.name
+    for path in (files("trl") / "chat_templates").iterdir()
+    if path.name.endswith("jinja")
 )
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ CONTENT }}<|im_end|>\n{% endfor %}"
@@ -45,7 +47,9 @@ def with_template(tokenizer, template):
 
 
 def trl_template(name):
-    return (files("trl") / "chat_templates" / f"{name.removesuffix('.jinja')}.jinja").read_text()
+    return (
+        files("trl") / "chat_templates" / f"{name.removesuffix('.jinja')}.jinja"
+    ).read_text()
 
 
 @pytest.fixture(params=["smollm2", "qwen2.5"])
@@ -58,12 +62,21 @@ def real(request, smol_tokenizer):
 
 def byte_tokenizer(*, merges=(), single="$A", template=None):
     """Byte-level BPE without a splitting rule: `merges` are the only tokens longer than a byte."""
-    vocab = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
+    vocab = [
+        "<s>",
+        "</s>",
+        *sorted(pre_tokenizers.ByteLevel.alphabet()),
+        *("".join(pair) for pair in merges),
+    ]
     core = Tokenizer(BPE({token: i for i, token in enumerate(vocab)}, list(merges)))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
-    core.post_processor = TemplateProcessing(single=single, special_tokens=[("<s>", 0), ("</s>", 1)])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>")
+    core.post_processor = TemplateProcessing(
+        single=single, special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<s>", eos_token="</s>"
+    )
     tokenizer.chat_template = template
     return tokenizer
 
@@ -91,7 +104,11 @@ def test_prompt_is_the_assistant_header_and_the_prefill(real, prefill):
 
 def test_system_examples_and_question_in_order(real):
     prompt = build_prompt(
-        real[0], "Q", system="S", prefill="<a>", examples=[("q1", "<a>1</a>"), ("q2", "<a>2</a>")]
+        real[0],
+        "Q",
+        system="S",
+        prefill="<a>",
+        examples=[("q1", "<a>1</a>"), ("q2", "<a>2</a>")],
     )
     assert prompt == (
         "<|im_start|>system\nS<|im_end|>\n"
@@ -117,7 +134,9 @@ def test_the_message_rendering_that_trl_uses_closes_the_prefill(real):
 # Refusals, each on both real templates.
 
 
-@pytest.mark.parametrize("prefill", ["<answer> ", " ", "<answer>\n ", "<answer>\t", "<answer>\u00a0"])
+@pytest.mark.parametrize(
+    "prefill", ["<answer> ", " ", "<answer>\n ", "<answer>\t", "<answer>\u00a0"]
+)
 def test_refuses_a_prefill_that_ends_in_a_space(real, prefill):
     with pytest.raises(PromptError, match="ends in a space"):
         build_prompt(real[0], "Q", prefill=prefill)
@@ -162,24 +181,37 @@ def test_refuses_a_question_that_closes_its_own_turn(real):
 def test_end_tokens_in_what_an_author_writes_are_refused_as_those_of_a_question_are(real, text):
     """Other special tokens, which a task uses as its tags, are text there."""
     tokenizer = copy.deepcopy(real[0])
-    tokenizer.add_tokens(["<|endoftext|>", "<answer>", "</answer>", "[TOOL_CALLS]"], special_tokens=True)
+    tokenizer.add_tokens(
+        ["<|endoftext|>", "<answer>", "</answer>", "[TOOL_CALLS]"], special_tokens=True
+    )
     for name in ("system", "prefill", "examples"):
         with pytest.raises(PromptError, match=f"{name}=.*holds the special token '<"):
-            build_prompt(tokenizer, "Q", **{name: [("q", text)] if name == "examples" else text})
+            build_prompt(
+                tokenizer, "Q", **{name: [("q", text)] if name == "examples" else text}
+            )
         with pytest.raises(PromptError, match=f"{name}=.*holds the special token '<"):
-            build_prompt(tokenizer, "Q", **{name: [(text, "a")] if name == "examples" else text})
+            build_prompt(
+                tokenizer, "Q", **{name: [(text, "a")] if name == "examples" else text}
+            )
     for role, turns in {
         "system": ["system", "user"],
         "user": ["user"],
         "assistant": ["user", "assistant", "user"],
     }.items():
-        messages = [{"role": turn, "content": text if turn == role else "Q"} for turn in turns[:-1]]
+        messages = [
+            {"role": turn, "content": text if turn == role else "Q"} for turn in turns[:-1]
+        ]
         last = {"role": turns[-1], "content": text if turns[-1] == role else "Q"}
-        with pytest.raises(PromptError, match=f"the {role}'s content=.*holds the special token '<"):
-            continue_messages(tokenizer, [*messages, last, {"role": "assistant", "content": "So"}])
+        with pytest.raises(
+            PromptError, match=f"the {role}'s content=.*holds the special token '<"
+        ):
+            continue_messages(
+                tokenizer, [*messages, last, {"role": "assistant", "content": "So"}]
+            )
     with pytest.raises(PromptError, match="the assistant's content="):
         continue_messages(
-            tokenizer, [{"role": "user", "content": "Q"}, {"role": "assistant", "content": text}]
+            tokenizer,
+            [{"role": "user", "content": "Q"}, {"role": "assistant", "content": text}],
         )
     tagged = {
         "system": "In <answer> tags.",
@@ -201,7 +233,11 @@ def test_what_a_template_writes_between_messages_is_its_own_and_tags_are_not(rea
     marks = re.findall(r"<[^<>/\s]+>|\[/?[A-Z_]+\]", between)
     tokenizer.add_tokens([*marks, "<think>", "</think>", "<answer>"], special_tokens=True)
     own = set(template_tokens(tokenizer).values())
-    assert {*marks, tokenizer.eos_token} <= own and not own & {"<think>", "</think>", "<answer>"}
+    assert {*marks, tokenizer.eos_token} <= own and not own & {
+        "<think>",
+        "</think>",
+        "<answer>",
+    }
 
 
 OPENS_THINK = CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif").replace(
@@ -216,14 +252,22 @@ def test_thinking_that_the_template_opens_is_the_prefill(smol_tokenizer, templat
     if template == "strips it":
         text = text.replace("m.content", "m.content.replace('<think>', '')")
     tokenizer = with_template(smol_tokenizer, text)
-    with pytest.raises(PromptError, match=r"opens '<think>\\n' itself.*give prefill='<think>\\n'"):
+    with pytest.raises(
+        PromptError, match=r"opens '<think>\\n' itself.*give prefill='<think>\\n'"
+    ):
         build_prompt(tokenizer, "2 + 2?")
     messages = [{"role": "user", "content": "2 + 2?"}]
     opened = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert opened.endswith("<think>\n")
     assert build_prompt(tokenizer, "2 + 2?", prefill="<think>\n") == opened
-    assert continue_messages(tokenizer, [*messages, {"role": "assistant", "content": "<think>\n"}]) == opened
-    assert build_prompt(tokenizer, "2 + 2?", prefill="<think>\nLet me see.") == opened + "Let me see."
+    assert (
+        continue_messages(tokenizer, [*messages, {"role": "assistant", "content": "<think>\n"}])
+        == opened
+    )
+    assert (
+        build_prompt(tokenizer, "2 + 2?", prefill="<think>\nLet me see.")
+        == opened + "Let me see."
+    )
     (row,) = build_dataset(tokenizer, [{"question": "2 + 2?"}], prefill="<think>\n")
     perfect = "4\n</think>\n<answer>4</answer>"
     assert SoftFormat()([perfect], prefill=[row["prefill"]]) == [1.0]
@@ -251,14 +295,20 @@ def test_refuses_a_real_template_once_it_trims(smol_tokenizer, family, prefill):
     """The sly one is a leading newline: the header's own makes the prompt end in the prefill."""
     if family == "smollm2":
         template = replaced(
-            smol_tokenizer.chat_template, "+ message['content'] +", "+ message['content'].strip() +"
+            smol_tokenizer.chat_template,
+            "+ message['content'] +",
+            "+ message['content'].strip() +",
         )
     else:
         template = replaced(
-            QWEN25, "'\\n' + message.content + '<|im_end|>'", "'\\n' + message.content.strip() + '<|im_end|>'"
+            QWEN25,
+            "'\\n' + message.content + '<|im_end|>'",
+            "'\\n' + message.content.strip() + '<|im_end|>'",
         )
     tokenizer = with_template(smol_tokenizer, template)
-    with pytest.raises(PromptError, match=r"does not end in the prefill.*use prefill='<answer>'"):
+    with pytest.raises(
+        PromptError, match=r"does not end in the prefill.*use prefill='<answer>'"
+    ):
         build_prompt(tokenizer, "Q", prefill=prefill)
     assert build_prompt(tokenizer, "Q", prefill="<answer>").endswith("assistant\n<answer>")
 
@@ -269,7 +319,10 @@ def test_refuses_a_real_template_once_it_trims(smol_tokenizer, family, prefill):
         ("m.content | upper", "changes the text"),
         ("m.content if m.role != 'assistant' else ''", "drops assistant turns"),
         ("m.content.split('>')[-1]", "strips a part, as thinking is stripped"),
-        ("m.content + ' (end)'", "nothing refused here: the turn is cut open before the addition"),
+        (
+            "m.content + ' (end)'",
+            "nothing refused here: the turn is cut open before the addition",
+        ),
     ],
 )
 def test_refuses_a_template_that_changes_the_prefill(smol_tokenizer, content, reason):
@@ -309,7 +362,9 @@ def test_qwen3_begins_a_thought_behind_its_bare_header(smol_tokenizer, prefill):
 def test_qwen3_takes_the_cure_that_the_refusal_names(smol_tokenizer):
     tokenizer = with_template(smol_tokenizer, trl_template("qwen3"))
     prefill = "<think>\n\n</think>\n\n<answer>"
-    assert build_prompt(tokenizer, "Q", prefill=prefill).endswith(f"<|im_start|>assistant\n{prefill}")
+    assert build_prompt(tokenizer, "Q", prefill=prefill).endswith(
+        f"<|im_start|>assistant\n{prefill}"
+    )
     assert build_prompt(tokenizer, "Q").endswith("<|im_start|>assistant\n")
 
 
@@ -331,12 +386,16 @@ def test_refuses_a_dropped_system_text(smol_tokenizer):
     with pytest.raises(PromptError, match="system.*drops a part of 'Be brief'"):
         build_prompt(with_template(smol_tokenizer, template), "Q", system="Be brief")
     with pytest.raises(PromptError, match="System role not supported"):
-        build_prompt(with_template(smol_tokenizer, trl_template("gemma")), "Q", system="Be brief")
+        build_prompt(
+            with_template(smol_tokenizer, trl_template("gemma")), "Q", system="Be brief"
+        )
 
 
 @pytest.mark.parametrize("prefill", ["<answer>", "<think>\n", "\n<answer>", ""])
 @pytest.mark.parametrize("name", TRL_TEMPLATES)
-def test_every_template_that_trl_ships_is_rendered_right_or_refused(smol_tokenizer, name, prefill):
+def test_every_template_that_trl_ships_is_rendered_right_or_refused(
+    smol_tokenizer, name, prefill
+):
     tokenizer = with_template(smol_tokenizer, trl_template(name))
     try:
         prompt = build_prompt(tokenizer, "2 + 2?", prefill=prefill)
@@ -410,7 +469,10 @@ def test_bos_on_the_real_templates(real, start):
         with pytest.raises(PromptError, match=r"two '<\|im_start\|>'"):
             build_prompt(tokenizer, "Q", prefill="<answer>")
     else:
-        assert tokenizer(build_prompt(tokenizer, "Q")).input_ids[:2] != [tokenizer.bos_token_id] * 2
+        assert (
+            tokenizer(build_prompt(tokenizer, "Q")).input_ids[:2]
+            != [tokenizer.bos_token_id] * 2
+        )
 
 
 # Data sets.
@@ -425,7 +487,9 @@ def test_dataset_has_prompt_prefill_and_every_column(real):
         data = build_dataset(real[0], given, prefill="<answer>", system="S")
         assert data.column_names == ["prompt", "prefill", "question", "answer", "n"]
         assert data["prefill"] == ["<answer>", "<answer>"]
-        assert data[1]["prompt"] == build_prompt(real[0], "1 + 2?", prefill="<answer>", system="S")
+        assert data[1]["prompt"] == build_prompt(
+            real[0], "1 + 2?", prefill="<answer>", system="S"
+        )
         assert data[1]["n"] == [1, 2]
 
 
@@ -469,8 +533,15 @@ MERGES = [("<", "a"), ("<a", ">"), (">", "Ċ"), ("b", ">"), ("b", "Ċ")]
 
 
 def test_audit_of_hand_made_cuts():
-    table = audit_tags(byte_tokenizer(merges=MERGES), ["<a>", "b>", "b", "</s>"]).set_index("tag")
-    assert table.pieces.to_dict() == {"<a>": ["<a>"], "b>": ["b>"], "b": ["b"], "</s>": ["</s>"]}
+    table = audit_tags(byte_tokenizer(merges=MERGES), ["<a>", "b>", "b", "</s>"]).set_index(
+        "tag"
+    )
+    assert table.pieces.to_dict() == {
+        "<a>": ["<a>"],
+        "b>": ["b>"],
+        "b": ["b"],
+        "</s>": ["</s>"],
+    }
     assert table.n_tokens.to_list() == [1, 1, 1, 1]
     # ">\n" is merged before "b>" is: the tag loses its bracket to a newline, and only to a newline.
     assert table.after["b>"] == ["\n", "\n\n"]
@@ -499,7 +570,11 @@ def test_audit_sees_the_neighbour_in_front():
 def test_audit_on_smollm2(smol_tokenizer):
     table = audit_tags(smol_tokenizer, ["<think>", "<answer>", "<|im_end|>"]).set_index("tag")
     assert table.pieces["<think>"] == ["<", "think", ">"]
-    assert table.one_token.to_dict() == {"<think>": False, "<answer>": False, "<|im_end|>": True}
+    assert table.one_token.to_dict() == {
+        "<think>": False,
+        "<answer>": False,
+        "<|im_end|>": True,
+    }
     assert "\n" not in table.after["<answer>"] and "7" not in table.after["<answer>"]
     assert ">" in table.after["<answer>"]  # ">>" is one token
     assert table.suggestion["<answer>"] and not table.suggestion["<|im_end|>"]
@@ -522,8 +597,15 @@ def test_audit_refuses():
 
 
 def test_no_drift_on_what_the_tokenizer_wrote(smol_tokenizer):
-    for text in ("<answer>82</answer>", "", "naïve 東京 🙂\n\n  x", "<|im_start|>user\nQ<|im_end|>"):
-        assert roundtrip_drift(smol_tokenizer, smol_tokenizer(text).input_ids) == Drift(True, None, [], [])
+    for text in (
+        "<answer>82</answer>",
+        "",
+        "naïve 東京 🙂\n\n  x",
+        "<|im_start|>user\nQ<|im_end|>",
+    ):
+        assert roundtrip_drift(smol_tokenizer, smol_tokenizer(text).input_ids) == Drift(
+            True, None, [], []
+        )
 
 
 def test_drift_names_the_tokens_that_change(smol_tokenizer):
@@ -540,7 +622,9 @@ def test_drift_of_half_a_character():
 
 
 def test_drift_on_a_tensor_and_on_no_ids(smol_tokenizer):
-    assert roundtrip_drift(smol_tokenizer, smol_tokenizer("a b", return_tensors="pt").input_ids[0]).same
+    assert roundtrip_drift(
+        smol_tokenizer, smol_tokenizer("a b", return_tensors="pt").input_ids[0]
+    ).same
     assert roundtrip_drift(smol_tokenizer, []).same
 
 

@@ -131,7 +131,9 @@ def batch_of(lengths, advantage, cut_off=None, groups=None):
 def test_no_score_is_no_zero(folder):
     """A completion that nothing can judge enters no mean and gets no advantage."""
     assert advantages([1.0, 0.0, None], [0, 0, 0], scale="none") == [0.5, -0.5, 0.0]
-    judged = lambda completions, **_: [None if i % 2 else float(i) for i in range(len(completions))]  # noqa: E731
+    judged = lambda completions, **_: [
+        None if i % 2 else float(i) for i in range(len(completions))
+    ]  # noqa: E731
     make(folder, task=paid_by(judged), steps=1).train()
     assert rows(folder)[0]["reward"] == 3.0  # of 0, 2, 4 and 6
 
@@ -150,7 +152,9 @@ def test_a_slow_reward_is_named_while_it_hangs(folder, capsys):
         time.sleep(0.5)
         return [0.0] * len(completions)
 
-    make(folder, task=paid_by(slow), steps=3, hooks=[Watchdog(factor=0.1, at_least=0.05)]).train()
+    make(
+        folder, task=paid_by(slow), steps=3, hooks=[Watchdog(factor=0.1, at_least=0.05)]
+    ).train()
     assert "still in reward 'slow'" in capsys.readouterr().out
 
 
@@ -193,7 +197,9 @@ def test_best_is_chosen_by_held_out_accuracy(folder):
         rates.append(row)
         return len(rates) <= 2
 
-    own = replace(paid_by(letters), is_correct=right, read_answer=lambda completion, prefill: completion)
+    own = replace(
+        paid_by(letters), is_correct=right, read_answer=lambda completion, prefill: completion
+    )
     kit.GRPOTrainer(
         model, own, Config(**SMALL), tokenizer=tokenizer, folder=folder, live=None, keep="best",
         held_out=kit.HeldOut(own, rows=2, every=2),
@@ -206,7 +212,10 @@ def test_best_is_chosen_by_held_out_accuracy(folder):
 def test_rewards_see_tags_that_are_special_tokens():
     tokenizer = copy.deepcopy(few_words.tokenizer())
     tokenizer.add_tokens(["<answer>", "</answer>"], special_tokens=True)
-    ids = [*tokenizer("<answer>9</answer>", add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+    ids = [
+        *tokenizer("<answer>9</answer>", add_special_tokens=False).input_ids,
+        tokenizer.eos_token_id,
+    ]
     made = plain.as_batch(tokenizer, [{}], 1, [[1]], [ids], [tokenizer.eos_token_id])
     assert made.completions == ["<answer>9</answer>"]
 
@@ -246,7 +255,9 @@ def test_a_template_that_opens_the_thought_is_named():
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
     )
-    with pytest.raises(PromptError, match=r"opens '<think>\\n' itself.*give prefill='<think>\\n'"):
+    with pytest.raises(
+        PromptError, match=r"opens '<think>\\n' itself.*give prefill='<think>\\n'"
+    ):
         kit.build_prompt(tokenizer, "2 + 2?")
     assert kit.build_prompt(tokenizer, "2 + 2?", prefill="<think>\n").count("<think>") == 1
 
@@ -255,7 +266,12 @@ def test_a_template_that_opens_the_thought_is_named():
 def test_prompts_are_text_and_have_all_their_tokens(folder):
     trainer = make(folder)
     batch = plain.generate(
-        trainer.model, trainer.tokenizer, task(), task().train[:1], trainer.config, trainer.config.at(0)
+        trainer.model,
+        trainer.tokenizer,
+        task(),
+        task().train[:1],
+        trainer.config,
+        trainer.config.at(0),
     )
     (text,) = task().render(trainer.tokenizer, task().train[:1])
     assert batch.prompt_ids[0] == trainer.tokenizer(text)["input_ids"]
@@ -267,7 +283,9 @@ def test_sampled_tokens_are_trained_not_their_text():
     """<answer> as one letter a token is text that reads back as fewer tokens; the batch keeps what was sampled."""
     _, tokenizer = policy()
     ids = [tokenizer.convert_tokens_to_ids(letter) for letter in "hello"]
-    assert len(tokenizer(tokenizer.decode(ids), add_special_tokens=False)["input_ids"]) < len(ids)
+    assert len(tokenizer(tokenizer.decode(ids), add_special_tokens=False)["input_ids"]) < len(
+        ids
+    )
     made = plain.as_batch(tokenizer, [{}], 1, [[1]], [ids], [2])
     assert made.completion_ids == [ids]
     assert made.mask().sum() == len(ids)
@@ -276,7 +294,9 @@ def test_sampled_tokens_are_trained_not_their_text():
 
 @report("ms-swift#10221")
 def test_nothing_is_cut_to_fit(folder):
-    with pytest.raises(ValueError, match=r"exceeds the model's context of 1024: drop the row or lower"):
+    with pytest.raises(
+        ValueError, match=r"exceeds the model's context of 1024: drop the row or lower"
+    ):
         make(folder, task=replace(task(), max_completion_tokens=1020))
 
 
@@ -302,7 +322,9 @@ def test_a_later_turn_is_behind_the_very_tokens_of_the_earlier_ones(folder):
         "twice", [{"question": "a"}, {"question": "b"}], [{"question": "c"}], Twice, View(chat=True), max_turns=2,
         max_completion_tokens=6,
     )  # fmt: skip
-    trainer = Loop(model, own, Config(**SMALL), tokenizer=tokenizer, folder=folder, sample=EpisodeSample())
+    trainer = Loop(
+        model, own, Config(**SMALL), tokenizer=tokenizer, folder=folder, sample=EpisodeSample()
+    )
     batch, _ = trainer.roll_out(trainer.config.at(0))
     turns = {}
     for place, episode in enumerate(batch.extra["episode"]):
@@ -332,7 +354,11 @@ def all_ways(model, tokenizer, place):
         trainer.train()
         return [line["completion"] for line in lines_of(place / seams / "completions.jsonl")]
 
-    greedy = kit.evaluate(model, tokenizer, task(), rows=task().held_out[:4]).rows["completion"].tolist()
+    greedy = (
+        kit.evaluate(model, tokenizer, task(), rows=task().held_out[:4])
+        .rows["completion"]
+        .tolist()
+    )
     return written, trained("plain"), trained("fast"), greedy
 
 
@@ -376,8 +402,12 @@ def test_what_the_checkpoint_would_sample_with_is_left_out(own, bare, tmp_path):
     model.generation_config.update(**own)
     direct, by_generate, by_engine, most_likely = all_ways(model, tokenizer, tmp_path)
     assert (direct, by_generate, most_likely) == (bare[0], bare[1], bare[3])
-    assert by_engine in (bare[2], bare[1]), "of some settings the engine leaves the sampling to generate"
-    assert {name: getattr(model.generation_config, name) for name in own} == own, "the checkpoint's own stay"
+    assert by_engine in (bare[2], bare[1]), (
+        "of some settings the engine leaves the sampling to generate"
+    )
+    assert {name: getattr(model.generation_config, name) for name in own} == own, (
+        "the checkpoint's own stay"
+    )
 
 
 @report("trl#7039")
@@ -403,7 +433,9 @@ def test_stop_strings_are_refused_not_ignored():
 def test_what_is_masked_divides_nothing():
     """dapo: the mean over the tokens that count; a completion that was cut off is in neither part."""
     value, grad, _ = loss_of(
-        batch_of([2, 4], [1.0, -1.0], [False, True]), loss="dapo", mask_truncated_completions=True
+        batch_of([2, 4], [1.0, -1.0], [False, True]),
+        loss="dapo",
+        mask_truncated_completions=True,
     )
     assert value == pytest.approx(-1.0)
     assert grad[0, :2].tolist() == pytest.approx([-0.5, -0.5])
@@ -498,7 +530,9 @@ def test_a_step_without_a_gradient_says_what_the_moments_did(folder, capsys):
 
     def first_alone(completions, **_):
         steps.append(1)
-        return [float(place % 2) if len(steps) == 1 else 1.0 for place in range(len(completions))]
+        return [
+            float(place % 2) if len(steps) == 1 else 1.0 for place in range(len(completions))
+        ]
 
     make(folder, task=paid_by(first_alone), steps=2, hooks=[StillStep()]).train()
     assert "Step 2 has no gradient" in (said := capsys.readouterr().out)
@@ -513,7 +547,13 @@ def test_weights_of_float16_are_refused():
 
 def steps_of(**columns):
     """Twelve rows of a quiet run with these columns instead."""
-    quiet = {"reward": 0.4, "entropy": 0.5, "grad_norm": 2.0, "loss": 0.1, "completion_length": 20.0}
+    quiet = {
+        "reward": 0.4,
+        "entropy": 0.5,
+        "grad_norm": 2.0,
+        "loss": 0.1,
+        "completion_length": 20.0,
+    }
     return pd.DataFrame(
         {"step": range(1, 13)} | {name: [value] * 12 for name, value in quiet.items()} | columns
     )
@@ -560,7 +600,9 @@ def test_an_adapter_on_a_base_with_more_tokens_is_loaded(folder):
     tokenizer.add_tokens(["<new>"])
     base.resize_token_embeddings(len(tokenizer))
     model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
-    saved = make(folder, model=model, tokenizer=tokenizer, tuning=None).save_model(folder / "saved")
+    saved = make(folder, model=model, tokenizer=tokenizer, tuning=None).save_model(
+        folder / "saved"
+    )
     again, own = kit.load_policy(saved, tuning="lora", quiet=True)
     assert len(own) == len(tokenizer)
     assert torch.allclose(logits(again), logits(model), atol=1e-5)
@@ -581,7 +623,8 @@ def test_an_interrupted_load_leaves_the_default_dtype():
     torch.set_default_dtype(torch.float64)
     try:
         with pytest.raises(KeyboardInterrupt), float32_by_default():
-            torch.set_default_dtype(torch.bfloat16)  # as a library that is interrupted leaves it
+            # as a library that is interrupted leaves it
+            torch.set_default_dtype(torch.bfloat16)
             raise KeyboardInterrupt
         assert torch.get_default_dtype() == torch.float64
     finally:
@@ -595,7 +638,9 @@ def test_an_adapter_goes_on_where_it_was(folder):
     first.train()
     model, tokenizer = kit.load_policy(folder / "a/checkpoint-2", tuning="lora", quiet=True)
     assert torch.equal(logits(model), logits(first.model))
-    second = make(folder / "b", tuning="lora", steps=1, beta=0.1, model=model, tokenizer=tokenizer)
+    second = make(
+        folder / "b", tuning="lora", steps=1, beta=0.1, model=model, tokenizer=tokenizer
+    )
     second.train()
     assert rows(folder / "b")[0]["kl"] == 0.0, "the reference is the adapter as it was loaded"
 
@@ -613,11 +658,15 @@ def test_a_loaded_adapter_trains_and_its_base_does_not(folder):
 def test_an_adapter_on_one_end_of_a_tied_matrix_is_not_merged(folder, layer, end):
     """Merged into the matrix that both share, it would change the other end too."""
     model = adapted(folder, target_modules=["q_proj", layer])
-    with pytest.raises(PolicyLoadError, match=f"cannot be merged.*on the {end}, which shares.*tuning='lora'"):
+    with pytest.raises(
+        PolicyLoadError, match=f"cannot be merged.*on the {end}, which shares.*tuning='lora'"
+    ):
         kit.load_policy(folder, quiet=True)
     with pytest.raises(ExportError, match=f"on the {end}, which shares.*format='adapter'"):
         whole_model(model)
-    assert torch.equal(logits(kit.load_policy(folder, tuning="lora", quiet=True)[0]), logits(model))
+    assert torch.equal(
+        logits(kit.load_policy(folder, tuning="lora", quiet=True)[0]), logits(model)
+    )
 
 
 @report("LlamaFactory#10832")
@@ -641,7 +690,9 @@ def test_a_padded_vocabulary_keeps_its_size(folder):
     trainer = make(folder, model=model, tokenizer=tokenizer, steps=1)
     trainer.train()
     again, _ = kit.load_policy(trainer.save(), quiet=True)
-    assert again.get_input_embeddings().weight.shape == model.get_input_embeddings().weight.shape
+    assert (
+        again.get_input_embeddings().weight.shape == model.get_input_embeddings().weight.shape
+    )
     known = len(tokenizer)  # rows that no token stands behind may be closed while it trains
     assert torch.equal(logits(again)[..., :known], logits(model)[..., :known])
 
@@ -673,7 +724,9 @@ def test_an_adapter_in_bfloat16_is_read_as_such(folder):
 @report("peft#3608")
 def test_two_dora_adapters_are_refused(folder):
     model = adapted(folder, use_dora=True)
-    model.add_adapter("b", LoraConfig(r=4, target_modules=["q_proj"], use_dora=True, task_type="CAUSAL_LM"))
+    model.add_adapter(
+        "b", LoraConfig(r=4, target_modules=["q_proj"], use_dora=True, task_type="CAUSAL_LM")
+    )
     model.base_model.set_adapter(["default", "b"])
     with pytest.raises(ExportError, match="several DoRA adapters.*format='adapter'"):
         whole_model(model)
@@ -681,7 +734,9 @@ def test_two_dora_adapters_are_refused(folder):
 
 @report("unsloth-zoo#962")
 def test_eight_bit_moments_are_eight_bit_or_refused(folder):
-    with pytest.raises(ValueError, match="optimizer='adamw_8bit' is not known; use .*'adamw-8bit'"):
+    with pytest.raises(
+        ValueError, match="optimizer='adamw_8bit' is not known; use .*'adamw-8bit'"
+    ):
         Config(optimizer="adamw_8bit")
     trainer = make(folder, steps=1, optimizer="adamw-8bit-split")
     trainer.train()
@@ -702,7 +757,11 @@ def test_dropout_in_several_processes_is_refused(dropout, folder, monkeypatch):
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
-    model = few_words.policy("lora", lora_dropout=0.1)[0] if dropout == "of LoRA" else few_words.policy()[0]
+    model = (
+        few_words.policy("lora", lora_dropout=0.1)[0]
+        if dropout == "of LoRA"
+        else few_words.policy()[0]
+    )
     model.config.attention_dropout = 0.2 if dropout == "of the model" else 0.0
     with pytest.raises(ValueError, match="dropout with 2 processes is another run"):
         make(folder, model=model)
@@ -726,7 +785,9 @@ def test_what_a_checkpoint_holds_is_never_run(folder):
     trainer.train()
     torch.save({"state": Runs(folder / "ran")}, folder / "checkpoint-1/optimizer.pt")
     with pytest.raises(pickle.UnpicklingError):
-        checkpoint.load(folder / "checkpoint-1", model=trainer.model, optimizer=trainer.optimizer)
+        checkpoint.load(
+            folder / "checkpoint-1", model=trainer.model, optimizer=trainer.optimizer
+        )
     assert not (folder / "ran").exists()
 
 
@@ -802,7 +863,9 @@ def test_a_text_that_ends_its_own_message_is_refused(place):
 
 
 @report("trl#5964")
-@pytest.mark.parametrize("name", ["max_prompt_length", "num_generations", "loss_type", "scale_rewards"])
+@pytest.mark.parametrize(
+    "name", ["max_prompt_length", "num_generations", "loss_type", "scale_rewards"]
+)
 def test_a_name_that_is_no_field_is_refused(name):
     with pytest.raises(ValueError, match=f"{name}=.*Config has no such field"):
         Config(**{name: 4})
@@ -813,7 +876,9 @@ def test_a_missing_answer_is_named_by_its_row():
     from datasets import Features, Json, Value
 
     features = Features({"question": Value("string"), "answer": Json()})
-    data = Dataset.from_dict({"question": ["a", "b", "c"] * 2, "answer": [1, None, 3] * 2}, features=features)
+    data = Dataset.from_dict(
+        {"question": ["a", "b", "c"] * 2, "answer": [1, None, 3] * 2}, features=features
+    )
     with pytest.raises(ValueError, match="train row 1 has the answer None in column 'answer'"):
         kit.tasks.from_rows("mine", data, reward=letters)
 
@@ -839,7 +904,9 @@ def test_prompts_and_completions_are_counted_apart(folder):
     """Nothing has to divide anything: a step has prompts_per_step groups of group_size."""
     assert Config(prompts_per_step=3, group_size=5, micro_batch=4).completions_per_step == 15
     make(folder, steps=1, prompts_per_step=3, group_size=5, micro_batch=4).train()
-    assert [line["group"] for line in lines_of(folder / "completions.jsonl")] == [0] * 5 + [1] * 5 + [2] * 5
+    assert [line["group"] for line in lines_of(folder / "completions.jsonl")] == [0] * 5 + [
+        1
+    ] * 5 + [2] * 5
 
 
 # Notebooks, trackers, files
@@ -854,7 +921,9 @@ def test_a_tilde_is_the_home_folder(monkeypatch, tmp_path):
 
 
 @report("cadis#1723")
-@pytest.mark.parametrize("steers", ["\x1b]0;title\x07", "\x1b[2J", "\x9b31m", "4\r2", "\u202e2"])
+@pytest.mark.parametrize(
+    "steers", ["\x1b]0;title\x07", "\x1b[2J", "\x9b31m", "4\r2", "\u202e2"]
+)
 def test_what_a_model_wrote_steers_no_terminal(steers):
     assert visible(steers).isprintable()
 
@@ -887,7 +956,9 @@ def test_one_tracker_needs_no_other(folder, monkeypatch):
 @report("colabtools#6010")
 def test_progress_in_a_pipe_is_lines(folder, capsys):
     model, tokenizer = policy()
-    kit.GRPOTrainer(model, task(), Config(**SMALL | {"steps": 2}), tokenizer=tokenizer, folder=folder).train()
+    kit.GRPOTrainer(
+        model, task(), Config(**SMALL | {"steps": 2}), tokenizer=tokenizer, folder=folder
+    ).train()
     said = capsys.readouterr().out
     assert "step 2/2  reward" in said
     assert "\r" not in said
@@ -901,7 +972,11 @@ def test_an_export_is_served_as_it_was_trained(folder):
     kit.export(model, tokenizer, folder, temperature=0.9, max_completion_tokens=6, proof=False)
     said = json.loads((folder / "generation_config.json").read_text())
     assert (said["do_sample"], said["temperature"], said["max_new_tokens"]) == (True, 0.9, 6)
-    assert (said.get("top_k", 0), said.get("top_p", 1.0), said.get("repetition_penalty", 1.0)) == (
+    assert (
+        said.get("top_k", 0),
+        said.get("top_p", 1.0),
+        said.get("repetition_penalty", 1.0),
+    ) == (
         0,
         1.0,
         1.0,
@@ -910,12 +985,16 @@ def test_an_export_is_served_as_it_was_trained(folder):
 
 @report("unsloth#764")
 def test_a_quantisation_that_is_not_made_here_is_refused(folder):
-    with pytest.raises(ExportError, match="quant='q4_k_m' is none of format='gguf''s: f32, f16, bf16, q8_0"):
+    with pytest.raises(
+        ExportError, match="quant='q4_k_m' is none of format='gguf''s: f32, f16, bf16, q8_0"
+    ):
         kit.export(*policy(), folder, format="gguf", quant="q4_k_m")
 
 
 def test_the_docs_have_every_report_once_and_count_them():
-    text = (Path(__file__).parents[1] / "docs/what_others_ran_into.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[1] / "docs/what_others_ran_into.md").read_text(
+        encoding="utf-8"
+    )
     lines = [line.split(" | ") for line in text.splitlines() if line.startswith("| [")]
     names = [cells[0].split("]")[0][3:] for cells in lines]
     assert sorted(names) == sorted([*REPORTS, "PufferDrive#468"])
@@ -923,7 +1002,9 @@ def test_the_docs_have_every_report_once_and_count_them():
         "right": "right", "refused clearly": "refused", "silently wrong": "was silently", "raw error": "was a raw",
         "unclear": "was unclear", "not supported": "not supported",
     }  # fmt: skip
-    counted = {name: sum(cells[2].startswith(word) for cells in lines) for name, word in begins.items()}
+    counted = {
+        name: sum(cells[2].startswith(word) for cells in lines) for name, word in begins.items()
+    }
     told = re.findall(r"^\| ([a-z ]+) \| (\d+) \| (\d+) \|$", text, flags=re.M)
     assert {name: int(number) for name, number, _ in told} == counted
     assert sum(counted.values()) == sum(int(after) for *_, after in told) == len(lines)

@@ -28,14 +28,18 @@ def name(page):
 
 def found(pattern):
     """(page, match) of every match on every page, each once."""
-    return sorted({(name(page), m) for page in PAGES for m in re.findall(pattern, page.read_text())})
+    return sorted(
+        {(name(page), m) for page in PAGES for m in re.findall(pattern, page.read_text())}
+    )
 
 
 def run_example(folder, monkeypatch, *changes, page=README):
     """The page's Python, executed in `folder`; changes: (old, new) texts, each of which must be there once."""
     (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
     for old, new in changes:
-        assert code.count(old) == 1, f"the example of {page.name} has {code.count(old)} times {old}"
+        assert code.count(old) == 1, (
+            f"the example of {page.name} has {code.count(old)} times {old}"
+        )
         code = code.replace(old, new)
     monkeypatch.chdir(folder)
     names = {}
@@ -67,18 +71,24 @@ def test_the_program_for_a_csv_runs(tmp_path, monkeypatch, capsys):
     """Each label is held out by the same share and trained as often; accuracy by label is printed."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     page = ROOT / "docs" / "your_csv.md"
-    names = run_example(tmp_path, monkeypatch, (PRESET, '"smoke"'), ("steps=32", "steps=2"), page=page)
+    names = run_example(
+        tmp_path, monkeypatch, (PRESET, '"smoke"'), ("steps=32", "steps=2"), page=page
+    )
     task, table = names["task"], names["table"]
     shares = names["held_out"]["label"].value_counts() / table["label"].value_counts()
     assert shares.between(0.39, 0.41).all() and len(shares) == 3
-    assert {row["question"] for row in task.train}.isdisjoint(row["question"] for row in task.held_out)
+    assert {row["question"] for row in task.train}.isdisjoint(
+        row["question"] for row in task.held_out
+    )
     assert len({names["train"]["label"].value_counts()[label] for label in shares.index}) == 1
     printed = capsys.readouterr().out
     assert all(re.search(rf"^{label} .* \d+$", printed, re.M) for label in shares.index)
     assert (tmp_path / "runs" / "tickets_export" / "export.json").is_file()
 
 
-@pytest.mark.skipif(not os.environ.get("KIT_SLOW_TESTS"), reason="minutes; KIT_SLOW_TESTS=1 runs it")
+@pytest.mark.skipif(
+    not os.environ.get("KIT_SLOW_TESTS"), reason="minutes; KIT_SLOW_TESTS=1 runs it"
+)
 def test_the_example_learns(tmp_path, monkeypatch):
     """As it stands: rewarded from the first step, and right more often at the end, beyond doubt."""
     names = run_example(tmp_path, monkeypatch)
@@ -109,7 +119,8 @@ def test_links_lead_somewhere(page):
         assert file.exists(), f"{target} is not there"
         if anchor:
             text = file.read_text()
-            marks = re.findall(r'<a id=\\?"([\w-]+)', text)  # in a notebook's JSON the quote is escaped
+            # in a notebook's JSON the quote is escaped
+            marks = re.findall(r'<a id=\\?"([\w-]+)', text)
             assert anchor in {*map(slug, re.findall(r"^#+ (.*)$", text, re.M)), *marks}, (
                 f"{target}: no such heading"
             )
@@ -138,7 +149,9 @@ def test_names_of_the_kit_exist():
 
 def test_names_that_left_the_front_door_live_where_the_changelog_says():
     rows = re.findall(
-        r"^  \| (`\w+`(?: `\w+`)*) \| `(grpo_kit[.\w]+)` \|$", (ROOT / "CHANGELOG.md").read_text(), re.M
+        r"^  \| (`\w+`(?: `\w+`)*) \| `(grpo_kit[.\w]+)` \|$",
+        (ROOT / "CHANGELOG.md").read_text(),
+        re.M,
     )
     assert len(rows) > 10
     for names, module in rows:
@@ -149,13 +162,17 @@ def test_names_that_left_the_front_door_live_where_the_changelog_says():
 
 def test_commands_exist():
     commands = found(r"python -m (benchmarks\.\w+)")
-    assert commands and not [command for command in commands if not importlib.util.find_spec(command[1])]
+    assert commands and not [
+        command for command in commands if not importlib.util.find_spec(command[1])
+    ]
 
 
 def test_files_that_are_named_exist():
     named = found(r"`((?:grpo_kit|tests|benchmarks|examples|training)/[\w/.]*)`")
     tops = (ROOT, ROOT / "grpo_kit")
-    assert named and not [entry for entry in named if not any((top / entry[1]).exists() for top in tops)]
+    assert named and not [
+        entry for entry in named if not any((top / entry[1]).exists() for top in tops)
+    ]
 
 
 def test_make_targets_exist():
@@ -165,7 +182,8 @@ def test_make_targets_exist():
 
 
 @pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9), reason="an older torch has fewer kernels"
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9),
+    reason="an older torch has fewer kernels",
 )
 def test_memory_is_quoted_as_planned():
     (quoted,) = re.findall(r'"(fits: [^"]+)"', (ROOT / "docs" / "systems.md").read_text())
@@ -176,7 +194,9 @@ def test_rooms_are_listed_in_order():
     architecture = (ROOT / "docs" / "architecture.md").read_text()
     rooms = [room.replace(".", "/") for room in ROOMS if room != "more"]
     assert re.findall(r"^\| `([\w/]+?)/?` \|", architecture, re.M) == rooms
-    agents = (ROOT / "AGENTS.md").read_text().split("## Rooms, in order")[1].split("## Rules")[0]
+    agents = (
+        (ROOT / "AGENTS.md").read_text().split("## Rooms, in order")[1].split("## Rules")[0]
+    )
     listed = re.findall(r"^`.*`$", agents, re.M)
     assert re.findall(r"`([\w/]+)`", " ".join(listed)) == rooms
 
@@ -198,5 +218,9 @@ def test_the_step_in_the_docs_is_the_loops():
     source = (ROOT / "grpo_kit" / "loop" / "grpo.py").read_text()
     assert 14 <= len(code.splitlines()) <= 22
     assert not missing_parts(code, source)
-    assert missing_parts(code.replace("sample(", "draw("), source), "a changed line is not found"
-    assert missing_parts("give_advantages(batch, config, everyone)\n...\n" + code, source), "another order"
+    assert missing_parts(code.replace("sample(", "draw("), source), (
+        "a changed line is not found"
+    )
+    assert missing_parts("give_advantages(batch, config, everyone)\n...\n" + code, source), (
+        "another order"
+    )

@@ -24,7 +24,8 @@ PROGRESS = st.floats(min_value=0, max_value=1)
         (exponential(1.0, 0.01), 0.5, 0.1),
         (exponential(8.0, 1.0), 1 / 3, 4.0),
         (stepwise([1.2, 0.9, 0.6], [0.5, 0.75]), 0.49, 1.2),
-        (stepwise([1.2, 0.9, 0.6], [0.5, 0.75]), 0.5, 0.9),  # a step belongs to what comes after it
+        # a step belongs to what comes after it
+        (stepwise([1.2, 0.9, 0.6], [0.5, 0.75]), 0.5, 0.9),
         (stepwise([1.2, 0.9, 0.6], [0.5, 0.75]), 0.75, 0.6),
         (stepwise([1.2], []), 0.4, 1.2),
     ],

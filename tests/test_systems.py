@@ -78,7 +78,9 @@ def test_a_run_with_checkpoints_and_the_sandboxs_no(said):
     assert "step 2 ['checkpoint-2']" in said
 
 
-def test_a_lock_that_keeps_others_from_reading_and_writing_is_a_run_that_goes_on(tmp_path, monkeypatch):
+def test_a_lock_that_keeps_others_from_reading_and_writing_is_a_run_that_goes_on(
+    tmp_path, monkeypatch
+):
     """As Windows locks: neither its own process nor another one reads, writes or removes the file meanwhile."""
     held = []
 

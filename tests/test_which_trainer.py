@@ -36,7 +36,9 @@ def headings_with_older_runs():
 
 @pytest.mark.parametrize("heading", headings_with_older_runs())
 def test_a_section_with_older_runs_stands_in_the_table(heading):
-    assert f"[{heading}](#" in sections()[HEADING].replace("[a hint", "[A hint").replace("[a step", "[A step")
+    assert f"[{heading}](#" in sections()[HEADING].replace("[a hint", "[A hint").replace(
+        "[a step", "[A step"
+    )
 
 
 def test_it_is_said_on_that_page_alone():
@@ -46,7 +48,8 @@ def test_it_is_said_on_that_page_alone():
     telling = [
         page
         for page in pages
-        if page != "CHANGELOG.md" and "former trainer" in (ROOT / page).read_text(encoding="utf-8")
+        if page != "CHANGELOG.md"
+        and "former trainer" in (ROOT / page).read_text(encoding="utf-8")
     ]
     assert set(telling) <= {
         "docs/results.md",

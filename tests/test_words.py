@@ -28,9 +28,7 @@ GROUP_WORDS = re.compile(
 )
 
 SAVED = "a label in the saved output of a real run; it goes when the notebook is run again"
-OF_TRL = (
-    "the name of TRL's argument: a key of its config, or a message that names what the reader has set there"
-)
+OF_TRL = "the name of TRL's argument: a key of its config, or a message that names what the reader has set there"
 OF_TRANSFORMERS = "the name of the argument in transformers, whose GenerationConfig it is about"
 ALLOWED = {  # (file, word): (how often at most, why)
     ("benchmarks/flag_fixtures.py", "max_completion_length"): (1, OF_TRL),
@@ -40,7 +38,10 @@ ALLOWED = {  # (file, word): (how often at most, why)
         1,
         "what other libraries call a field",
     ),
-    ("grpo_kit/_support/argument_checks.py", "max_new_tokens"): (2, "what other libraries call a field"),
+    ("grpo_kit/_support/argument_checks.py", "max_new_tokens"): (
+        2,
+        "what other libraries call a field",
+    ),
     ("grpo_kit/more/bridges/_trl_config.py", "max_completion_length"): (2, OF_TRL),
     ("grpo_kit/more/bridges/_trl_fields.py", "max_completion_length"): (2, OF_TRL),
     ("grpo_kit/engine/rollout.py", "max_new_tokens"): (4, OF_TRANSFORMERS),
@@ -60,7 +61,9 @@ def offences(text: str, *, code: bool = False) -> list[tuple[str, str]]:
     lines = text.splitlines()
     for word in CALLS:
         fine = _lines_that_may(text, word) if code else set()
-        found += [(word, lines[n - 1].strip()) for n in _lines_with(text, word) if n not in fine]
+        found += [
+            (word, lines[n - 1].strip()) for n in _lines_with(text, word) if n not in fine
+        ]
     flowing = re.sub(
         r"\s*\n\s*(?:#:? )?", " ", text
     )  # a phrase may go over the end of a line, of comments too
@@ -75,7 +78,8 @@ def _lines_with(text: str, word: str) -> list[int]:
 def _lines_that_may(code: str, word: str) -> set[int]:
     """Lines on which `word` is given to one of its calls, or read off an object as an attribute."""
     code = re.sub(r"^%%writefile.*\n", "", code)  # a notebook's file, or a part of one
-    code = re.sub(r"^(\s*)[!%].*$", r"\1pass", textwrap.dedent(code), flags=re.MULTILINE)  # and its commands
+    # and its commands
+    code = re.sub(r"^(\s*)[!%].*$", r"\1pass", textwrap.dedent(code), flags=re.MULTILINE)
     fine: set[int] = set()
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Call):
@@ -92,7 +96,10 @@ def _texts(path: Path) -> list[tuple[str, bool]]:
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".ipynb":
         return [(text, path.suffix == ".py")]
-    return [("".join(cell["source"]), cell["cell_type"] == "code") for cell in json.loads(text)["cells"]]
+    return [
+        ("".join(cell["source"]), cell["cell_type"] == "code")
+        for cell in json.loads(text)["cells"]
+    ]
 
 
 def _files() -> list[Path]:
@@ -113,7 +120,9 @@ def test_one_word_per_thing():
             for word, place in offences(text, code=code):
                 places.setdefault((name, word), []).append(place)
     most = {key: ALLOWED.get(key, (0, "not allowed here")) for key in places}
-    too_many = {key: (*most[key], where) for key, where in places.items() if len(where) > most[key][0]}
+    too_many = {
+        key: (*most[key], where) for key, where in places.items() if len(where) > most[key][0]
+    }
     assert not too_many, "(file, word): (at most, why, places)"
     assert not [key for key, where in places.items() if not where], (
         "not there any more: take it out of ALLOWED"
@@ -121,7 +130,9 @@ def test_one_word_per_thing():
 
 
 def test_every_exception_is_of_a_file_that_is_looked_at():
-    assert {file for file, _ in ALLOWED} <= {path.relative_to(ROOT).as_posix() for path in _files()}
+    assert {file for file, _ in ALLOWED} <= {
+        path.relative_to(ROOT).as_posix() for path in _files()
+    }
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,16 @@ class Toy:
         self.completions = sorted(rows)
         prefixes = sorted({row[:t] for row in rows for t in range(len(row))})
         self.n, self.n_states = len(rows), len(prefixes)
-        self.ids, self.mask, self.states = (torch.zeros(self.n, 3, dtype=torch.long) for _ in range(3))
+        self.ids, self.mask, self.states = (
+            torch.zeros(self.n, 3, dtype=torch.long) for _ in range(3)
+        )
         for i, row in enumerate(self.completions):
             for t, token in enumerate(row):
-                self.ids[i, t], self.mask[i, t], self.states[i, t] = token, 1, prefixes.index(row[:t])
+                self.ids[i, t], self.mask[i, t], self.states[i, t] = (
+                    token,
+                    1,
+                    prefixes.index(row[:t]),
+                )
         self.lengths = self.mask.sum(1)
 
     @staticmethod
@@ -29,10 +35,14 @@ class Toy:
 
     def logits(self, seed):
         generator = torch.Generator().manual_seed(seed)
-        return torch.randn(self.n_states, 3, dtype=torch.float64, generator=generator).requires_grad_()
+        return torch.randn(
+            self.n_states, 3, dtype=torch.float64, generator=generator
+        ).requires_grad_()
 
     def rewards(self, seed=9):
-        return torch.rand(self.n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        return torch.rand(
+            self.n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+        )
 
     def logprobs(self, logits):
         """(N, 3), 0 behind the end."""

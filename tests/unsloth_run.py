@@ -42,7 +42,10 @@ def letters(completions, **columns):
     return [sum(c.isalpha() for c in text) / max(len(text), 1) for text in completions]
 
 
-found = {"versions": [unsloth.__version__, trl.__version__], "trainer": trl.GRPOTrainer.__name__}
+found = {
+    "versions": [unsloth.__version__, trl.__version__],
+    "trainer": trl.GRPOTrainer.__name__,
+}
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     task = kit.tasks.largest(n_train=16, n_held_out=4, max_completion_tokens=12)
@@ -56,9 +59,13 @@ found["changed"] = sorted(changed_defaults(trl.GRPOConfig))
 
 def unsloths_model():
     """The tiny model with adapters, by Unsloth's own loaders."""
-    made, own = unsloth.FastLanguageModel.from_pretrained("model", max_seq_length=512, load_in_4bit=False)
+    made, own = unsloth.FastLanguageModel.from_pretrained(
+        "model", max_seq_length=512, load_in_4bit=False
+    )
     targets = {"target_modules": ["q_proj", "v_proj"]}
-    return unsloth.FastLanguageModel.get_peft_model(made, r=8, lora_alpha=16, random_state=0, **targets), own
+    return unsloth.FastLanguageModel.get_peft_model(
+        made, r=8, lora_alpha=16, random_state=0, **targets
+    ), own
 
 
 model.save_pretrained("model"), tokenizer.save_pretrained("model")
@@ -82,6 +89,8 @@ kept = [name for name in found["changed"] if name not in sets]
 found["kept"] = [name for name in kept if getattr(trainer.args, name) != getattr(own, name)]
 trainer.train()
 first = trainer.state.log_history[0]
-found["rewards"] = {n: v for n, v in first.items() if n.startswith("rewards/") and n.endswith("/mean")}
+found["rewards"] = {
+    n: v for n, v in first.items() if n.startswith("rewards/") and n.endswith("/mean")
+}
 found["steps"], found["grad_norm"] = trainer.state.global_step, float(first["grad_norm"])
 print("FOUND " + json.dumps(found))

@@ -82,13 +82,28 @@ def main() -> None:
     parser = command_line(__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--table", action="store_true", help="write the table; trains nothing")
-    what.add_argument("--plan", action="store_true", help="print the plan, its hours and its state")
-    what.add_argument("--claim", metavar="NAME", help="run what is missing of one claim of the plan")
-    what.add_argument("--campaign", action="store_true", help="run what is missing of all claims")
-    parser.add_argument("--write", action="store_true", help="with --plan: write PLAN.md, without the state")
-    parser.add_argument("--seeds", type=int, help="with --claim: how many, 0 to n - 1 (default: by its rule)")
+    what.add_argument(
+        "--plan", action="store_true", help="print the plan, its hours and its state"
+    )
+    what.add_argument(
+        "--claim", metavar="NAME", help="run what is missing of one claim of the plan"
+    )
+    what.add_argument(
+        "--campaign", action="store_true", help="run what is missing of all claims"
+    )
     parser.add_argument(
-        "--priority", type=int, nargs="+", default=[1, 2, 3, 4], choices=[1, 2, 3, 4], help="with --campaign"
+        "--write", action="store_true", help="with --plan: write PLAN.md, without the state"
+    )
+    parser.add_argument(
+        "--seeds", type=int, help="with --claim: how many, 0 to n - 1 (default: by its rule)"
+    )
+    parser.add_argument(
+        "--priority",
+        type=int,
+        nargs="+",
+        default=[1, 2, 3, 4],
+        choices=[1, 2, 3, 4],
+        help="with --campaign",
     )
     options = parser.parse_args()
     if options.plan:

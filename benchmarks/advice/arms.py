@@ -29,7 +29,9 @@ def one(completions: list, **columns: Any) -> list[float]:
 
 def with_one(task: Task) -> Task:
     """The task with the reward `one`, of weight 0; a task's weights are never below 0."""
-    return replace(task, rewards=[*task.rewards, one], reward_weights=[*task.reward_weights, 0.0])
+    return replace(
+        task, rewards=[*task.rewards, one], reward_weights=[*task.reward_weights, 0.0]
+    )
 
 
 def negative(task: Task) -> dict[str, Any]:
@@ -40,11 +42,19 @@ def negative(task: Task) -> dict[str, Any]:
     }
 
 
-def cold_start(model: Any, tokenizer: Any, task: Task, seed: int, *, rows: int = 32, batch: int = 4) -> None:
+def cold_start(
+    model: Any, tokenizer: Any, task: Task, seed: int, *, rows: int = 32, batch: int = 4
+) -> None:
     """A brief SFT before GRPO: one pass over a few right responses (the last train rows), 8 steps at 1e-5."""
     examples = [
         (
-            build_prompt(tokenizer, row["question"], system=task.system, prefill="", examples=task.examples),
+            build_prompt(
+                tokenizer,
+                row["question"],
+                system=task.system,
+                prefill="",
+                examples=task.examples,
+            ),
             f"<{task.answer_tag}>{row['answer']}</{task.answer_tag}>{tokenizer.eos_token}",
         )
         for row in task.train[-rows:]
@@ -52,7 +62,10 @@ def cold_start(model: Any, tokenizer: Any, task: Task, seed: int, *, rows: int =
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     model.train()
     for first in range(0, rows, batch):
-        pairs = [[tokenizer(text)["input_ids"] for text in pair] for pair in examples[first : first + batch]]
+        pairs = [
+            [tokenizer(text)["input_ids"] for text in pair]
+            for pair in examples[first : first + batch]
+        ]
         for prompt, response in pairs:
             ids = torch.tensor([prompt + response], device=model.device)
             labels = torch.tensor([[-100] * len(prompt) + response], device=model.device)

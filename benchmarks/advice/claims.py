@@ -80,10 +80,22 @@ CLAIMS = [
         published="cannot tell",
     ),
     Claim("Annealing the temperature helps", "C6", "linear", "control"),
-    Claim("A group of 2 is enough (equal completions)", "C7", "group of 2", "control", says="no less"),
+    Claim(
+        "A group of 2 is enough (equal completions)",
+        "C7",
+        "group of 2",
+        "control",
+        says="no less",
+    ),
     Claim("More generations help (twice the completions)", "A5, E5", "4 x 16", "control"),
     Claim(
-        "More generations are steadier", "A5", "4 x 16", "control", "reward_roughness", "less", margin=0.02
+        "More generations are steadier",
+        "A5",
+        "4 x 16",
+        "control",
+        "reward_roughness",
+        "less",
+        margin=0.02,
     ),
     Claim(
         "num_iterations = 2 saves half the rollouts at no loss",
@@ -111,7 +123,13 @@ CLAIMS = [
         margin=1.0,
         published="does not",
     ),
-    Claim("Dropping the KL term costs nothing", "A7 (C8 keeps it)", "control", "beta 0.04", says="no less"),
+    Claim(
+        "Dropping the KL term costs nothing",
+        "A7 (C8 keeps it)",
+        "control",
+        "beta 0.04",
+        says="no less",
+    ),
     Claim(
         "Warmup tames early gradients",
         "C9",
@@ -130,7 +148,12 @@ CLAIMS = [
         "binary, positives x 4",
         "no prefill, binary",
     ),
-    Claim("Negatives filtered help at low success", "B10", "binary, positives only", "no prefill, binary"),
+    Claim(
+        "Negatives filtered help at low success",
+        "B10",
+        "binary, positives only",
+        "no prefill, binary",
+    ),
     Claim(
         "Groups without a signal resampled help at low success",
         "B10",
@@ -142,7 +165,12 @@ CLAIMS = [
     Claim("Importance weights help with old rollouts", "B9", "sync 10", "sync 10, no weights"),
     Claim("A buffer that serves newer data first helps", "B9", "newest first", "oldest first"),
     Claim(
-        "A sequence-level loss is slower", "B14", "GSPO, 2 iterations", "2 iterations", "reward_mean", "less"
+        "A sequence-level loss is slower",
+        "B14",
+        "GSPO, 2 iterations",
+        "2 iterations",
+        "reward_mean",
+        "less",
     ),
     Claim(
         "A sequence-level loss is steadier",
@@ -249,9 +277,23 @@ CLAIMS = [
     Claim("Annealing exponentially helps", "C6", "exponential", "control"),
     Claim("Sampling at 1.3 helps", "A4", "temperature 1.3", "control"),
     Claim("Sampling at 0.7 does no harm", "E4", "temperature 0.7", "control", says="no less"),
-    Claim("Sampling from the nucleus does no harm", "A4", "top-p 0.9", "control", says="no less"),
-    Claim("A group of 16 does no harm (equal completions)", "E5", "group of 16", "control", says="no less"),
-    Claim("A group of 4 is enough (equal completions)", "C7, E5", "group of 4", "control", says="no less"),
+    Claim(
+        "Sampling from the nucleus does no harm", "A4", "top-p 0.9", "control", says="no less"
+    ),
+    Claim(
+        "A group of 16 does no harm (equal completions)",
+        "E5",
+        "group of 16",
+        "control",
+        says="no less",
+    ),
+    Claim(
+        "A group of 4 is enough (equal completions)",
+        "C7, E5",
+        "group of 4",
+        "control",
+        says="no less",
+    ),
     Claim(
         "num_iterations = 4 saves three quarters of the rollouts at no loss",
         "A6",

@@ -35,7 +35,9 @@ def files(claim: Claim) -> list[str]:
     """The names of the files in benchmarks/results that decide the claim."""
     if claim.runs != READINESS:
         return [FILES[claim.runs][0]]
-    return [f"readiness_{model}.json" for model in (claim.arm, claim.against) if model != NOTHING]
+    return [
+        f"readiness_{model}.json" for model in (claim.arm, claim.against) if model != NOTHING
+    ]
 
 
 def counted(claim: Claim) -> str:
@@ -93,7 +95,10 @@ def _of_untrained(claim: Claim) -> dict[str, Any] | None:
         holds = found[0]["words"]["any"]
         return _numbers(n, holds / n, *wilson_interval(holds, n), None)
     arm, against = (
-        {q: n / model["samples"] for q, n in zip(model["questions"], model[claim.outcome], strict=True)}
+        {
+            q: n / model["samples"]
+            for q, n in zip(model["questions"], model[claim.outcome], strict=True)
+        }
         for model in found
     )
     both = [question for question in arm if question in against]
@@ -102,7 +107,9 @@ def _of_untrained(claim: Claim) -> dict[str, Any] | None:
     return _numbers(len(both), mean, max(low, -1.0), min(high, 1.0), p)  # of shares
 
 
-def _numbers(seeds: int, mean: float, low: float, high: float, p: float | None) -> dict[str, Any]:
+def _numbers(
+    seeds: int, mean: float, low: float, high: float, p: float | None
+) -> dict[str, Any]:
     return {"seeds": seeds, "mean": mean, "low": low, "high": high, "p": p}
 
 
@@ -126,7 +133,11 @@ def _value(run: dict[str, Any], outcome: str) -> Any:
         return run["right"]
     if outcome == "success":
         after = run["after"]
-        counts = after if isinstance(after, list) else next(after[name] for name in _SERVED if name in after)
+        counts = (
+            after
+            if isinstance(after, list)
+            else next(after[name] for name in _SERVED if name in after)
+        )
         return [n / SAMPLES for n in counts]
     if outcome == "success_mean":
         return fmean(run["success"])

@@ -46,9 +46,12 @@ def draw_table(made: pd.DataFrame) -> Figure:
     """
     rows = made[(made["seeds"] > 0) & made["effect"].notna()].reset_index(drop=True)
     if not len(rows):
-        raise ValueError("made has no row with an effect; run python -m benchmarks.advice first")
+        raise ValueError(
+            "made has no row with an effect; run python -m benchmarks.advice first"
+        )
     labels = [textwrap.fill(_label(row), 32) for _, row in rows.iterrows()]
-    heights = np.array([max(1.0, 0.6 * (1 + label.count("\n"))) for label in labels])  # of rows, in lines
+    # of rows, in lines
+    heights = np.array([max(1.0, 0.6 * (1 + label.count("\n"))) for label in labels])
     places = np.cumsum(heights) - heights / 2
     figure = new_figure(_WIDE, 1.6 + 0.25 * heights.sum())
     axes = figure.add_subplot()
@@ -60,14 +63,19 @@ def draw_table(made: pd.DataFrame) -> Figure:
     axes.set_ylim(heights.sum() + 0.1, -0.1)
     axes.set_xlim(-_WIDEST * 1.04, _WIDEST * 1.04)
     axes.set_xlabel(
-        "effect in the claim's direction, 95 % interval, in margins\n(* of the first table)", fontsize=8.5
+        "effect in the claim's direction, 95 % interval, in margins\n(* of the first table)",
+        fontsize=8.5,
     )
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     shown = [word for word in STYLES if (rows["verdict"] == word).any()]
     handles = [axes.plot([], [], linewidth=1.8, label=word, **_mark(word))[0] for word in shown]
-    handles.append(axes.plot([], [], color=BASE, linewidth=2, label="what it is compared with")[0])
-    figure.legend(handles=handles, loc="outside upper left", ncols=3, fontsize=8.5, frameon=False)
+    handles.append(
+        axes.plot([], [], color=BASE, linewidth=2, label="what it is compared with")[0]
+    )
+    figure.legend(
+        handles=handles, loc="outside upper left", ncols=3, fontsize=8.5, frameon=False
+    )
     return figure
 
 
@@ -81,7 +89,8 @@ def draw_curves(labs: Sequence[tuple[str, Lab]]) -> Figure:
     if not labs:
         raise ValueError("labs is empty; give what row.labs_of finds, if it finds any")
     high = -(-len(labs) // _PANELS)
-    columns = [1 if max(map(len, found.arms)) > _LONG else 2 for _, found in labs]  # of the legends
+    # of the legends
+    columns = [1 if max(map(len, found.arms)) > _LONG else 2 for _, found in labs]
     lines = max(-(-len(found.arms) // n) for n, (_, found) in zip(columns, labs, strict=True))
     figure = new_figure(_WIDE, (2.7 + 0.2 * lines) * high)
     panels = figure.subplots(high, min(len(labs), _PANELS), squeeze=False).flat
@@ -98,16 +107,26 @@ def draw_curves(labs: Sequence[tuple[str, Lab]]) -> Figure:
                 style = "o"
             label = f"{arm} ({curve['seed'].nunique()})"
             width = 2.2 if style == ":" else 1.8
-            axes.plot(by_step.mean(), style, color=colours[arm], linewidth=width, zorder=above, label=label)
+            axes.plot(
+                by_step.mean(),
+                style,
+                color=colours[arm],
+                linewidth=width,
+                zorder=above,
+                label=label,
+            )
             band = (by_step.mean().index, by_step.min(), by_step.max())
-            axes.fill_between(*band, color=colours[arm], alpha=0.24 / len(found.arms), linewidth=0)
+            axes.fill_between(
+                *band, color=colours[arm], alpha=0.24 / len(found.arms), linewidth=0
+            )
         low, top = seen_range(found.curves[column].min(), found.curves[column].max())
         axes.set_ylim(low - 0.03 * (top - low), top + 0.03 * (top - low))
         axes.set_title(column, loc="left", fontsize=9.5)
         axes.set_xlabel("step", fontsize=9)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.tick_params(labelsize=9)
-        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": ncols}  # over no curve
+        # over no curve
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": ncols}
         axes.legend(fontsize=9, frameon=False, handlelength=1.8, columnspacing=1.2, **below)
         axes.spines[["top", "right"]].set_visible(False)
     for axes in panels[len(labs) :]:
@@ -124,8 +143,12 @@ def _colours(labs: Sequence[tuple[str, Lab]]) -> dict[str, str]:
     controls = {found.against for _, found in labs}
     shared = {arm for arm in arms if arms.count(arm) > 1}
     given: dict[str, str] = {}
-    for arm in sorted(dict.fromkeys(arms), key=lambda arm: (arm not in shared, arm not in controls)):
-        beside = {given.get(other) for _, found in labs if arm in found.arms for other in found.arms}
+    for arm in sorted(
+        dict.fromkeys(arms), key=lambda arm: (arm not in shared, arm not in controls)
+    ):
+        beside = {
+            given.get(other) for _, found in labs if arm in found.arms for other in found.arms
+        }
         kept = {given.get(other) for other in shared} - {BASE}
         wanted = [BASE] * (arm in controls) + list(COLOURS[:-1])  # the last is a grey too
         free = [colour for colour in wanted if colour not in beside] or list(COLOURS)
@@ -139,7 +162,9 @@ def scaled(row: pd.Series) -> tuple[float, float, float]:
     >>> scaled(pd.Series({"effect": 2.0, "low": 1.0, "high": 4.0, "margin": 2.0, "says": "less"}))
     (-1.0, -2.0, -0.5)
     """
-    value, low, high = (float(row[name]) / float(row["margin"]) for name in ("effect", "low", "high"))
+    value, low, high = (
+        float(row[name]) / float(row["margin"]) for name in ("effect", "low", "high")
+    )
     return (-value, -high, -low) if row["says"] in ("less", "no more") else (value, low, high)
 
 
@@ -149,15 +174,25 @@ def _draw(axes: Axes, place: int, row: pd.Series) -> None:
     seen = [min(max(end, -_WIDEST), _WIDEST) for end in (low, high)]
     dotted = row["verdict"] in (WITHDRAWN, SO_FAR, UNMET)
     axes.plot(
-        seen, [place, place], ":" if dotted else "-", color=colour, linewidth=1.8, solid_capstyle="butt"
+        seen,
+        [place, place],
+        ":" if dotted else "-",
+        color=colour,
+        linewidth=1.8,
+        solid_capstyle="butt",
     )
-    for end, marker, beyond in ((-_WIDEST, "<", low < -_WIDEST), (_WIDEST, ">", high > _WIDEST)):
+    for end, marker, beyond in (
+        (-_WIDEST, "<", low < -_WIDEST),
+        (_WIDEST, ">", high > _WIDEST),
+    ):
         if beyond:
             axes.plot([end], [place], marker, color=colour, markersize=5)
     inside = _WIDEST - 0.35  # beside the arrow
     axes.plot([min(max(value, -inside), inside)], [place], **_mark(row["verdict"]))
     side = axes.get_yaxis_transform()
-    axes.text(1.02, place, effect_text(row), color=colour, va="center", fontsize=8, transform=side)
+    axes.text(
+        1.02, place, effect_text(row), color=colour, va="center", fontsize=8, transform=side
+    )
 
 
 def _mark(verdict: str) -> dict[str, object]:

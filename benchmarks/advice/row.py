@@ -37,7 +37,9 @@ def of_asked(entry: Asked) -> Row:
     }
     ready = tuned.settled(entry)
     if ready is None:
-        return row | {"why": f"{len(tuned.missing(entry))} runs to choose the best rates by are missing"}
+        return row | {
+            "why": f"{len(tuned.missing(entry))} runs to choose the best rates by are missing"
+        }
     row |= {
         "arm": ready.arm,
         "against": ready.against,
@@ -47,7 +49,11 @@ def of_asked(entry: Asked) -> Row:
     seeds = found.seeds(ready.arm, ready.against) if found else []
     if not seeds:
         return row
-    return row | _read(ready, found, seeds) | {"hours": _hours_of_asked(entry, found), "estimated": False}
+    return (
+        row
+        | _read(ready, found, seeds)
+        | {"hours": _hours_of_asked(entry, found), "estimated": False}
+    )
 
 
 def of_claim(claim: Claim, found: lab.Lab) -> Row:
@@ -57,9 +63,15 @@ def of_claim(claim: Claim, found: lab.Lab) -> Row:
     d = _difference(claim, found)
     if d is None:
         return row
-    row |= _numbers(d) | _origin(claim, found) | {"estimated": False, "unlike": _unlike(claim, found)}
+    row |= (
+        _numbers(d)
+        | _origin(claim, found)
+        | {"estimated": False, "unlike": _unlike(claim, found)}
+    )
     row["hours"] = (
-        elsewhere.hours(claim) if claim.runs else runs.hours(_both(found, claim.arm, claim.against))
+        elsewhere.hours(claim)
+        if claim.runs
+        else runs.hours(_both(found, claim.arm, claim.against))
     )
     if claim.withdrawn:
         return row | {"verdict": WITHDRAWN, "why": claim.withdrawn, "run": True}
@@ -69,7 +81,12 @@ def of_claim(claim: Claim, found: lab.Lab) -> Row:
 def of_answered(entry: Answered, found: lab.Lab) -> Row:
     """Of a claim that committed data decide: the numbers of the row that it names."""
     row = of_claim(CLAIM_OF[entry.claim], found)
-    return row | {"name": entry.name, "claim": entry.hypothesis, "by": entry.by, "kind": "answered"}
+    return row | {
+        "name": entry.name,
+        "claim": entry.hypothesis,
+        "by": entry.by,
+        "kind": "answered",
+    }
 
 
 def of_elsewhere(entry: Elsewhere, found: lab.Lab) -> Row:
@@ -115,7 +132,11 @@ def say(row: Row) -> str:
 def _row(name: str, claim: str, entry: Any, kind: str) -> Row:
     """A row that is not run yet."""
     same = ("by", "arm", "against", "outcome", "says", "margin")
-    row = {key: getattr(entry, key, "") for key in same} | {"name": name, "claim": claim, "kind": kind}
+    row = {key: getattr(entry, key, "") for key in same} | {
+        "name": name,
+        "claim": claim,
+        "kind": kind,
+    }
     row |= {
         "counted": "seeds",
         "seeds": 0,
@@ -125,7 +146,14 @@ def _row(name: str, claim: str, entry: Any, kind: str) -> Row:
         "high": None,
         "p": None,
     }
-    row |= {"verdict": NOT_YET, "why": "", "run": False, "unlike": "", "redone": "", "hours": 0.0}
+    row |= {
+        "verdict": NOT_YET,
+        "why": "",
+        "run": False,
+        "unlike": "",
+        "redone": "",
+        "hours": 0.0,
+    }
     return row | {"estimated": True, "data": [], "model": "", "hardware": ""}
 
 
@@ -138,11 +166,17 @@ def _read(entry: Asked, found: lab.Lab, seeds: Sequence[int]) -> Row:
         return row | {"seeds": 0, "verdict": "cannot tell", "why": str(none)}
     row |= _numbers(d)
     if not set(range(entry.first)) <= set(seeds):
-        return row | {"verdict": SO_FAR, "why": f"so far, {len(seeds)} of {entry.first} seeds", "p": None}
+        return row | {
+            "verdict": SO_FAR,
+            "why": f"so far, {len(seeds)} of {entry.first} seeds",
+            "p": None,
+        }
     unmet = _unmet(entry)
     if unmet:
         return row | {"verdict": UNMET, "why": unmet, "p": None}
-    more = f"so far, {len(seeds)} of at most {entry.most} seeds" if campaign.wanted(entry) else ""
+    more = (
+        f"so far, {len(seeds)} of at most {entry.most} seeds" if campaign.wanted(entry) else ""
+    )
     judged = _judged(entry.says, entry.margin, d)
     return row | judged | {"why": "; ".join(filter(None, (judged["why"], more)))}
 
@@ -159,7 +193,11 @@ def _unmet(entry: Asked) -> str:
     value = condition.measured(curves)
     if value is None:
         return f"whether {condition} is not known: {condition.arms[-1]} is not run yet"
-    return "" if condition.holds(value) else f"counts only if {condition}; it is {100 * value:.1f} %"
+    return (
+        ""
+        if condition.holds(value)
+        else f"counts only if {condition}; it is {100 * value:.1f} %"
+    )
 
 
 def _judged(says: str, margin: float, d: Row) -> Row:
@@ -179,7 +217,9 @@ def _difference(claim: Claim, found: lab.Lab) -> Row | None:
     if not {claim.arm, claim.against} <= set(found.arms):
         return None
     try:
-        return found.difference(claim.arm, claim.against, outcome=claim.outcome, null=claim.null)
+        return found.difference(
+            claim.arm, claim.against, outcome=claim.outcome, null=claim.null
+        )
     except ValueError:
         return None
 
@@ -195,7 +235,9 @@ def _both(found: lab.Lab, *arms: str) -> pd.DataFrame:
 def _origin(entry: Claim | Asked, found: lab.Lab) -> Row:
     if getattr(entry, "runs", ""):
         return elsewhere.origin(entry)
-    table = _both(found, entry.arm, entry.against).reindex(columns=["model", "hardware"]).dropna()
+    table = (
+        _both(found, entry.arm, entry.against).reindex(columns=["model", "hardware"]).dropna()
+    )
     names = {key: sorted(set(table[key])) for key in table}
     return {
         "model": "; ".join(WEIGHTS.get(m, m) for m in names["model"]),
@@ -231,7 +273,9 @@ def labs_of(rows: pd.DataFrame) -> list[tuple[str, lab.Lab]]:
     loads = {_PLANS: partial(runs.load, below=tuned.SEEDS[0]), _FIRSTS: _first_lab}
     compared = rows[rows["verdict"] != WITHDRAWN]
     for folder, load in loads.items():
-        own = compared[[r.seeds > 0 and r.data[0][1].startswith(folder) for r in compared.itertuples()]]
+        own = compared[
+            [r.seeds > 0 and r.data[0][1].startswith(folder) for r in compared.itertuples()]
+        ]
         for against, pairs in own.groupby("against", sort=False):
             arms = list(dict.fromkeys([against, *pairs["arm"]]))
             found.append((pairs["outcome"].iloc[0], load(arms, against)))

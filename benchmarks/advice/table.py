@@ -147,7 +147,9 @@ def effect_text(row: pd.Series | Row) -> str:
     if not row["seeds"] or pd.isna(row["effect"]):
         return ""
     unit, scale = _unit(row["outcome"])
-    value, low, high, margin = (scale * float(row[name]) for name in ("effect", "low", "high", "margin"))
+    value, low, high, margin = (
+        scale * float(row[name]) for name in ("effect", "low", "high", "margin")
+    )
     digits = 1 if margin >= 1 else 2
     interval = f" [{low:.{digits}f}, {high:.{digits}f}]" if high < float("inf") else ""
     none = "" if interval else ", one seed, so no interval"
@@ -165,19 +167,27 @@ def counts_text(made: pd.DataFrame) -> str:
     """How many rows have which verdict, and how many are more than a hint."""
     run = made[made["run"].astype(bool)]
     counts = run["verdict"].value_counts()
-    said = ", ".join(f"{counts[word]} {plural}" for word, plural in _VERDICTS.items() if word in counts)
+    said = ", ".join(
+        f"{counts[word]} {plural}" for word, plural in _VERDICTS.items() if word in counts
+    )
     sure = run[(run["p_holm"].astype(float) < SURE) & (run["verdict"] == "holds")]
     left = made[(made["kind"] == "asked") & ~made["run"].astype(bool)]["verdict"]
     unmet = (left == UNMET).sum()
     lacking = {"as their condition was not met": unmet, "yet": len(left) - unmet}
-    more = "".join(f" Hypotheses of the plan with no verdict {why}: {n}." for why, n in lacking.items() if n)
+    more = "".join(
+        f" Hypotheses of the plan with no verdict {why}: {n}."
+        for why, n in lacking.items()
+        if n
+    )
     return (
         f"Of {len(run)} rows that are run: {said}. {len(sure)} of those that hold do so after Holm's correction for "
         f"all {len(run)}.{more}"
     )
 
 
-def asked_again(made: pd.DataFrame, folder: str | Path, *, asked: Sequence[Asked] = BY_THEME) -> pd.DataFrame:
+def asked_again(
+    made: pd.DataFrame, folder: str | Path, *, asked: Sequence[Asked] = BY_THEME
+) -> pd.DataFrame:
     """Rows that did not stand up to review: what the first version said of them, and what their new runs say.
 
     changed: "yes", "no", or "" while the new row has no verdict.
@@ -206,9 +216,16 @@ def asked_again(made: pd.DataFrame, folder: str | Path, *, asked: Sequence[Asked
 
 def asked_again_markdown(again: pd.DataFrame, *, notebook: str = "") -> str:
     """What asked_again says."""
-    lines = ["| claim | first version | now | changed | why it was asked again |", "|---" * 5 + "|"]
-    rows = again.assign(claim=[claim.replace("](#", f"]({notebook}#") for claim in again["claim"]])
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows.itertuples(index=False))])
+    lines = [
+        "| claim | first version | now | changed | why it was asked again |",
+        "|---" * 5 + "|",
+    ]
+    rows = again.assign(
+        claim=[claim.replace("](#", f"]({notebook}#") for claim in again["claim"]]
+    )
+    return "\n".join(
+        [*lines, *(f"| {' | '.join(row)} |" for row in rows.itertuples(index=False))]
+    )
 
 
 def not_asked_text(folder: str | Path) -> str:
@@ -280,7 +297,11 @@ def _cost_text(row: pd.Series) -> str:
     seeds = "0" if none_yet else f"{row['seeds']}"
     of = f" of {row['planned']}" if none_yet or row["seeds"] < row["planned"] else ""
     counted = "" if row["counted"] == "seeds" else f" {row['counted']}"
-    hours = f"{'about ' if row['estimated'] else ''}{row['hours']:.1f}{_JOIN}h" if row["hours"] else ""
+    hours = (
+        f"{'about ' if row['estimated'] else ''}{row['hours']:.1f}{_JOIN}h"
+        if row["hours"]
+        else ""
+    )
     there = "" if none_yet and not row["planned"] else f"{seeds}{of}{counted}"
     return "; ".join(filter(None, [there, hours]))
 
@@ -302,6 +323,10 @@ def _unit(outcome: str) -> tuple[str, float]:
         return "s a step", 1
     of_the_run = re.match(r"reward/\w+_mean$|success_mean$", outcome)
     return (
-        "points over the run" if of_the_run else "points of reward" if "reward" in outcome else "points",
+        "points over the run"
+        if of_the_run
+        else "points of reward"
+        if "reward" in outcome
+        else "points",
         100,
     )

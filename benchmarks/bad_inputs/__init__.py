@@ -2,4 +2,5 @@
 
 import os
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a name that nobody has is not looked up for a minute
+# a name that nobody has is not looked up for a minute
+os.environ.setdefault("HF_HUB_OFFLINE", "1")

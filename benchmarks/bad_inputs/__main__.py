@@ -35,7 +35,10 @@ def main() -> None:
         return
     doors = list(dict.fromkeys(one.door for one in chosen))
     result = origin(
-        "python -m benchmarks.bad_inputs " + " ".join(sys.argv[1:]), "torch", "transformers", "trl"
+        "python -m benchmarks.bad_inputs " + " ".join(sys.argv[1:]),
+        "torch",
+        "transformers",
+        "trl",
     )
     result |= {
         "n": len(found), "outcomes": dict(counts),

@@ -42,7 +42,14 @@ def campaign(chosen: Sequence[Case], *, said: bool = False) -> list[dict]:
         names, found = world(Path(folder)), []
         for case in chosen:
             outcome, message = tried(case, names)
-            found.append({"door": case.door, "case": case.code, "outcome": outcome, "message": message[:300]})
+            found.append(
+                {
+                    "door": case.door,
+                    "case": case.code,
+                    "outcome": outcome,
+                    "message": message[:300],
+                }
+            )
             if said and outcome not in FINE:
                 print(f"{outcome:8} {case.code}\n         {message[:300]}", flush=True)
     return found
@@ -50,7 +57,10 @@ def campaign(chosen: Sequence[Case], *, said: bool = False) -> list[dict]:
 
 def tried(case: Case, names: dict) -> tuple[str, str]:
     """(outcome, what was said) of one case."""
-    with warnings.catch_warnings(record=True) as heard, contextlib.redirect_stdout(io.StringIO()) as out:
+    with (
+        warnings.catch_warnings(record=True) as heard,
+        contextlib.redirect_stdout(io.StringIO()) as out,
+    ):
         warnings.simplefilter("always")
         try:
             value = eval(case.code, {**names, "heard": heard, "out": out})

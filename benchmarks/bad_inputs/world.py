@@ -24,7 +24,9 @@ from grpo_kit.loop.config import Preset
 from grpo_kit.models.loading import load_policy
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(10)]
-GSM8K = "".join(f'{{"question": "{n} + 1?", "answer": "So.\\n#### {n + 1}"}}\n' for n in range(10))
+GSM8K = "".join(
+    f'{{"question": "{n} + 1?", "answer": "So.\\n#### {n + 1}"}}\n' for n in range(10)
+)
 
 
 def world(folder: Path) -> dict:
@@ -49,13 +51,26 @@ def world(folder: Path) -> dict:
         return copy.deepcopy(model)
 
     def trainer(
-        task=task, model=None, tokenizer=tokenizer, folder=None, config=None, hooks=(), live=None, **values
+        task=task,
+        model=None,
+        tokenizer=tokenizer,
+        folder=None,
+        config=None,
+        hooks=(),
+        live=None,
+        **values,
     ):  # noqa: ANN001, ANN202, ANN003
         small = {"steps": 1, "prompts_per_step": 2, "group_size": 2, "max_completion_tokens": 4}
         config = Preset(**(small | values)) if config is None else config
         given = fresh() if model is None else model
         return kit.GRPOTrainer(
-            given, task, config, tokenizer=tokenizer, folder=folder or new(), live=live, hooks=hooks
+            given,
+            task,
+            config,
+            tokenizer=tokenizer,
+            folder=folder or new(),
+            live=live,
+            hooks=hooks,
         )
 
     def train(*args, **values) -> Path:  # noqa: ANN002, ANN003
@@ -121,14 +136,25 @@ def world(folder: Path) -> dict:
         return GRPOConfig(new(), use_cpu=True, bf16=False, **values)
 
     def trl(
-        model=None, reward=None, config=None, rows=({"prompt": "1?"},) * 8, processing_class=tokenizer, **more
+        model=None,
+        reward=None,
+        config=None,
+        rows=({"prompt": "1?"},) * 8,
+        processing_class=tokenizer,
+        **more,
     ):  # noqa: ANN001, ANN003, ANN202
         """kit.from_trl on a CPU."""
         model = fresh() if model is None else model
-        reward = (lambda completions, **columns: [1.0] * len(completions)) if reward is None else reward
+        reward = (
+            (lambda completions, **columns: [1.0] * len(completions))
+            if reward is None
+            else reward
+        )
         config = args() if config is None else config
         rows = list(rows) if isinstance(rows, tuple) else rows
-        return kit.from_trl(model, reward, config, rows, processing_class=processing_class, **more)
+        return kit.from_trl(
+            model, reward, config, rows, processing_class=processing_class, **more
+        )
 
     qwen3 = (
         "{% for m in messages %}{% if m.role == 'assistant' and loop.last %}"

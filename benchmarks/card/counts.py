@@ -25,9 +25,11 @@ WIDTHS = (64, 512)  # columns that a decode step attends
 LENGTHS = (256, 512)  # tokens of an update
 VOCABULARY, SHORT, SHORTER = 151936, 8192, 4096
 SIZES = {"one": (1, SHORTER), "two": (2, SHORTER), "longer": (1, SHORT)}  # layers, vocabulary
-NF4, MOST_FEW_ROWS = 0.5 + 1 / 64, 128  # bytes a weight; up to some such number of rows it is not widened
+# bytes a weight; up to some such number of rows it is not widened
+NF4, MOST_FEW_ROWS = 0.5 + 1 / 64, 128
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear")
-KINDS = ("full", "LoRA", "QLoRA", "LoRA float32", "QLoRA float32")  # float32: without autocast, as on a T4
+# float32: without autocast, as on a T4
+KINDS = ("full", "LoRA", "QLoRA", "LoRA float32", "QLoRA float32")
 
 
 _instead: dict[str, float] = {}  # what one_kernel() puts in the place of what was counted
@@ -41,7 +43,10 @@ def reset(card: Any) -> None:
 
 def counted(card: Any) -> dict[str, float]:
     """What was counted since the last reset, by what bounds it."""
-    found = {name: _instead.get(name, 0.0) for name in ("launches", "flops", "product bytes", "other bytes")}
+    found = {
+        name: _instead.get(name, 0.0)
+        for name in ("launches", "flops", "product bytes", "other bytes")
+    }
     for line in card.lib.card_operators().decode().splitlines():
         name, launches, moved, flops = line.split("\t")
         found["launches"] += int(launches)
@@ -78,7 +83,10 @@ def _four_bit_product(x: Any, packed: Any, shape: Any, *rest: Any) -> dict[str, 
         return product | {"product bytes": ends + NF4 * weights}
     widened = _widened(packed)
     product["launches"] += widened["launches"]
-    return product | {"product bytes": ends + 2.0 * weights, "other bytes": widened["other bytes"]}
+    return product | {
+        "product bytes": ends + 2.0 * weights,
+        "other bytes": widened["other bytes"],
+    }
 
 
 def _widened(packed: Any, *rest: Any) -> dict[str, float]:
@@ -150,7 +158,9 @@ class _Enough(BaseException):
     layers, and from then on call the model's modules instead."""
 
 
-def decode(card: Any, model: Any, width: int, *, fused: bool, autocast: bool) -> dict[str, float]:
+def decode(
+    card: Any, model: Any, width: int, *, fused: bool, autocast: bool
+) -> dict[str, float]:
     """One decoded token of all rows, sampling included, as a step that is captured runs it."""
     import torch
     from transformers import GenerationConfig
@@ -170,8 +180,12 @@ def decode(card: Any, model: Any, width: int, *, fused: bool, autocast: bool) ->
     Decoder._step, Decoder._width = step, lambda self, step, limit: width
     if not fused:
         decoding.FusedLayers.parts_of = staticmethod(lambda base: None)
-    how = GenerationConfig(max_new_tokens=max(WIDTHS), do_sample=True, pad_token_id=0, eos_token_id=[])
-    prompts = [[100 + p] * PROMPT_TOKENS for p in range(PROMPTS) for _ in range(ROWS // PROMPTS)]
+    how = GenerationConfig(
+        max_new_tokens=max(WIDTHS), do_sample=True, pad_token_id=0, eos_token_id=[]
+    )
+    prompts = [
+        [100 + p] * PROMPT_TOKENS for p in range(PROMPTS) for _ in range(ROWS // PROMPTS)
+    ]
     engine = RolloutEngine(model.eval())
     engine._decoder.graphs._failed = True  # one by one, so that each operator is counted
     try:
@@ -190,7 +204,9 @@ def decode(card: Any, model: Any, width: int, *, fused: bool, autocast: bool) ->
     return less(seen[3], seen[1], 2)
 
 
-def update(card: Any, model: Any, tokens: int, *, backward: bool, autocast: bool) -> dict[str, float]:
+def update(
+    card: Any, model: Any, tokens: int, *, backward: bool, autocast: bool
+) -> dict[str, float]:
     """One chunk of so many tokens, all scored, forward (and backward); its gradients are added to others."""
     import torch
 
@@ -201,12 +217,19 @@ def update(card: Any, model: Any, tokens: int, *, backward: bool, autocast: bool
 
     config = Config(autocast="bfloat16" if autocast else "none", max_completion_tokens=tokens)
     batch = Batch(
-        [{}] * 2, [0, 0], [[5]] * 2, [[7 + i] * (tokens // 2) for i in range(2)], [""] * 2, [False] * 2
+        [{}] * 2,
+        [0, 0],
+        [[5]] * 2,
+        [[7 + i] * (tokens // 2) for i in range(2)],
+        [""] * 2,
+        [False] * 2,
     )
     batch.advantages = [1.0, -1.0]
     packed = PackedUpdate(model, config)
     packed.memory.attention = "sdpa"
-    loss = PolicyLoss(batch, config, StepNumbers(0, 0.0, 1.0, 0.0, 0.0), device=torch.device("cuda"))
+    loss = PolicyLoss(
+        batch, config, StepNumbers(0, 0.0, 1.0, 0.0, 0.0), device=torch.device("cuda")
+    )
     model.train()
     reset(card)
     if backward:
@@ -239,15 +262,24 @@ def count(*kinds: str) -> None:
     stand_in_for_bitsandbytes(card)
     result = read_result(RESULTS / "card_counts.json")
     result["what"] = "launches, bytes and FLOPs of a layer, of the vocabulary and of the rest"
-    result |= origin("python -m benchmarks.card.counts", "torch", "transformers", "peft", "bitsandbytes")
+    result |= origin(
+        "python -m benchmarks.card.counts", "torch", "transformers", "peft", "bitsandbytes"
+    )
     result |= {"rows": ROWS, "prompts": PROMPTS, "prompt tokens": PROMPT_TOKENS}
     result |= {"widths": list(WIDTHS), "lengths": list(LENGTHS)}
     for kind in kinds:
         raw = {}
         for size, (layers, vocabulary) in SIZES.items():
             raw[size] = of_model(card, model_of(kind, layers, vocabulary), kind)
-            print(kind, size, {name: values["launches"] for name, values in raw[size].items()}, flush=True)
-        result[kind] = {name: parts({size: raw[size][name] for size in SIZES}) for name in raw["one"]}
+            print(
+                kind,
+                size,
+                {name: values["launches"] for name, values in raw[size].items()},
+                flush=True,
+            )
+        result[kind] = {
+            name: parts({size: raw[size][name] for size in SIZES}) for name in raw["one"]
+        }
         write_result(RESULTS / "card_counts.json", result)
 
 
@@ -256,7 +288,9 @@ def of_model(card: Any, model: Any, kind: str) -> dict[str, dict[str, float]]:
     found, how = {}, {"autocast": "float32" not in kind}
     for way in ("fused", "modules") if not kind.startswith("QLoRA") else ("modules",):
         for width in WIDTHS:
-            found[f"decode {way} {width}"] = decode(card, model, width, fused=way == "fused", **how)
+            found[f"decode {way} {width}"] = decode(
+                card, model, width, fused=way == "fused", **how
+            )
     update(card, model, 8, backward=True, **how)  # gradients are there: later ones are added
     for tokens in LENGTHS:
         found[f"forward {tokens}"] = update(card, model, tokens, backward=False, **how)
@@ -269,7 +303,11 @@ def parts(of: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     layer = less(of["two"], of["one"])
     vocabulary = less(of["longer"], of["one"], (SHORT - SHORTER) / VOCABULARY)
     short = less(of["longer"], of["one"], (SHORT - SHORTER) / SHORTER)
-    return {"layer": layer, "vocabulary": vocabulary, "rest": less(less(of["one"], layer), short)}
+    return {
+        "layer": layer,
+        "vocabulary": vocabulary,
+        "rest": less(less(of["one"], layer), short),
+    }
 
 
 def main() -> None:

@@ -41,7 +41,9 @@ def capped_card() -> str:
 def prompts(count: int, group: int, vocabulary: int) -> list[list[int]]:
     """count prompts of 256 random tokens, each group times."""
     draw = torch.Generator().manual_seed(0)
-    made = [torch.randint(20, vocabulary, (256,), generator=draw).tolist() for _ in range(count)]
+    made = [
+        torch.randint(20, vocabulary, (256,), generator=draw).tolist() for _ in range(count)
+    ]
     return [ids for ids in made for _ in range(group)]
 
 
@@ -71,7 +73,10 @@ def seconds(work: Any) -> float:
 def measure(tuning: str, *, small: bool = False) -> dict[str, Any]:
     """One kind of model. small: of tiny shapes, some tokens."""
     torch.manual_seed(0)
-    dtype, config = "bfloat16" if has_bf16() else "float32", tiny_config() if small else qwen_config()
+    dtype, config = (
+        "bfloat16" if has_bf16() else "float32",
+        tiny_config() if small else qwen_config(),
+    )
     model = random_weights("full" if tuning == "qlora" else tuning, dtype, config)[0]
     if tuning == "qlora":
         model = add_adapters(in_four_bits(model), tuning, {}, 0)
@@ -81,7 +86,9 @@ def measure(tuning: str, *, small: bool = False) -> dict[str, Any]:
     for count, group in ROWS:
         rows = prompts(count, group, config.vocab_size)
         short, long = (
-            seconds(lambda tokens=tokens, rows=rows: engine.generate(rows, sampling(tokens), seed=1))
+            seconds(
+                lambda tokens=tokens, rows=rows: engine.generate(rows, sampling(tokens), seed=1)
+            )
             for tokens in (begin, end)
         )
         row[f"{count}x{group}"] = {
@@ -113,7 +120,10 @@ def kernels(engine: RolloutEngine, rows: list[list[int]]) -> dict[str, Any]:
         return {"kernels": [], "not profiled": str(error)}
     events = [event for event in found.key_averages() if event.self_device_time_total]
     events.sort(key=lambda event: -event.self_device_time_total)
-    named = [(event.key[:90], event.count, round(event.self_device_time_total)) for event in events[:40]]
+    named = [
+        (event.key[:90], event.count, round(event.self_device_time_total))
+        for event in events[:40]
+    ]
     return {"kernels": named, "kernel calls": sum(event.count for event in events)}
 
 
@@ -122,7 +132,9 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--small", action="store_true", help="tiny shapes, to see that it runs")
-    parser.add_argument("--kinds", nargs="+", choices=("full", "lora", "qlora"), default=("full", "lora"))
+    parser.add_argument(
+        "--kinds", nargs="+", choices=("full", "lora", "qlora"), default=("full", "lora")
+    )
     asked = parser.parse_args()
     out, dtype = asked.out, torch.bfloat16 if has_bf16() else torch.float16
     result = {"device": capped_card(), "torch": torch.__version__}

@@ -57,20 +57,27 @@ def costs() -> Costs:
     one_row = decoded("full", H200_WIDTH, 1, fused=False)
     seconds = run["decode"]["full"]["1x1"]["ms a token"] / 1e3 - none.token(one_row, H200)
     outside = h200_step("full")
-    eager = sum(phases[name] for name in outside) / sum(work.launches for work in outside.values())
+    eager = sum(phases[name] for name in outside) / sum(
+        work.launches for work in outside.values()
+    )
     return Costs(*shares, seconds / one_row.launches, eager, phases["other"])
 
 
 def h200_step(kind: str, file: str = MEASURED) -> dict[str, Work]:
     """The phases outside graphs of the step that ran there, with its own token counts."""
     run = results(file)[f"step {kind.lower()}"]
-    scored, optimizer = results(MEASURED)["step full"]["tokens"]["head"], counted(kind, "optimizer")
+    scored, optimizer = (
+        results(MEASURED)["step full"]["tokens"]["head"],
+        counted(kind, "optimizer"),
+    )
     plan = plan_of(kind, H200, round(scored / (0.75 * PROMPTS * GROUP)))
     tokens = scored + 0.75 * PROMPTS * PROMPT_TOKENS  # groups of equal rewards are left out
     chunks = math.ceil(tokens / plan.chunk_tokens)
     return {
         "prefill": prefilled(kind, run["tokens"]["prefill"]),
-        "forward-backward": updated(kind, tokens, chunks, plan.checkpointed_layers, PROMPT_TOKENS + 150),
+        "forward-backward": updated(
+            kind, tokens, chunks, plan.checkpointed_layers, PROMPT_TOKENS + 150
+        ),
         "optimizer": optimizer,
     }
 
@@ -79,7 +86,9 @@ def plan_of(kind: str, peaks: Peaks, length: int) -> Any:
     """The memory plan of the card's preset, with the memory that torch reports."""
     name = "gpu24" if peaks.bf16 else "t4"
     cfg = preset(name, model=MODEL, tuning=kind.split()[0].lower())
-    return plan_memory(cfg, peaks.gib / 0.92, prompt_tokens=PROMPT_TOKENS, completion_tokens=length)
+    return plan_memory(
+        cfg, peaks.gib / 0.92, prompt_tokens=PROMPT_TOKENS, completion_tokens=length
+    )
 
 
 def width_of(step: int, limit: int) -> int:
@@ -102,7 +111,8 @@ def expected(kind: str, peaks: Peaks, length: int) -> dict[str, Any]:
         "prefill": cost.phase(prefilled(kind, PROMPTS * PROMPT_TOKENS), peaks),
         "decode": sum(cost.token(work, peaks) for work in works),
         "update": cost.phase(
-            updated(kind, tokens, chunks, plan.checkpointed_layers, PROMPT_TOKENS + length / 2), peaks
+            updated(kind, tokens, chunks, plan.checkpointed_layers, PROMPT_TOKENS + length / 2),
+            peaks,
         ),
         "optimizer": cost.phase(counted(kind, "optimizer"), peaks),
         "other": cost.other,
@@ -133,10 +143,17 @@ def check(file: str = MEASURED) -> list[dict[str, Any]]:
             work = decoded(kind, H200_WIDTH, many, fused=fused)
             measured = run["decode"][kind.lower()][shape]["ms a token"]
             note = "calibrates" if (kind, many, first) == ("full", 1, True) else ""
-            row(f"{kind}: ms a token of {many} rows", 1e3 * cost.token(work, H200), measured, note)
+            row(
+                f"{kind}: ms a token of {many} rows",
+                1e3 * cost.token(work, H200),
+                measured,
+                note,
+            )
     for kind in ("full", "LoRA"):
         step, size = run[f"step {kind.lower()}"], SIZES["gpu"].realistic
-        lengths = completion_lengths(PROMPTS * GROUP, size.mean_completion, size.max_completion, 0)
+        lengths = completion_lengths(
+            PROMPTS * GROUP, size.mean_completion, size.max_completion, 0
+        )
         alive = [sum(n > step for n in lengths) for step in range(1, max(lengths))]
         works = [
             decoded(kind, width_of(step, max(lengths)), row_bucket(many), fused=fused)
@@ -153,7 +170,12 @@ def check(file: str = MEASURED) -> list[dict[str, Any]]:
             )
         for name, seconds in found.items():
             row(f"{kind}: {name} of a step, s", seconds, step["phases"][name], notes[name])
-        row(f"{kind}: a step, s", sum(found.values()) + cost.other, step["seconds"], notes["decode"])
+        row(
+            f"{kind}: a step, s",
+            sum(found.values()) + cost.other,
+            step["seconds"],
+            notes["decode"],
+        )
     return rows
 
 
@@ -161,7 +183,8 @@ def all_expected() -> dict[str, Any]:
     """The whole result."""
     cells = {
         card.name: {
-            kind: {str(length): expected(kind, card, length) for length in LENGTHS} for kind in TUNINGS
+            kind: {str(length): expected(kind, card, length) for length in LENGTHS}
+            for kind in TUNINGS
         }
         for card in CARDS
     }
@@ -185,7 +208,9 @@ def table(result: dict[str, Any]) -> str:
     lines = [f"| card | tuning |{heads}", "|---|---|" + "---|" * len(LENGTHS)]
     for card, kinds in result["expected"].items():
         for kind, cells in kinds.items():
-            lines.append(f"| {card} | {kind} |" + "".join(f" {_cell(cell)} |" for cell in cells.values()))
+            lines.append(
+                f"| {card} | {kind} |" + "".join(f" {_cell(cell)} |" for cell in cells.values())
+            )
     return "\n".join(lines)
 
 
@@ -201,7 +226,10 @@ def _hundreds(value: float) -> str:
 
 def check_table(result: dict[str, Any], name: str = "check") -> str:
     """The model beside the H200, as Markdown."""
-    lines = ["| on the H200 | predicted | measured | predicted / measured | |", "|---|---|---|---|---|"]
+    lines = [
+        "| on the H200 | predicted | measured | predicted / measured | |",
+        "|---|---|---|---|---|",
+    ]
     for row in result[name]:
         numbers = f"{row['predicted']:.3g} | {row['measured']:.3g} | {row['ratio']:.2f}"
         lines.append(f"| {row['what']} | {numbers} | {row['note']} |")
@@ -212,21 +240,39 @@ def assumptions(result: dict[str, Any]) -> str:
     """Every number that is not counted, as Markdown."""
     cost, measured = result["costs"], "H200 run"
     rows = [
-        ("share of the data sheet's bandwidth", f"{cost['bandwidth']:.2f}", f"{measured}: a large copy"),
-        ("share of its FLOPs", f"{cost['flops']:.2f}", f"{measured}: a product of 8192 x 8192, bfloat16"),
-        ("a launch in a graph", f"{1e6 * cost['graph']:.1f} µs", f"{measured}: a token of one row"),
+        (
+            "share of the data sheet's bandwidth",
+            f"{cost['bandwidth']:.2f}",
+            f"{measured}: a large copy",
+        ),
+        (
+            "share of its FLOPs",
+            f"{cost['flops']:.2f}",
+            f"{measured}: a product of 8192 x 8192, bfloat16",
+        ),
+        (
+            "a launch in a graph",
+            f"{1e6 * cost['graph']:.1f} µs",
+            f"{measured}: a token of one row",
+        ),
         (
             "a launch from Python",
             f"{1e6 * cost['eager']:.0f} µs",
             f"{measured}: prefill, update and optimizer",
         ),
-        ("tokenizer, rewards, files", f"{cost['other']:.2f} s a step", f"{measured}: the step's rest"),
+        (
+            "tokenizer, rewards, files",
+            f"{cost['other']:.2f} s a step",
+            f"{measured}: the step's rest",
+        ),
     ]
     for card in result["cards"].values():
         peaks = f"{card['bandwidth'] / 1e9:,.0f} GB/s, {card['flops16'] / 1e12:.0f} TFLOP/s in 16 bits"
         peaks += "" if card["bf16"] else f", {card['flops32'] / 1e12:.1f} in float32"
         rows.append((card["name"], f"{peaks}, {card['gib']:.1f} GiB", card["source"]))
-    return "\n".join(["| | number | from |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)])
+    return "\n".join(
+        ["| | number | from |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
+    )
 
 
 def memory_table(result: dict[str, Any]) -> str:
@@ -238,7 +284,9 @@ def memory_table(result: dict[str, Any]) -> str:
     for row in results("card_memory.json")["rows"]:
         cut = f"{row['chunk tokens']:,} tokens, {row['checkpointed layers']} of {layers()} layers again"
         found = f"{row['allocated GiB']:.1f}, {row['reserved GiB']:.1f}, {row['ended']}"
-        lines.append(f"| {row['card']}, {row['tuning']} | {cut} | {row['planned GiB']:.1f} | {found} | ")
+        lines.append(
+            f"| {row['card']}, {row['tuning']} | {cut} | {row['planned GiB']:.1f} | {found} | "
+        )
         lines[-1] += f"{row['usable GiB']:.1f} |"
     return "\n".join(lines)
 
@@ -261,7 +309,9 @@ def with_tables(text: str, result: dict[str, Any]) -> str:
     """The page with its tables made anew, each between <!-- name --> and <!-- end of name -->."""
     for name, make in TABLES.items():
         between = rf"(<!-- {name} -->\n).*?(\n<!-- end of {name} -->)"
-        text, times = re.subn(between, lambda m, make=make: m[1] + make(result) + m[2], text, flags=re.S)
+        text, times = re.subn(
+            between, lambda m, make=make: m[1] + make(result) + m[2], text, flags=re.S
+        )
         if times != 1:
             raise ValueError(f"the page has no place for its table: <!-- {name} -->")
     return text

@@ -40,7 +40,9 @@ DESIGNS = (
 def work_of(design: Design, rows: int) -> Work:
     """A decoded token of all rows under the design; full fine-tuning, bfloat16."""
     today = decoded("full", H200_WIDTH, rows)
-    of_layers, rest = (counted("full", "decode fused 64", part).launches for part in ("layer", "rest"))
+    of_layers, rest = (
+        counted("full", "decode fused 64", part).launches for part in ("layer", "rest")
+    )
     launches = of_layers if design.layer is None else design.layer * layers()
     launches += rest if design.rest is None else design.rest
     return replace(today, launches=launches, other_bytes=design.between * today.other_bytes)
@@ -54,9 +56,13 @@ def table() -> str:
         "|---|---|" + "---|" * (len(DESIGNS) + 1),
     ]
     for card in SHOWN:
-        floor = costs().card(Work(product_bytes=decoded("full", H200_WIDTH, 1).product_bytes), card)
+        floor = costs().card(
+            Work(product_bytes=decoded("full", H200_WIDTH, 1).product_bytes), card
+        )
         for rows in ROWS:
-            milliseconds = [1e3 * costs().token(work_of(design, rows), card) for design in DESIGNS]
+            milliseconds = [
+                1e3 * costs().token(work_of(design, rows), card) for design in DESIGNS
+            ]
             shown = " | ".join(f"{value:.2f}" for value in (*milliseconds, 1e3 * floor))
             lines.append(f"| {card.name} | {rows} | {shown} |")
     return "\n".join(lines)

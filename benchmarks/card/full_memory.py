@@ -88,7 +88,11 @@ def on_a_card(name: str, events: list[tuple[int, int]]) -> dict[str, Any]:
         (asked := Path(folder) / "events.json").write_text(json.dumps(events))
         command = [sys.executable, "-c", code, NAMES[name], str(asked)]
         done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
+            command,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
         )
     if done.returncode:
         raise RuntimeError(f"the pretend card ended with:\n{done.stderr[-2000:]}")
@@ -98,7 +102,9 @@ def on_a_card(name: str, events: list[tuple[int, int]]) -> dict[str, Any]:
 def row(peaks: Peaks, kind: str) -> dict[str, Any]:
     """One card and tuning: the plan's update and the allocator's."""
     plan = plan_of(kind, peaks, LENGTH)
-    planned = sum(size for part, size in plan.parts["update"].items() if part != "reserve") / GIB
+    planned = (
+        sum(size for part, size in plan.parts["update"].items() if part != "reserve") / GIB
+    )
     found = {"card": peaks.name, "tuning": kind, "chunk tokens": plan.chunk_tokens}
     found |= {"checkpointed layers": plan.checkpointed_layers, "planned GiB": planned}
     found |= {"planned with reserve GiB": plan.peak_gib, "usable GiB": plan.usable_gib}
@@ -108,7 +114,9 @@ def row(peaks: Peaks, kind: str) -> dict[str, Any]:
 def main() -> None:
     """All cards that have bfloat16, save."""
     command_line(__doc__).parse_args()
-    result = origin("python -m benchmarks.card.full_memory", "torch", "transformers", "peft") | {"rows": []}
+    result = origin(
+        "python -m benchmarks.card.full_memory", "torch", "transformers", "peft"
+    ) | {"rows": []}
     for peaks in CARDS:
         for kind in ("full", "LoRA") if peaks.bf16 else ():
             result["rows"].append(row(peaks, kind))

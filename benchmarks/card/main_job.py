@@ -27,13 +27,21 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("out", type=Path)
     out, rows = parser.parse_args().out, []
-    for (dtype, autocast, tuning, optimizer), seed in ((kind, seed) for kind in KINDS for seed in range(3)):
+    for (dtype, autocast, tuning, optimizer), seed in (
+        (kind, seed) for kind in KINDS for seed in range(3)
+    ):
         cfg = kit.preset("cpu", tuning=tuning, seed=seed)
         task = cfg.make_task()
         torch.manual_seed(seed)
-        model, tokenizer = kit.load_policy(cfg.model, tuning=tuning, dtype=dtype, seed=seed, quiet=True)
+        model, tokenizer = kit.load_policy(
+            cfg.model, tuning=tuning, dtype=dtype, seed=seed, quiet=True
+        )
         model = model.cuda()
-        before = kit.evaluate(model, tokenizer, task, batch_size=256).strict.value if seed == 0 else None
+        before = (
+            kit.evaluate(model, tokenizer, task, batch_size=256).strict.value
+            if seed == 0
+            else None
+        )
         config = kit.Config(
             steps=cfg.steps, prompts_per_step=cfg.prompts_per_step, group_size=cfg.group_size,
             learning_rate=cfg.learning_rate, temperature=cfg.temperature, beta=cfg.beta, seed=seed, autocast=autocast,
@@ -47,7 +55,13 @@ def main() -> None:
             trainer.train()
             took = time.perf_counter() - begin
             gap = float(kit.read_metrics(trainer.folder)["rollout/logprob_gap"].max())
-        row = {"dtype": dtype, "autocast": autocast, "tuning": tuning, "optimizer": optimizer, "seed": seed}
+        row = {
+            "dtype": dtype,
+            "autocast": autocast,
+            "tuning": tuning,
+            "optimizer": optimizer,
+            "seed": seed,
+        }
         row |= {"before": before, "seconds": took, "logprob_gap": gap}
         row |= {"after": kit.evaluate(model, tokenizer, task, batch_size=256).strict.value}
         rows.append(row)

@@ -288,7 +288,9 @@ def copied() -> Iterator[Path]:
     """A copy of the library and its tests, gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         for part in ("grpo_kit", "tests"):
-            shutil.copytree(ROOT / part, Path(folder) / part, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                ROOT / part, Path(folder) / part, ignore=shutil.ignore_patterns("__pycache__")
+            )
         shutil.copy(ROOT / "pyproject.toml", folder)
         yield Path(folder)
 
@@ -296,16 +298,31 @@ def copied() -> Iterator[Path]:
 def failed(tree: Path, tests: tuple[str, ...], words: str, *, triton: bool = True) -> list[str]:
     """The first test that fails on the pretend card, as pytest names it, and its error; [] if none does."""
     here = tree / "tests" / "pretend_card"
-    more = {"PRETEND_CARD": "rtx4090", "PRETEND_TRITON": str(int(triton)), "KIT_PROFILE": "smoke"}
-    more |= {"PYTHONPATH": os.pathsep.join(map(str, (here, tree))), "PYTHONDONTWRITEBYTECODE": "1"}
+    more = {
+        "PRETEND_CARD": "rtx4090",
+        "PRETEND_TRITON": str(int(triton)),
+        "KIT_PROFILE": "smoke",
+    }
+    more |= {
+        "PYTHONPATH": os.pathsep.join(map(str, (here, tree))),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-rf", "--tb=line", *tests]
-    command += [word for name in ("card_plugin", "no:cacheprovider", "no:xdist") for word in ("-p", name)]
+    command += [
+        word
+        for name in ("card_plugin", "no:cacheprovider", "no:xdist")
+        for word in ("-p", name)
+    ]
     command += ["-k", words] if words else []
-    done = subprocess.run(command, cwd=here, env=os.environ | more, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=here, env=os.environ | more, capture_output=True, text=True
+    )
     if done.returncode == 0:
         return []
     named = re.findall(r"^(?:FAILED|ERROR) (?:tests/)?(\S.*)$", done.stdout, re.M)
-    return [one[:200] for one in named] or [f"exit {done.returncode}: {(done.stdout + done.stderr)[-300:]}"]
+    return [one[:200] for one in named] or [
+        f"exit {done.returncode}: {(done.stdout + done.stderr)[-300:]}"
+    ]
 
 
 def ask(mutation: Mutation, tree: Path) -> list[str]:
@@ -313,7 +330,9 @@ def ask(mutation: Mutation, tree: Path) -> list[str]:
     path = tree / "grpo_kit" / mutation.file
     text = path.read_text(encoding="utf-8")
     if text.count(mutation.old) != 1:
-        raise SystemExit(f"{mutation.file} has {mutation.old!r} {text.count(mutation.old)} times, not once")
+        raise SystemExit(
+            f"{mutation.file} has {mutation.old!r} {text.count(mutation.old)} times, not once"
+        )
     path.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
     try:
         return failed(tree, mutation.tests, mutation.words, triton=mutation.triton)
@@ -329,24 +348,42 @@ def main() -> None:
     chosen = [MUTATIONS[n - 1] for n in options.only] if options.only else MUTATIONS
     rows = []
     with copied() as tree:
-        for triton in {m.triton for m in chosen}:  # all tests that are named, and a few more, in one process
+        # all tests that are named, and a few more, in one process
+        for triton in {m.triton for m in chosen}:
             some = [m for m in chosen if m.triton == triton]
             tests = tuple(dict.fromkeys(test for m in some for test in m.tests))
-            words = "" if not triton else " or ".join(dict.fromkeys(f"({m.words})" for m in some))
+            words = (
+                "" if not triton else " or ".join(dict.fromkeys(f"({m.words})" for m in some))
+            )
             if wrong := failed(tree, tests, words, triton=triton):
                 raise SystemExit(f"without a fault {wrong} fails")
         for mutation in chosen:
             by = ask(mutation, tree)
-            rows.append({name: getattr(mutation, name) for name in ("what", "file", "old", "new")})
+            rows.append(
+                {name: getattr(mutation, name) for name in ("what", "file", "old", "new")}
+            )
             rows[-1] |= {"caught": bool(by), "by": by}
-            print(f"{MUTATIONS.index(mutation) + 1}. {mutation.what}: {by or 'NOT SEEN'}", flush=True)
+            print(
+                f"{MUTATIONS.index(mutation) + 1}. {mutation.what}: {by or 'NOT SEEN'}",
+                flush=True,
+            )
     seen = sum(row["caught"] for row in rows)
     print(f"{seen} of {len(rows)} seen")
     if not options.only:
         result = origin(
-            "python -m benchmarks.card.mutations", "torch", "transformers", "peft", "bitsandbytes"
+            "python -m benchmarks.card.mutations",
+            "torch",
+            "transformers",
+            "peft",
+            "bitsandbytes",
         )
-        print(save(RESULTS, "card_mutations", result | {"seen": f"{seen} of {len(rows)}", "mutations": rows}))
+        print(
+            save(
+                RESULTS,
+                "card_mutations",
+                result | {"seen": f"{seen} of {len(rows)}", "mutations": rows},
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -25,9 +25,14 @@ HERE = Path(__file__).resolve()
 ROOT = HERE.parents[2]
 CARD = ROOT / "tests" / "pretend_card"
 KINDS = ("full", "lora", "qlora")
-SAMPLERS = {"temperature 1": {}, "temperature 0.7": {"temperature": 0.7}, "top-p 0.95": {"top_p": 0.95}}
+SAMPLERS = {
+    "temperature 1": {},
+    "temperature 0.7": {"temperature": 0.7},
+    "top-p 0.95": {"top_p": 0.95},
+}
 PROMPTS, GROUP, LENGTH, TOKENS = 8, 8, 64, (2, 3)
-VOCABULARY = 151_936  # of "token"; what a layer costs does not depend on it, and 512 are counted sooner
+# of "token"; what a layer costs does not depend on it, and 512 are counted sooner
+VOCABULARY = 151_936
 UPDATE_LENGTH = 24  # tokens of each completion of the update's two groups of four
 
 
@@ -42,9 +47,8 @@ def _model(kind: str, layers: int, vocabulary: int = 512, hidden: int = 1536) ->
     )  # fmt: skip
     with torch.device("cuda"):
         model = Qwen2ForCausalLM(shape).to(torch.bfloat16).eval()
-    model.model.norm.weight.data.fill_(
-        20
-    )  # logits that differ as a trained model's do: top-p keeps few tokens
+    # logits that differ as a trained model's do: top-p keeps few tokens
+    model.model.norm.weight.data.fill_(20)
     if kind == "qlora":
         _to_four_bits(model)
     if kind != "full":
@@ -66,7 +70,9 @@ def _to_four_bits(model: Any) -> None:
             module.in_features, module.out_features, bias=module.bias is not None,
             compute_dtype=torch.bfloat16, quant_type="nf4",
         )  # fmt: skip
-        made.weight = Params4bit(module.weight.data.cpu(), requires_grad=False, quant_type="nf4")
+        made.weight = Params4bit(
+            module.weight.data.cpu(), requires_grad=False, quant_type="nf4"
+        )
         made.bias = module.bias
         parent = model.get_submodule(name.rpartition(".")[0])
         setattr(parent, name.rpartition(".")[2], made.to("cuda"))
@@ -82,15 +88,21 @@ def _four_bit_as_kernels(card: Any) -> Any:
     class Mode(TorchDispatchMode):
         extra: Counter
 
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             if func.namespace != "bitsandbytes":
                 return func(*args, **(kwargs or {}))
             before = _counted(card)
             out = func(*args, **(kwargs or {}))
             self.extra.subtract(_less(_counted(card), before))
-            tensors = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, torch.Tensor)]
+            tensors = [
+                x for x in tree_leaves((args, kwargs, out)) if isinstance(x, torch.Tensor)
+            ]
             name = f"bitsandbytes::{func._schema.name.split('::')[1]}"
-            self.extra.update({(name, 0): 1, (name, 1): sum(t.numel() * t.element_size() for t in tensors)})
+            self.extra.update(
+                {(name, 0): 1, (name, 1): sum(t.numel() * t.element_size() for t in tensors)}
+            )
             return out
 
     return Mode()
@@ -110,7 +122,12 @@ def _token(card: Any, model: Any, options: dict[str, Any]) -> Counter:
     prompts = torch.randint(20, 500, (PROMPTS, LENGTH), generator=draw).tolist()
     for tokens in (TOKENS[0], *TOKENS):  # the first makes what is kept
         how = GenerationConfig(
-            max_new_tokens=tokens, do_sample=True, top_k=0, eos_token_id=[], pad_token_id=0, **options
+            max_new_tokens=tokens,
+            do_sample=True,
+            top_k=0,
+            eos_token_id=[],
+            pad_token_id=0,
+            **options,
         )
         card.reset()
         with _four_bit_as_kernels(card) as mode:
@@ -139,7 +156,9 @@ def _update(card: Any, model: Any) -> Counter:
     )  # fmt: skip
     config = Config(autocast="none", max_completion_tokens=UPDATE_LENGTH)
     update = PackedUpdate(model, config)
-    loss = PolicyLoss(batch, config, StepNumbers(0, 0.0, 1.0, 0.0, 0.0), device=update.memory.device)
+    loss = PolicyLoss(
+        batch, config, StepNumbers(0, 0.0, 1.0, 0.0, 0.0), device=update.memory.device
+    )
     card.reset()
     update.gradients(model, batch, loss, 1.0, lambda share: share.backward())
     found = _counted(card)
@@ -148,11 +167,15 @@ def _update(card: Any, model: Any) -> Counter:
 
 
 def _counted(card: Any) -> Counter:
-    return Counter({(name, i): n for name, both in card.traffic().items() for i, n in enumerate(both)})
+    return Counter(
+        {(name, i): n for name, both in card.traffic().items() for i, n in enumerate(both)}
+    )
 
 
 def _less(one: Counter, other: Counter) -> Counter:
-    return Counter({key: one[key] - other[key] for key in one | other if one[key] != other[key]})
+    return Counter(
+        {key: one[key] - other[key] for key in one | other if one[key] != other[key]}
+    )
 
 
 def _scaled(one: Counter, by: float) -> Counter:
@@ -182,7 +205,9 @@ def measure() -> dict[str, Any]:
             found[kind]["update"] = _table(_less(_update(card, two), _update(card, one)))
         if kind == "full":
             none = _model(kind, 1, VOCABULARY, 256)
-            found["token"] = {name: _table(_token(card, none, options)) for name, options in SAMPLERS.items()}
+            found["token"] = {
+                name: _table(_token(card, none, options)) for name, options in SAMPLERS.items()
+            }
     return found
 
 
@@ -210,7 +235,9 @@ def main() -> None:
     revision = subprocess.check_output([*git, "rev-parse", given.before], text=True).strip()
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "before"
-        subprocess.run([*git, "worktree", "add", "--quiet", "--detach", str(tree), revision], check=True)
+        subprocess.run(
+            [*git, "worktree", "add", "--quiet", "--detach", str(tree), revision], check=True
+        )
         try:
             before = _child(tree)
         finally:

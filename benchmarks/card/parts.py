@@ -19,7 +19,8 @@ from benchmarks.result import command_line
 
 MOST_BYTES = 30_000_000
 QWEN = (
-    "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"  # Qwen2.5-Coder-0.5B-Instruct, Q4_K_M
+    # Qwen2.5-Coder-0.5B-Instruct, Q4_K_M
+    "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
 )
 _NAME = re.compile(r"(?P<file>.+)\.(?P<place>\d+)-of-(?P<count>\d+)\.(?P<sum>[0-9a-f]{12})")
 _DIGITS = 12  # of a part's sum in its name

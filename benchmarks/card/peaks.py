@@ -33,7 +33,9 @@ class Peaks:
 
 CARDS = (
     Peaks("RTX 4090", 23.99, 1.008e12, 165e12, 82.6e12, "NVIDIA Ada GPU architecture, v2.01"),
-    Peaks("RTX 3090", 23.69, 0.936e12, 71e12, 35.6e12, "NVIDIA Ampere GA102 GPU architecture, v2"),
+    Peaks(
+        "RTX 3090", 23.69, 0.936e12, 71e12, 35.6e12, "NVIDIA Ampere GA102 GPU architecture, v2"
+    ),
     Peaks("A10G", 22.06, 0.600e12, 70e12, 31.2e12, "AWS EC2 G5, NVIDIA A10G"),
     Peaks("L4", 22.05, 0.300e12, 121e12, 30.3e12, "NVIDIA L4 data sheet"),
     Peaks("T4", 14.75, 0.320e12, 65e12, 8.1e12, "NVIDIA T4 data sheet", bf16=False),
@@ -90,7 +92,9 @@ def in_float32(kind: str, part: str) -> bool:
 
 
 @cache
-def between(kind: str, name: str, at: tuple[int, int], x: float, *parts: str) -> tuple[Work, Work]:
+def between(
+    kind: str, name: str, at: tuple[int, int], x: float, *parts: str
+) -> tuple[Work, Work]:
     """(what does not depend on x, what x adds), by counts at two places."""
     low, high = (counted(kind, f"{name} {place}", *parts) for place in at)
     slope = (high + -1.0 * low) * (1 / (at[1] - at[0]))
@@ -101,7 +105,11 @@ def between(kind: str, name: str, at: tuple[int, int], x: float, *parts: str) ->
 def decoded(kind: str, width: int, rows: int, *, fused: bool = True) -> Work:
     """One token of all rows that attends so many columns. The weights are read once; the rest grows with the rows."""
     counts = results(COUNTS)
-    way = "fused" if fused and f"decode fused {counts['widths'][0]}" in counts[kind] else "modules"
+    way = (
+        "fused"
+        if fused and f"decode fused {counts['widths'][0]}" in counts[kind]
+        else "modules"
+    )
     work = sum(between(kind, f"decode {way}", tuple(counts["widths"]), width), Work())
     once = Work(work.launches, product_bytes=weight_bytes(kind))
     return rows / counts["rows"] * (work + -1 * once) + once
@@ -113,8 +121,13 @@ def weight_bytes(kind: str) -> float:
     config = config_of(MODEL)
     head_dim = config.hidden_size // config.num_attention_heads
     queries, keys = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
-    linear = 2 * config.hidden_size * (queries + keys) + 3 * config.hidden_size * config.intermediate_size
-    a_weight = 0.5 + 1 / 64 if kind.startswith("QLoRA") else 4.0 if kind == "LoRA float32" else 2.0
+    linear = (
+        2 * config.hidden_size * (queries + keys)
+        + 3 * config.hidden_size * config.intermediate_size
+    )
+    a_weight = (
+        0.5 + 1 / 64 if kind.startswith("QLoRA") else 4.0 if kind == "LoRA float32" else 2.0
+    )
     of_head = 4.0 if "float32" in kind else 2.0
     return layers() * linear * a_weight + config.vocab_size * config.hidden_size * of_head
 
@@ -149,7 +162,9 @@ class Costs:
 
     def card(self, work: Work, peaks: Peaks) -> float:
         """Seconds of the card's own work. A product takes the longer of its bytes and its FLOPs."""
-        products = work.flops / (self.flops * peaks.flops16) + work.flops32 / (self.flops * peaks.flops32)
+        products = work.flops / (self.flops * peaks.flops16) + work.flops32 / (
+            self.flops * peaks.flops32
+        )
         bandwidth = self.bandwidth * peaks.bandwidth
         return max(products, work.product_bytes / bandwidth) + work.other_bytes / bandwidth
 

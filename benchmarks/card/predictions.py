@@ -11,7 +11,17 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.card.expect import H200_WIDTH, PROMPT_TOKENS, costs, expected, width_of
-from benchmarks.card.peaks import CARDS, H200, MODEL, Peaks, Work, between, counted, decoded, results
+from benchmarks.card.peaks import (
+    CARDS,
+    H200,
+    MODEL,
+    Peaks,
+    Work,
+    between,
+    counted,
+    decoded,
+    results,
+)
 from grpo_kit.models._model_facts import config_of
 from grpo_kit.more.memory._request import counted as parameters
 from grpo_kit.more.memory.plan import plan_memory
@@ -19,7 +29,8 @@ from grpo_kit.trainer.presets import preset
 
 SMALL = "Qwen/Qwen2.5-0.5B-Instruct"
 ROWS = (1, 8, 64)
-FIRST, LATER = 120.0, 30.0  # seconds of loading and warming up: the first part dequantises the weights, too
+# seconds of loading and warming up: the first part dequantises the weights, too
+FIRST, LATER = 120.0, 30.0
 PROMPTS, GROUP, AT_ONCE = 8, 8, 256
 GSM8K = {
     "steps": 60,
@@ -39,7 +50,10 @@ def peaks_of(name: str, gib: float, measured: dict[str, float] | None) -> Peaks:
             return replace(card, gib=min(gib, H200.gib))  # the program caps its memory
     if measured is None:
         raise ValueError(f"card={name!r} is in no table, and its peaks were not measured")
-    bandwidth, flops = measured["bytes/s"] / costs().bandwidth, measured["FLOP/s"] / costs().flops
+    bandwidth, flops = (
+        measured["bytes/s"] / costs().bandwidth,
+        measured["FLOP/s"] / costs().flops,
+    )
     return Peaks(name, min(gib, H200.gib), bandwidth, flops, flops / 2, "measured on the card")
 
 
@@ -64,7 +78,9 @@ def of_small(work: Work, part: str) -> Work:
 def small_token(kind: str, width: int, rows: int) -> Work:
     """One decoded token of all rows; see peaks.decoded."""
     name, widths = "decode fused", tuple(results("card_counts.json")["widths"])
-    work = sum((of_small(sum(between(kind, name, widths, width, p), Work()), p) for p in PARTS), Work())
+    work = sum(
+        (of_small(sum(between(kind, name, widths, width, p), Work()), p) for p in PARTS), Work()
+    )
     of_weights = parameters(SMALL, 16)
     once = Work(work.launches, product_bytes=2.0 * (of_weights.linear + of_weights.ends))
     return rows / results("card_counts.json")["rows"] * (work + -1 * once) + once
@@ -73,13 +89,18 @@ def small_token(kind: str, width: int, rows: int) -> Work:
 def small_pass(kind: str, name: str, tokens: float, parts: tuple[str, ...] = PARTS) -> Work:
     """A forward pass or an update of so many tokens, in one chunk."""
     lengths = tuple(results("card_counts.json")["lengths"])
-    return sum((of_small(sum(between(kind, name, lengths, tokens, p), Work()), p) for p in parts), Work())
+    return sum(
+        (of_small(sum(between(kind, name, lengths, tokens, p), Work()), p) for p in parts),
+        Work(),
+    )
 
 
 def generation(kind: str, peaks: Peaks, prompts: int, rows: int, limit: int) -> float:
     """Seconds until the longest of the rows has `limit` tokens."""
     cost = costs()
-    prefill = cost.phase(small_pass(kind, "forward", prompts * PROMPT_TOKENS, ("layer", "rest")), peaks)
+    prefill = cost.phase(
+        small_pass(kind, "forward", prompts * PROMPT_TOKENS, ("layer", "rest")), peaks
+    )
     steps = (small_token(kind, width_of(step, limit), rows) for step in range(1, limit))
     return prefill + sum(cost.token(work, peaks) for work in steps)
 
@@ -88,8 +109,12 @@ def learning(kind: str, peaks: Peaks, what: dict[str, int], first: bool) -> dict
     """Seconds of a run of card/learn.py, by its parts, and the memory plan's peak."""
     cost, rows = costs(), PROMPTS * GROUP
     tokens = PROMPTS * PROMPT_TOKENS + rows * what["mean"]
-    optimizer = sum((of_small(counted(kind, "optimizer", part), part) for part in PARTS), Work())
-    update = cost.phase(small_pass(kind, "update", tokens), peaks) + cost.phase(optimizer, peaks)
+    optimizer = sum(
+        (of_small(counted(kind, "optimizer", part), part) for part in PARTS), Work()
+    )
+    update = cost.phase(small_pass(kind, "update", tokens), peaks) + cost.phase(
+        optimizer, peaks
+    )
     step = generation(kind, peaks, PROMPTS, rows, what["limit"]) + update + cost.other
     batches = -(-what["held out"] // AT_ONCE)
     evaluation = batches * generation(kind, peaks, AT_ONCE, AT_ONCE, what["limit"])
@@ -113,7 +138,9 @@ def tokens_and_steps(peaks: Peaks) -> dict[str, Any]:
             work = decoded(kind, H200_WIDTH, rows)
             found[f"ms a token of {rows} rows, {kind}"] = 1e3 * costs().token(work, peaks)
     for kind in ("full", "LoRA"):
-        found[f"s a step of 64 x {STEP_LENGTH}, {kind}"] = expected(kind, peaks, STEP_LENGTH).get("step")
+        found[f"s a step of 64 x {STEP_LENGTH}, {kind}"] = expected(
+            kind, peaks, STEP_LENGTH
+        ).get("step")
     return found
 
 

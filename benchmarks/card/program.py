@@ -69,7 +69,9 @@ class Program:
     def begin(self, program: tuple[Part, ...]) -> None:
         """Packages and predictions, before anything runs."""
         packages = sorted({name for part in program for name in part.packages})
-        self.result |= origin("python -m benchmarks.card.program", *packages) | {"card": self.card}
+        self.result |= origin("python -m benchmarks.card.program", *packages) | {
+            "card": self.card
+        }
         self.result["dry"] = self.asked.dry
         self.result["missing packages"] = missing(packages)
         if self.card and "predicted" not in self.result:
@@ -98,7 +100,11 @@ class Program:
             self.model = weights.assemble(found, target, self.asked.sum)
         except ValueError as why:
             return f"weights: {why}"
-        self.result["weights"] = {"said": found.said, "sha256": self.asked.sum, "s": time.monotonic() - begin}
+        self.result["weights"] = {
+            "said": found.said,
+            "sha256": self.asked.sum,
+            "s": time.monotonic() - begin,
+        }
         self.write()
         return None
 
@@ -112,7 +118,11 @@ class Program:
             return why
         limit, expected = self.limit_of(part), self.expected(part)
         if limit < LEAST or limit < expected / 2:
-            return f"no time: {limit:.0f} s, and {expected:.0f} were predicted" if expected else "no time"
+            return (
+                f"no time: {limit:.0f} s, and {expected:.0f} were predicted"
+                if expected
+                else "no time"
+            )
         return None
 
     def expected(self, part: Part) -> float:
@@ -161,7 +171,9 @@ class Program:
         self.take(state, out, None)
         state["s"] = time.monotonic() - begin
         state["ended"] = (
-            f"its limit of {limit:.0f} s" if state["s"] >= limit else how_it_ended(code, state, log)
+            f"its limit of {limit:.0f} s"
+            if state["s"] >= limit
+            else how_it_ended(code, state, log)
         )
         self.write()
         print(f"{part.name}: {state['ended'].splitlines()[0]}, {state['s']:.0f} s", flush=True)
@@ -193,7 +205,9 @@ class Program:
 def how_it_ended(code: int, state: dict[str, Any], log: Path) -> str:
     """ "done", or "failed" with the last lines that were printed; a part of the report that failed is a failure too."""
     inner = state.get("result", {}).get("parts", {})
-    failed = [f"{name}: {found['failed']}" for name, found in inner.items() if "failed" in found]
+    failed = [
+        f"{name}: {found['failed']}" for name, found in inner.items() if "failed" in found
+    ]
     if code == 0 and not failed:
         return DONE
     tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
@@ -203,7 +217,10 @@ def how_it_ended(code: int, state: dict[str, Any], log: Path) -> str:
 def environment() -> dict[str, str]:
     """Of a part: this checkout's modules."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path), "HF_HUB_OFFLINE": "1"}
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "HF_HUB_OFFLINE": "1",
+    }
 
 
 def peaks_here() -> dict[str, float]:
@@ -218,11 +235,18 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--out", type=Path, default=Path("card_program.json"))
     parser.add_argument("--minutes", type=float, default=12)
-    parser.add_argument("--parts", type=Path, help="the folder in which the weights' parts arrive")
-    parser.add_argument("--sum", default=weights.QWEN, help="SHA-256 of the whole file")
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "card_program")
     parser.add_argument(
-        "--only", nargs="+", choices=[part.name for part in PROGRAM], help="these, in this order"
+        "--parts", type=Path, help="the folder in which the weights' parts arrive"
+    )
+    parser.add_argument("--sum", default=weights.QWEN, help="SHA-256 of the whole file")
+    parser.add_argument(
+        "--work", type=Path, default=Path(tempfile.gettempdir()) / "card_program"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=[part.name for part in PROGRAM],
+        help="these, in this order",
     )
     parser.add_argument(
         "--dry", action="store_true", help="tiny shapes, to see that it runs; needs no weights"

@@ -57,4 +57,6 @@ PROGRAM = (
 
 def missing(packages: Iterable[str]) -> list[str]:
     """Those of these packages that cannot be imported."""
-    return [name for name in packages if importlib.util.find_spec(PACKAGES.get(name, name)) is None]
+    return [
+        name for name in packages if importlib.util.find_spec(PACKAGES.get(name, name)) is None
+    ]

@@ -32,7 +32,8 @@ from grpo_kit._support.cuda import has_bf16
 
 PARTS = ("tests", "decode", "step full", "step lora", "main job")
 TESTS = ("tests/engine/test_cuda.py", "tests/test_cuda_card.py", "tests/pretend_card")
-SHORT = ("model=smollm2-135m-instruct", "learning_rate=1e-5", "steps=32")  # on the task "largest"
+# on the task "largest"
+SHORT = ("model=smollm2-135m-instruct", "learning_rate=1e-5", "steps=32")
 MOST_SECONDS = 3600  # of a part
 STEP = ("seconds", "phases", "memory", "reserved ever", "optimizer")
 
@@ -60,7 +61,9 @@ def run(*arguments: str) -> str:
 def tests(asked: Namespace, folder: Path) -> dict[str, Any]:
     """How many passed, and which failed."""
     try:
-        said = run("-m", "pytest", "-q", "--tb=line", "-rfEs", "-p", "no:cacheprovider", *asked.tests)
+        said = run(
+            "-m", "pytest", "-q", "--tb=line", "-rfEs", "-p", "no:cacheprovider", *asked.tests
+        )
     except Failed as failure:
         said = str(failure)
         if not re.search(r"\d+ (passed|failed|error)", said):
@@ -84,7 +87,9 @@ def decode(asked: Namespace, folder: Path) -> dict[str, Any]:
 def step(tuning: str, asked: Namespace, folder: Path) -> dict[str, Any]:
     """Seconds and peak memory of a step of 64 x 512 tokens."""
     gib = torch.cuda.get_device_properties(0).total_memory / 2**30
-    plan = plan_of("full" if tuning == "full" else "LoRA", replace(H200, gib=gib, bf16=has_bf16()), 512)
+    plan = plan_of(
+        "full" if tuning == "full" else "LoRA", replace(H200, gib=gib, bf16=has_bf16()), 512
+    )
     if not (plan.fits or asked.small):
         return {"skipped": f"does not fit, by the plan: {plan.peak_gib:.1f} of {gib:.1f} GiB"}
     optimizer = "adamw-8bit-split" if tuning == "full" and has_bf16() else "adamw"
@@ -98,12 +103,32 @@ def main_job(asked: Namespace, folder: Path) -> dict[str, Any]:
     """Held-out accuracy before and after, and seconds; by gpu24, or t4 on a card without bfloat16."""
     preset = "smoke" if asked.small else "gpu24" if has_bf16() else "t4"
     task = [] if asked.weights else ["largest"]
-    changes = [] if asked.small else [f"model={asked.weights}", "steps=20"] if asked.weights else SHORT
+    changes = (
+        []
+        if asked.small
+        else [f"model={asked.weights}", "steps=20"]
+        if asked.weights
+        else SHORT
+    )
     named = [word for change in changes for word in ("--set", change)]
     begin = time.perf_counter()
-    run("-m", "grpo_kit", "train", *task, "--preset", preset, *named, "--folder", str(folder / "run"))
+    run(
+        "-m",
+        "grpo_kit",
+        "train",
+        *task,
+        "--preset",
+        preset,
+        *named,
+        "--folder",
+        str(folder / "run"),
+    )
     saved = json.loads((folder / "run" / "results.json").read_text())
-    return saved | {"preset": preset, "changes": list(changes), "seconds in all": time.perf_counter() - begin}
+    return saved | {
+        "preset": preset,
+        "changes": list(changes),
+        "seconds in all": time.perf_counter() - begin,
+    }
 
 
 def measure(part: str, asked: Namespace) -> dict[str, Any]:
@@ -112,8 +137,11 @@ def measure(part: str, asked: Namespace) -> dict[str, Any]:
         try:
             if part.startswith("step"):
                 return step(part.split()[1], asked, Path(folder))
-            return {"tests": tests, "decode": decode, "main job": main_job}[part](asked, Path(folder))
-        except Exception as error:  # written, and the next part goes on: a lent card's time is short
+            return {"tests": tests, "decode": decode, "main job": main_job}[part](
+                asked, Path(folder)
+            )
+        except Exception as error:
+            # written, and the next part goes on: a lent card's time is short
             return {"failed": str(error) if isinstance(error, Failed) else repr(error)}
 
 
@@ -137,7 +165,10 @@ def beside(report: dict[str, Any]) -> str:
     lines = [f"{'':34}{report['hardware']:>24}{'model of ' + name:>22}"]
 
     def line(what: str, here: Any, there: Any = None) -> None:
-        here, there = (value if isinstance(value, str) else f"{value:.4g}" for value in (here, there or "-"))
+        here, there = (
+            value if isinstance(value, str) else f"{value:.4g}"
+            for value in (here, there or "-")
+        )
         lines.append(f"{what:34}{here:>24}{there:>22}")
 
     for kind, label in (("full", "full"), ("lora", "LoRA")):
@@ -193,7 +224,9 @@ def main() -> None:
     )
     asked = parser.parse_args()
     if not torch.cuda.is_available():
-        parser.error("there is no CUDA card on this machine; `make card` runs its tests on a pretend one")
+        parser.error(
+            "there is no CUDA card on this machine; `make card` runs its tests on a pretend one"
+        )
     try:
         report = begun(asked.out, torch.cuda.get_device_name())
     except ValueError as error:

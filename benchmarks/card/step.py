@@ -27,9 +27,13 @@ def main() -> None:
     """Measure, save, print."""
     parser = command_line(__doc__)
     parser.add_argument("arm", choices=arms.ARMS)
-    parser.add_argument("kind", choices=[kind for kind in WORKLOADS if kind not in ("main-job", "think")])
+    parser.add_argument(
+        "kind", choices=[kind for kind in WORKLOADS if kind not in ("main-job", "think")]
+    )
     parser.add_argument("tuning", choices=("full", "lora"))
-    parser.add_argument("optimizer", help="of the kit's Config, such as adamw or adamw-8bit-split")
+    parser.add_argument(
+        "optimizer", help="of the kit's Config, such as adamw or adamw-8bit-split"
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--warmup", type=int, default=2, help="steps before the measured one")
     parser.add_argument("--small", action="store_true", help="tiny shapes, to see that it runs")
@@ -44,12 +48,16 @@ def main() -> None:
     work = make_workload(tokenizer, size.shape(asked.kind), 0)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    setup = Setup(model, tokenizer, work, cuda=True, bf16=bf16, warmup=asked.warmup, tuned=(4, False))
+    setup = Setup(
+        model, tokenizer, work, cuda=True, bf16=bf16, warmup=asked.warmup, tuned=(4, False)
+    )
     found = asdict(arms.measure(asked.arm, setup, say=print))
     found["work done"] = found.pop("completion_ids") == work.completion_ids
     for left_out in ("rewards", "timeline"):
         found.pop(left_out)
-    found |= {key: value for key, value in vars(asked).items() if key != "out"} | {"device": name}
+    found |= {key: value for key, value in vars(asked).items() if key != "out"} | {
+        "device": name
+    }
     found["reserved ever"] = torch.cuda.max_memory_reserved() / 2**30
     asked.out.write_text(json.dumps(found, indent=1) + "\n")
     print(found)

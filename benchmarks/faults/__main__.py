@@ -35,7 +35,9 @@ from benchmarks.result import RESULTS, command_line, origin, save
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--faults", type=int, default=256)
-    parser.add_argument("--only", type=int, nargs="+", help="these numbers alone; no result is saved")
+    parser.add_argument(
+        "--only", type=int, nargs="+", help="these numbers alone; no result is saved"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, default=Path("runs/faults"))
     options = parser.parse_args()
@@ -46,7 +48,9 @@ def main() -> None:
     if options.only:
         return
     counts = Counter((f["kind"], f["moment"], f["outcome"]) for f in faults)
-    result = origin("python -m benchmarks.faults " + " ".join(sys.argv[1:]), "torch", "transformers", "peft")
+    result = origin(
+        "python -m benchmarks.faults " + " ".join(sys.argv[1:]), "torch", "transformers", "peft"
+    )
     result |= {
         "weights": "tiny-random", "seed": options.seed, "n": len(faults), "arms": list(ARMS), "steps": STEPS,
         "outcomes": dict(Counter(f["outcome"] for f in faults)),

@@ -55,7 +55,9 @@ def drawn(seed: int, number: int) -> dict[str, Any]:
         "kind": kind,
         "moment": draw.choice(MOMENTS[1:] if damaged else MOMENTS),
         # which of the run's samplings, updates, ...: the first, the last, one between
-        "place": draw.uniform(0.4, 1) if damaged else draw.choice([0.0, 0.999, draw.random(), draw.random()]),
+        "place": draw.uniform(0.4, 1)
+        if damaged
+        else draw.choice([0.0, 0.999, draw.random(), draw.random()]),
         "at": draw.random(),  # fraction of the run, or of the sampling, the update, ...
         "second": draw.uniform(0, 0.4),  # seconds to a second press
         "whom": draw.choice([0, 1, "all"]),  # of several processes
@@ -78,7 +80,10 @@ def one(fault: dict[str, Any], reference: dict[str, Any], work: Path) -> dict[st
     place.mkdir(parents=True)
     mounted = fault["kind"] == "full tmpfs" and mount(place)
     if fault["kind"] == "full tmpfs" and not mounted:
-        fault = fault | {"kind": "file size limit", "asked": "full tmpfs, which cannot be mounted here"}
+        fault = fault | {
+            "kind": "file size limit",
+            "asked": "full tmpfs, which cannot be mounted here",
+        }
     count, folder, what = ARMS[fault["arm"]].processes, place / "run", ""
     try:
         first = last = in_children(lambda: touched(fault, folder, reference), place, count)
@@ -120,7 +125,9 @@ def damage(fault: dict[str, Any], folder: Path) -> str:
         for place, how in fault["files"] if beside else ():
             among = beside if place < 0.5 else inside
             hurt[among[int(2 * place % 1 * len(among))]] = how
-        return "; ".join(f"{path.relative_to(folder)} {_hurt(path, how)}" for path, how in hurt.items())
+        return "; ".join(
+            f"{path.relative_to(folder)} {_hurt(path, how)}" for path, how in hurt.items()
+        )
     if fault["kind"] != "damage" or not (saved := checkpoints(folder)):
         return ""
     files = sorted(path for path in saved[fault["checkpoint"]].rglob("*") if path.is_file())
@@ -143,7 +150,11 @@ def _hurt(path: Path, how: str) -> str:
 
 
 def ended(
-    first: dict[str, Any], last: dict[str, Any], reference: dict[str, Any], what: str = "", keep: str = "last"
+    first: dict[str, Any],
+    last: dict[str, Any],
+    reference: dict[str, Any],
+    what: str = "",
+    keep: str = "last",
 ) -> str:
     """A name of FINE; different ...; hung; a raw error. what: the damage at rest, as damage says it."""
     if "nothing_yet" in last:
@@ -152,11 +163,17 @@ def ended(
         return "hung" if "hung" in last else "a raw error"
     names = [name for name in reference if name not in ("lasts", "counts")]
     unlike = [name for name in names if last[name] != reference[name]]
-    if unlike and {*unlike} <= {"weights", "kept"} and "cannot be kept" in last.get("words", ""):
+    if (
+        unlike
+        and {*unlike} <= {"weights", "kept"}
+        and "cannot be kept" in last.get("words", "")
+    ):
         return LOST
-    hurt = dict(one.split(" ") for one in what.split("; ") if one.count(" ") == 1)  # file -> how
+    # file -> how
+    hurt = dict(one.split(" ") for one in what.split("; ") if one.count(" ") == 1)
     own = {TABLES[name] for name in hurt if name in TABLES}
-    if METRICS_LINES in hurt and keep == "best":  # the best is that of the evaluations on record
+    # the best is that of the evaluations on record
+    if METRICS_LINES in hurt and keep == "best":
         own |= {"weights", "kept"}
     if unlike and {*unlike} <= own:
         named = [name for name in hurt if name in TABLES and name in last.get("words", "")]
@@ -172,14 +189,21 @@ def ended(
 def mount(place: Path) -> bool:
     """A tmpfs of 160 MB there; False where this user may not."""
     command = ["mount", "-t", "tmpfs", "-o", "size=160m", "tmpfs", str(place)]
-    return shutil.which("mount") is not None and subprocess.run(command, capture_output=True).returncode == 0
+    return (
+        shutil.which("mount") is not None
+        and subprocess.run(command, capture_output=True).returncode == 0
+    )
 
 
 def campaign(work: Path, numbers: list[int], seed: int) -> list[dict[str, Any]]:
     """These faults of the seed, each with its outcome. Those in work/faults.jsonl are not run again."""
     work.mkdir(parents=True, exist_ok=True)
     lines = work / "faults.jsonl"
-    done = {f["number"]: f for f in map(json.loads, lines.read_text().splitlines())} if lines.exists() else {}
+    done = (
+        {f["number"]: f for f in map(json.loads, lines.read_text().splitlines())}
+        if lines.exists()
+        else {}
+    )
     missing = [drawn(seed, number) for number in numbers if number not in done]
     references: dict[str, dict[str, Any]] = {}
     for fault in missing:

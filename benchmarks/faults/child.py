@@ -33,8 +33,16 @@ _WRITES_ANYWHERE = 0b110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
 class Watched:
     """A part of a run that calls started(name, number) first; what it wraps is asked for everything else."""
 
-    def __init__(self, inner: Any, name: str, started: Callable[[str, int], None], ended: Any = None) -> None:
-        self._inner, self._name, self._started, self._ended, self._calls = inner, name, started, ended, 0
+    def __init__(
+        self, inner: Any, name: str, started: Callable[[str, int], None], ended: Any = None
+    ) -> None:
+        self._inner, self._name, self._started, self._ended, self._calls = (
+            inner,
+            name,
+            started,
+            ended,
+            0,
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -65,13 +73,17 @@ def untouched(arm: str, folder: Path) -> dict[str, Any]:
     """The run that nobody touches; how long it and its parts take, and how many of each part there are."""
     trainer, parts = make(arm, folder), {}
     watch(
-        trainer, lambda name, number: None, lambda name, seconds: parts.setdefault(name, []).append(seconds)
+        trainer,
+        lambda name, number: None,
+        lambda name, seconds: parts.setdefault(name, []).append(seconds),
     )
     began = time.monotonic()
     trainer.train()
     lasts = {name: statistics.median(seconds) for name, seconds in parts.items()}
     counts = {name: len(seconds) for name, seconds in parts.items()}
-    return {"lasts": lasts | {"any": time.monotonic() - began}, "counts": counts} | result_of(trainer)
+    return {"lasts": lasts | {"any": time.monotonic() - began}, "counts": counts} | result_of(
+        trainer
+    )
 
 
 def touched(fault: dict[str, Any], folder: Path, reference: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +123,9 @@ def touched(fault: dict[str, Any], folder: Path, reference: dict[str, Any]) -> d
 class Striker:
     """Strikes once, at the fault's moment. hit: the steps that were done then; of a kill it is a file."""
 
-    def __init__(self, trainer: Any, fault: dict[str, Any], reference: dict[str, Any], disk: Disk) -> None:
+    def __init__(
+        self, trainer: Any, fault: dict[str, Any], reference: dict[str, Any], disk: Disk
+    ) -> None:
         self.hit: list[int] = []
         self.over = False
         self._trainer, self._fault, self._disk = trainer, fault, disk
@@ -148,7 +162,11 @@ class Striker:
     def _send(self, number: int) -> None:
         """To a process or to all, this one last."""
         everyone = [os.getpid(), *pids]
-        chosen = everyone if self._fault["whom"] == "all" else [everyone[self._fault["whom"] % len(everyone)]]
+        chosen = (
+            everyone
+            if self._fault["whom"] == "all"
+            else [everyone[self._fault["whom"] % len(everyone)]]
+        )
         for pid in reversed(chosen):
             os.kill(pid, number)
 
@@ -159,14 +177,20 @@ class Disk:
     def __init__(self, fault: dict[str, Any], folder: Path) -> None:
         self.full = False
         self._folder = folder
-        self._filler, self._room, self._kind = folder.parent / "filler", fault["room"], fault["kind"]
+        self._filler, self._room, self._kind = (
+            folder.parent / "filler",
+            fault["room"],
+            fault["kind"],
+        )
 
     def fill(self, full: bool) -> None:
         """Take all of it but the fault's room, or give it back. Or let nobody write into the folder."""
         self.full = full
         if self._kind == "read-only folder":
             for path in [self._folder, *self._folder.rglob("*")]:
-                path.chmod((0o555 if full else 0o755) if path.is_dir() else (0o444 if full else 0o644))
+                path.chmod(
+                    (0o555 if full else 0o755) if path.is_dir() else (0o444 if full else 0o644)
+                )
             return
         if self._kind == "full tmpfs":
             self._filler.unlink(missing_ok=True)
@@ -200,14 +224,20 @@ def resumed(fault: dict[str, Any], folder: Path) -> dict[str, Any]:
             trainer.train()
             return {"words": words} | result_of(trainer)
         rows = (folder / METRICS_LINES).exists()
-        nothing = "no whole checkpoint" in words or "without a checkpoint to go on from" in words
+        nothing = (
+            "no whole checkpoint" in words or "without a checkpoint to go on from" in words
+        )
         there = rows if "before its first row" in words else not nothing
         if there or any(map(_whole, checkpoints(folder))):
             raise
         return {"nothing_yet": words}
     words = [
         *done,
-        *(line for line in shown.getvalue().splitlines() if "damaged" in line or "were lost" in line),
+        *(
+            line
+            for line in shown.getvalue().splitlines()
+            if "damaged" in line or "were lost" in line
+        ),
     ]
     return {"words": "; ".join(words)} | result_of(trainer)
 

@@ -18,7 +18,9 @@ TIMEOUT = 300.0  # seconds
 pids: list[int] = []  # in the first process: those of the others
 
 
-def in_children(work: Callable[[], dict[str, Any]], place: Path, count: int = 1) -> dict[str, Any]:
+def in_children(
+    work: Callable[[], dict[str, Any]], place: Path, count: int = 1
+) -> dict[str, Any]:
     """What work() returns in the first of `count` processes.
 
     {"killed": True} where a signal ended one, {"error": a traceback} where one raised, {"hung": True} after TIMEOUT.
@@ -71,7 +73,9 @@ def _answer(work: Callable[[], dict[str, Any]], answer: Path) -> None:
         found = work()
     except BaseException:
         found = {"error": traceback.format_exc()[-2500:]}
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.getrlimit(resource.RLIMIT_FSIZE)[1],) * 2)
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (resource.getrlimit(resource.RLIMIT_FSIZE)[1],) * 2
+    )
     (answer.parent / "filler").unlink(missing_ok=True)
     answer.write_text(json.dumps(found))
     os._exit(0)

@@ -38,7 +38,9 @@ class Arm(NamedTuple):
 ARMS = {  # a fault's arm goes by its number
     "full": Arm({}),
     "full, 2 iterations, KL": Arm({"iterations": 2, "beta": 0.04}),
-    "plain way, 2 minibatches": Arm({"minibatches": 2, "temperature": kit.linear(1.2, 0.8)}, plain=True),
+    "plain way, 2 minibatches": Arm(
+        {"minibatches": 2, "temperature": kit.linear(1.2, 0.8)}, plain=True
+    ),
     "LoRA": Arm({}, tuning="lora"),
     "LoRA, 2 iterations": Arm({"iterations": 2}, tuning="lora"),
     "groups drawn again": Arm({"dynamic_sampling": 1, "positive_weight": 2.0}),
@@ -84,7 +86,9 @@ def task_of(arm: str) -> Any:
         return EpisodeTask("letters", rows[:8], rows[8:], Letters, View(), **numbers)
     if ARMS[arm].keep == "best":  # judged by its reward, which moves in six steps
         named = [{"question": f"Say {i} and {'more ' * (i % 3)}"} for i in range(20)]
-        return kit.tasks.from_rows("letters", named[:16], named[16:], reward=letters, max_completion_tokens=6)
+        return kit.tasks.from_rows(
+            "letters", named[:16], named[16:], reward=letters, max_completion_tokens=6
+        )
     made = kit.tasks.largest(n_train=16, n_held_out=4, max_completion_tokens=6)
     weights = [weight / 2 for weight in made.reward_weights] + [0.5]
     return replace(made, rewards=[*made.rewards, letters], reward_weights=weights)
@@ -110,10 +114,20 @@ class Change(kit.Hook):
 def make(arm: str, folder: Path) -> Any:
     """A fresh trainer of the arm on fresh weights. The change is made unless the folder has it on record."""
     record = folder / METRICS_LINES
-    changes = [] if record.exists() and any("changes" in line for line in lines_of(record)) else [Change()]
+    changes = (
+        []
+        if record.exists() and any("changes" in line for line in lines_of(record))
+        else [Change()]
+    )
     of, task = ARMS[arm], task_of(arm)
     model, tokenizer = policy(arm)
-    values = {"steps": STEPS, "prompts_per_step": 2, "group_size": 4, "learning_rate": 3e-3, "warmup": 0}
+    values = {
+        "steps": STEPS,
+        "prompts_per_step": 2,
+        "group_size": 4,
+        "learning_rate": 3e-3,
+        "warmup": 0,
+    }
     values |= {"seed": 3, "optimizer": "adamw", "save_steps": EVERY, "save_total_limit": 2}
     config = kit.Config(**(values | of.config))
     plain = {"sample": generate, "update": PaddedUpdate(config)} if of.plain else {}
@@ -131,7 +145,9 @@ def result_of(trainer: Any) -> dict[str, str]:
         weights.update(name.encode() + parameter.detach().numpy().tobytes())
     rows: dict[int, dict[str, Any]] = {}
     for line in lines_of(trainer.folder / METRICS_LINES):
-        rows.setdefault(line["step"], {}).update({k: v for k, v in line.items() if "seconds" not in k})
+        rows.setdefault(line["step"], {}).update(
+            {k: v for k, v in line.items() if "seconds" not in k}
+        )
     last = trainer.folder / f"checkpoint-{STEPS}"
     kept = trainer.folder / KEPT
     return {
@@ -149,7 +165,11 @@ def _of_checkpoint(folder: Path) -> str:
     if wrong := what_is_wrong(folder):
         return wrong
     files = sorted(path for path in folder.glob("*.safetensors"))
-    state = {name: value for name, value in read_state(folder).items() if name not in ("seconds", RUN_ID)}
+    state = {
+        name: value
+        for name, value in read_state(folder).items()
+        if name not in ("seconds", RUN_ID)
+    }
     return _digest([[hashlib.sha256(path.read_bytes()).hexdigest() for path in files], state])
 
 

@@ -32,7 +32,11 @@ PACKAGES = ("torch", "transformers", "trl", "peft", "numpy")
 
 def _facts(part: str) -> dict[str, Any]:
     facts = origin(f"python -m benchmarks.oracle --record --part {part}", *PACKAGES)
-    return facts | {"weights": "tiny-random", "dtype": "float32", "threads": torch.get_num_threads()}
+    return facts | {
+        "weights": "tiny-random",
+        "dtype": "float32",
+        "threads": torch.get_num_threads(),
+    }
 
 
 def record_losses() -> None:
@@ -45,14 +49,18 @@ def record_losses() -> None:
     record = {case.name: record_case(trl_loss, case) for case in cases}
     save_losses({"trl": record}, _facts("losses") | {"n": len(cases)})
     recorded.cache_clear()
-    refused = sorted({f"{case.loss}, {case.level}" for case in cases if "refused" in record[case.name]})
+    refused = sorted(
+        {f"{case.loss}, {case.level}" for case in cases if "refused" in record[case.name]}
+    )
     print(f"losses: {len(cases)} cases; refused by TRL: {'; '.join(refused) or 'none'}")
 
 
 def check_losses() -> list[Difference]:
     """The loop's loss by both updates, and the textbook's, against TRL's record."""
     packed = partial(loop_loss, make_update=Packed)
-    return [d for compute in (loop_loss, packed, textbook_loss) for d in compare_losses(compute)]
+    return [
+        d for compute in (loop_loss, packed, textbook_loss) for d in compare_losses(compute)
+    ]
 
 
 def check_steps() -> list[Difference]:
@@ -73,11 +81,15 @@ def main() -> int:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--record", action="store_true", help="write the record anew")
     what.add_argument("--compare", action="store_true", help="compare the loop with the record")
-    parser.add_argument("--part", choices=sorted(PARTS), action="append", help="this part alone")
+    parser.add_argument(
+        "--part", choices=sorted(PARTS), action="append", help="this part alone"
+    )
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    if options.record and (fixed := [part for part in options.part or PARTS if PARTS[part][0] is None]):
+    if options.record and (
+        fixed := [part for part in options.part or PARTS if PARTS[part][0] is None]
+    ):
         parser.error(
             f"--record --part {fixed[0]}: the trainer that it was recorded of is gone; name other parts"
         )

@@ -57,10 +57,14 @@ def gathered() -> dict[str, Any]:
 
 def _hits(rows: Iterable[Mapping[str, Any]]) -> dict[int, int]:
     """seed -> right answers, of the rows of benchmarks.main_job."""
-    return {row["seed"]: round(float(row["after"].split("%")[0]) / 100 * row["n"]) for row in rows}
+    return {
+        row["seed"]: round(float(row["after"].split("%")[0]) / 100 * row["n"]) for row in rows
+    }
 
 
-def _job(hits: dict[int, int], n: int, source: str, date: str, command: str, note: str) -> dict[str, Any]:
+def _job(
+    hits: dict[int, int], n: int, source: str, date: str, command: str, note: str
+) -> dict[str, Any]:
     runs, accuracies = [], [k / n for k in hits.values()]
     for seed, k in hits.items():
         low, high = wilson_interval(k, n)
@@ -117,7 +121,11 @@ def record_accuracy() -> None:
 def check_accuracy() -> list[Difference]:
     """Does the record match its sources, and lies each recorded run in its own intervals? Trains nothing."""
     saved = json.loads(PATH.read_text())
-    made = [Difference("accuracy.json", "record beside its sources", float(saved != gathered()), 0.0)]
+    made = [
+        Difference(
+            "accuracy.json", "record beside its sources", float(saved != gathered()), 0.0
+        )
+    ]
     for name, job in saved["jobs"].items():
         made += [
             Difference(name, "recorded run", _outside(run["accuracy"], job["each"]), 0.0)

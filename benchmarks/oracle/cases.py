@@ -24,11 +24,18 @@ LOSSES = ("grpo", "dr_grpo", "bnpo", "dapo", "gspo", "cispo", "sapo", "luspo", "
 GROUPS, GROUP_SIZE, LONGEST, PROMPT = 3, 4, 7, 9
 TEMPERATURE = 0.8
 NOISE = 0.3  # standard deviation of old and reference log-probabilities around the policy's
-EPSILONS = {"token": (0.2, 0.28), "sequence": (0.05, 0.08)}  # a completion's ratio averages its tokens'
-REWARDS = [1.0, 0.0, 1.0, 0.25, 1.0, 0.5, 0.0, 0.5, 0.0, 0.1, 0.7, 1.0]  # rows 5 and 7 have no advantage
+# a completion's ratio averages its tokens'
+EPSILONS = {"token": (0.2, 0.28), "sequence": (0.05, 0.08)}
+# rows 5 and 7 have no advantage
+REWARDS = [1.0, 0.0, 1.0, 0.25, 1.0, 0.5, 0.0, 0.5, 0.0, 0.1, 0.7, 1.0]
 EMPTY = 6  # the row whose completion is masked whole, as one that was cut off may be
 SAPO = {"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05}
-VESPO = {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}
+VESPO = {
+    "vespo_k_pos": 2.0,
+    "vespo_lambda_pos": 3.0,
+    "vespo_k_neg": 3.0,
+    "vespo_lambda_neg": 2.0,
+}
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,11 @@ class Case:
     @property
     def name(self) -> str:
         """Such as 'dapo, token, beta 0.1, lora, 2 micro-batches'."""
-        parts = "1 micro-batch" if self.micro_batches == 1 else f"{self.micro_batches} micro-batches"
+        parts = (
+            "1 micro-batch"
+            if self.micro_batches == 1
+            else f"{self.micro_batches} micro-batches"
+        )
         named = f"{self.loss}, {self.level}, beta {self.beta:g}, {self.tuning}, {parts}"
         return f"{named}, on-policy" if self.on_policy else named
 
@@ -84,13 +95,26 @@ class Case:
         ]
 
 
-PLAIN = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "rewards", "advantages")
+PLAIN = (
+    "prompt_ids",
+    "prompt_mask",
+    "completion_ids",
+    "completion_mask",
+    "rewards",
+    "advantages",
+)
 
 
 def all_cases() -> Iterator[Case]:
     """Every case on record, in order."""
     for loss, tuning, beta in itertools.product(LOSSES, ("full", "lora"), (0.0, 0.1)):
-        levels = ("sequence",) if loss == "gspo" else ("token",) if loss == "grpo" else ("token", "sequence")
+        levels = (
+            ("sequence",)
+            if loss == "gspo"
+            else ("token",)
+            if loss == "grpo"
+            else ("token", "sequence")
+        )
         for level, (micro_batches, on_policy) in itertools.product(
             levels, ((1, False), (2, False), (2, True))
         ):
@@ -131,12 +155,17 @@ def make_batch() -> dict[str, np.ndarray]:
     random = draw("batch")
     rows = GROUPS * GROUP_SIZE
     made = {name: np.zeros((rows, PROMPT), np.int64) for name in ("prompt_ids", "prompt_mask")}
-    made |= {name: np.zeros((rows, LONGEST), np.int64) for name in ("completion_ids", "completion_mask")}
+    made |= {
+        name: np.zeros((rows, LONGEST), np.int64)
+        for name in ("completion_ids", "completion_mask")
+    }
     rewards = np.array(REWARDS)
     grouped = rewards.reshape(GROUPS, GROUP_SIZE)
     spread = grouped.std(1, ddof=1, keepdims=True) + 1e-4  # TRL's scale_rewards="group"
     made["rewards"] = rewards.astype(np.float32)
-    made["advantages"] = ((grouped - grouped.mean(1, keepdims=True)) / spread).ravel().astype(np.float32)
+    made["advantages"] = (
+        ((grouped - grouped.mean(1, keepdims=True)) / spread).ravel().astype(np.float32)
+    )
     prompts = [random.randint(20, 4000, 4 + 2 * group) for group in range(GROUPS)]
     for row in range(rows):
         prompt, length = prompts[row // GROUP_SIZE], 1 + (3 * row) % LONGEST
@@ -161,7 +190,9 @@ def _logprobs(model: Any, batch: dict[str, np.ndarray]) -> np.ndarray:
     tokens = torch.ones(len(ids), LONGEST, dtype=torch.long)
     mask = torch.cat([torch.from_numpy(batch["prompt_mask"]), tokens], 1)
     with torch.no_grad():
-        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, -LONGEST - 1 : -1]
+        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[
+            :, -LONGEST - 1 : -1
+        ]
         scores = torch.log_softmax(logits / TEMPERATURE, -1)
     return scores.gather(-1, ids[:, -LONGEST:, None]).squeeze(-1).numpy().astype(np.float64)
 
@@ -169,8 +200,13 @@ def _logprobs(model: Any, batch: dict[str, np.ndarray]) -> np.ndarray:
 def _check_distance(log_ratio: np.ndarray, mask: np.ndarray, least: float = 1e-4) -> None:
     """Raise ValueError where rounding could decide whether a ratio is clipped."""
     sequence = (log_ratio * mask).sum(1) / mask.sum(1).clip(1)
-    for level, ratios in (("token", np.exp(log_ratio[mask == 1])), ("sequence", np.exp(sequence))):
+    for level, ratios in (
+        ("token", np.exp(log_ratio[mask == 1])),
+        ("sequence", np.exp(sequence)),
+    ):
         low, high = EPSILONS[level]
         for bound in (1 - low, 1 + low, 1 + high):
             if np.abs(ratios - bound).min() < least:
-                raise ValueError(f"a ratio lies within {least} of {bound}; draw the batch by another name")
+                raise ValueError(
+                    f"a ratio lies within {least} of {bound}; draw the batch by another name"
+                )

@@ -13,7 +13,8 @@ from benchmarks.oracle.cases import draw
 
 NUMBERS = 8  # projections of a tensor
 SMALL = (
-    1e-3  # a tensor's error is a share of its norm, but of no less than this share of the whole gradient's
+    # a tensor's error is a share of its norm, but of no less than this share of the whole gradient's
+    1e-3
 )
 
 
@@ -78,6 +79,11 @@ def worst(differences: list[Difference]) -> dict[str, float]:
 def table(differences: list[Difference], most: int = 20) -> str:
     """The failures, the worst first, and a line that counts them."""
     failed = sorted((d for d in differences if not d.passes), key=lambda d: -d.error)
-    lines = [f"  {d.case}: {d.what} differs by {d.error:.1e} (limit {d.limit:.0e})" for d in failed[:most]]
+    lines = [
+        f"  {d.case}: {d.what} differs by {d.error:.1e} (limit {d.limit:.0e})"
+        for d in failed[:most]
+    ]
     largest = ", ".join(f"{kind} {error:.1e}" for kind, error in worst(differences).items())
-    return "\n".join([f"{len(differences)} comparisons, {len(failed)} fail; largest: {largest}", *lines])
+    return "\n".join(
+        [f"{len(differences)} comparisons, {len(failed)} fail; largest: {largest}", *lines]
+    )

@@ -27,7 +27,9 @@ from grpo_kit.more.episodes._episode_sample import EpisodeSample, Write, Writer,
 MakeUpdate = Callable[[Config], Any]
 
 
-def loop_loss(case: Case, make_update: MakeUpdate = PaddedUpdate) -> tuple[float, dict[str, torch.Tensor]]:
+def loop_loss(
+    case: Case, make_update: MakeUpdate = PaddedUpdate
+) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradient of the case by the loop's loss and an update.
 
     bnpo divides by the tokens of a micro-batch, which the loop does not have: there each part is an update of its own.
@@ -49,7 +51,9 @@ def loop_loss(case: Case, make_update: MakeUpdate = PaddedUpdate) -> tuple[float
         batch = _batch(part)
         loss = PolicyLoss(batch, config, numbers)
         backward = lambda share: (share / len(whole)).backward()  # noqa: E731
-        total += make_update(config).gradients(model, batch, loss, TEMPERATURE, backward) / len(whole)
+        total += make_update(config).gradients(model, batch, loss, TEMPERATURE, backward) / len(
+            whole
+        )
     return total, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
@@ -91,10 +95,13 @@ class Packed:
         return self._of(model).gradients(model, *args)
 
 
-def loop_steps(run: Run, forced: list[Step], make_update: MakeUpdate = PaddedUpdate) -> list[Step]:
+def loop_steps(
+    run: Run, forced: list[Step], make_update: MakeUpdate = PaddedUpdate
+) -> list[Step]:
     """The run's steps with the recorded completions."""
     task, (model, tokenizer) = run.task(), run.policy()
-    places = {id(row): place for place, row in enumerate(task.train)}  # a batch holds the task's own rows
+    # a batch holds the task's own rows
+    places = {id(row): place for place, row in enumerate(task.train)}
     ends = end_ids(model, tokenizer)
     config = Config(
         steps=STEPS, prompts_per_step=run.prompts_per_step, group_size=run.group_size, iterations=run.iterations,
@@ -113,19 +120,32 @@ def loop_steps(run: Run, forced: list[Step], make_update: MakeUpdate = PaddedUpd
         ).values()  # an episode's, or a completion's
         rows = [task.train[place] for place in list(each)[:: config.group_size]]
         given = model, tokenizer, task, rows, config, numbers
-        batch = EpisodeSample(recorded_turns(step))(*given) if run.episodes else completed(step, *given)
+        batch = (
+            EpisodeSample(recorded_turns(step))(*given)
+            if run.episodes
+            else completed(step, *given)
+        )
         logprobs = make_update(config).logprobs(model, batch, numbers.temperature)
         batch.sampler_logprobs = [
-            row[: len(ids)].tolist() for row, ids in zip(logprobs, batch.completion_ids, strict=True)
+            row[: len(ids)].tolist()
+            for row, ids in zip(logprobs, batch.completion_ids, strict=True)
         ]
         return batch
 
     def completed(
-        step: Step, model: Any, tokenizer: Any, task: Any, rows: Any, config: Config, numbers: StepNumbers
+        step: Step,
+        model: Any,
+        tokenizer: Any,
+        task: Any,
+        rows: Any,
+        config: Config,
+        numbers: StepNumbers,
     ) -> Batch:
         prompts = [list(tokenizer(text)["input_ids"]) for text in task.render(tokenizer, rows)]
         prompts = [ids for ids in prompts for _ in range(config.group_size)]
-        return as_batch(tokenizer, rows, config.group_size, prompts, step["completion_ids"], ends)
+        return as_batch(
+            tokenizer, rows, config.group_size, prompts, step["completion_ids"], ends
+        )
 
     class Watch(Hook):
         def after_step(self, trainer: Loop, row: dict[str, Any], batch: Batch) -> None:

@@ -39,13 +39,17 @@ def run(job: str, seed: int) -> dict[str, Any]:
     cfg = preset("cpu", tuning=tuning, seed=seed)
     task = cfg.make_task()
     torch.manual_seed(seed)
-    model, tokenizer = load_policy(cfg.model, tuning=tuning, dtype=cfg.dtype, seed=seed, quiet=True)
+    model, tokenizer = load_policy(
+        cfg.model, tuning=tuning, dtype=cfg.dtype, seed=seed, quiet=True
+    )
     config = Config(
         steps=cfg.steps, prompts_per_step=cfg.prompts_per_step, group_size=cfg.group_size,
         learning_rate=cfg.learning_rate, temperature=cfg.temperature, beta=cfg.beta, seed=seed,
     )  # fmt: skip
     folder = next_run_folder(ROOT / "runs", f"oracle_loop_{tuning}_seed{seed}")
-    trainer = GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=Path(folder), live=None)
+    trainer = GRPOTrainer(
+        model, task, config, tokenizer=tokenizer, folder=Path(folder), live=None
+    )
     began = time.monotonic()
     trainer.train()
     seconds = time.monotonic() - began

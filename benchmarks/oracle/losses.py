@@ -16,7 +16,8 @@ from benchmarks.result import as_text
 
 PATH = FOLDER / "losses.json"
 LIMIT = 1e-5  # relative, of the loss and of each tensor of the gradient
-LIMITS = {"vespo": 3e-5}  # its weights are powers and exponentials of a sequence's summed log-ratios
+# its weights are powers and exponentials of a sequence's summed log-ratios
+LIMITS = {"vespo": 3e-5}
 Compute = Callable[[Case], tuple[float, dict[str, torch.Tensor]]]
 """Case -> its loss, summed over micro-batches, and the gradient of each trained parameter by the parameter's name.
 
@@ -42,7 +43,9 @@ def save_losses(records: dict[str, dict[str, dict[str, Any]]], facts: dict[str, 
             if "gradients" in record:
                 names = tensors.setdefault(case.tuning, sorted(record["gradients"]))
                 if sorted(record["gradients"]) != names:
-                    raise ValueError(f"{case.name}: its gradients are not those of the other cases")
+                    raise ValueError(
+                        f"{case.name}: its gradients are not those of the other cases"
+                    )
                 numbers = [record["gradients"][name] for name in names]
                 arrays[f"{implementation}/{case.name}"] = np.array(numbers, np.float32)
     short = {
@@ -67,11 +70,15 @@ def recorded() -> dict[str, dict[str, Any]]:
         made[case.name] = dict(saved["cases"]["trl"][case.name])
         if "refused" not in made[case.name]:
             numbers = arrays[f"trl/{case.name}"]
-            made[case.name]["gradients"] = dict(zip(saved["tensors"][case.tuning], numbers, strict=True))
+            made[case.name]["gradients"] = dict(
+                zip(saved["tensors"][case.tuning], numbers, strict=True)
+            )
     return made
 
 
-def compare_losses(compute: Compute, *, cases: Iterable[Case] | None = None) -> list[Difference]:
+def compare_losses(
+    compute: Compute, *, cases: Iterable[Case] | None = None
+) -> list[Difference]:
     """How far `compute` is from TRL's record, case by case: the loss, and the gradient of each tensor.
 
     cases: all of them unless given. A loss that is refused on one side alone differs by infinity.
@@ -82,7 +89,9 @@ def compare_losses(compute: Compute, *, cases: Iterable[Case] | None = None) -> 
     wanted = recorded()
     differences = []
     for case in all_cases() if cases is None else cases:
-        differences += case_differences(case.name, record_case(compute, case), wanted[case.name])
+        differences += case_differences(
+            case.name, record_case(compute, case), wanted[case.name]
+        )
     return differences
 
 
@@ -95,4 +104,6 @@ def case_differences(name: str, got: dict, wanted: dict) -> list[Difference]:
     # Terms of a loss cancel: the rounding error is a share of the terms, which are of the order of 0.1.
     made = [Difference(name, "loss", number_error(got["loss"], wanted["loss"], 0.1), limit)]
     errors = tensor_errors(got["gradients"], wanted["gradients"])
-    return made + [Difference(name, f"gradient of {tensor}", e, limit) for tensor, e in errors.items()]
+    return made + [
+        Difference(name, f"gradient of {tensor}", e, limit) for tensor, e in errors.items()
+    ]

@@ -83,7 +83,8 @@ def sometimes(completions: list[str], **columns: Any) -> list[float | None]:
 def long_ones(completions: list[str], even: list[bool], **columns: Any) -> list[float | None]:
     """Pays for length, in [0, 1], and judges no completion of a row that is not even."""
     return [
-        min(len(text), 40) / 40 if judged else None for text, judged in zip(completions, even, strict=True)
+        min(len(text), 40) / 40 if judged else None
+        for text, judged in zip(completions, even, strict=True)
     ]
 
 
@@ -95,7 +96,9 @@ class AnyWord(Grid):
         return super().step(list(MOVES)[zlib.crc32(text.encode()) % len(MOVES)])
 
 
-def _paid_for_letters(make: Callable[..., Any], max_completion_tokens: int = 6, **options: Any) -> Any:
+def _paid_for_letters(
+    make: Callable[..., Any], max_completion_tokens: int = 6, **options: Any
+) -> Any:
     """The task with its own rewards at half of their weights, letters at the other half, and short completions."""
     task = make(n_held_out=4, **options)
     weights = [weight / 2 for weight in task.reward_weights] + [0.5]
@@ -108,15 +111,22 @@ def _paid_for_letters(make: Callable[..., Any], max_completion_tokens: int = 6, 
 
 
 def _parts() -> Any:
-    rows = [{"question": f"Say something about {i}.", "answer": str(i), "even": i % 2 == 0} for i in range(8)]
+    rows = [
+        {"question": f"Say something about {i}.", "answer": str(i), "even": i % 2 == 0}
+        for i in range(8)
+    ]
     rewards = [letters, sometimes, long_ones]
     held_out = [{"question": "Say it.", "answer": "", "even": True}]
     weights = [0.5, 0.3, 0.2]
-    return from_rows("parts", rows, held_out, reward=rewards, reward_weights=weights, max_completion_tokens=6)
+    return from_rows(
+        "parts", rows, held_out, reward=rewards, reward_weights=weights, max_completion_tokens=6
+    )
 
 
 def _grid() -> Any:
-    return replace(grid(8, 4, size=3, max_turns=3), environment=AnyWord, max_completion_tokens=4)
+    return replace(
+        grid(8, 4, size=3, max_turns=3), environment=AnyWord, max_completion_tokens=4
+    )
 
 
 _LARGEST = partial(_paid_for_letters, largest, n_train=16)

@@ -68,7 +68,9 @@ def compare_steps(train: Train, *, runs: Iterable[Run] | None = None) -> list[Di
     for run in RUNS.values() if runs is None else runs:
         wanted = recorded_steps()[run.name]
         got = train(run, wanted)
-        made.append(Difference(run.name, "number of steps", float(len(got) != len(wanted)), 0.0))
+        made.append(
+            Difference(run.name, "number of steps", float(len(got) != len(wanted)), 0.0)
+        )
         for number, (one, other) in enumerate(zip(got, wanted, strict=False), start=1):
             made += step_differences(f"{run.name}, step {number}", one, other)
     return made
@@ -77,7 +79,9 @@ def compare_steps(train: Train, *, runs: Iterable[Run] | None = None) -> list[Di
 def step_differences(name: str, got: Step, wanted: Step) -> list[Difference]:
     """The differences of one step. A number that stands for None, or a list of another length, differs by infinity."""
     made = [Difference(name, what, float(got[what] != wanted[what]), 0.0) for what in EXACT]
-    made.append(Difference(name, "temperature", abs(got["temperature"] - wanted["temperature"]), 1e-9))
+    made.append(
+        Difference(name, "temperature", abs(got["temperature"] - wanted["temperature"]), 1e-9)
+    )
     for what, limit in LIMITS.items():
         if what in got or what != "sampler_logprobs":
             made.append(Difference(name, what, _furthest(got[what], wanted[what]), limit))
@@ -88,11 +92,20 @@ def step_differences(name: str, got: Step, wanted: Step) -> list[Difference]:
     made.append(Difference(name, "number of updates", float(count), 0.0))
     for one, other in zip(got["updates"], wanted["updates"], strict=False):
         for what, limit in UPDATE_LIMITS.items():
-            least = 0.1 if what == "loss" else 0.0  # terms of a loss cancel; each is of the order of 0.1
-            made.append(Difference(name, what, number_error(one[what], other[what], least), limit))
+            # terms of a loss cancel; each is of the order of 0.1
+            least = 0.1 if what == "loss" else 0.0
+            made.append(
+                Difference(name, what, number_error(one[what], other[what], least), limit)
+            )
         errors = tensor_errors(one["weights"], other["weights"])
-        most = ROUNDED_LIMIT if statistics.median(errors.values()) <= WEIGHTS_LIMIT else WEIGHTS_LIMIT
-        made += [Difference(name, f"weights of {tensor}", e, most) for tensor, e in errors.items()]
+        most = (
+            ROUNDED_LIMIT
+            if statistics.median(errors.values()) <= WEIGHTS_LIMIT
+            else WEIGHTS_LIMIT
+        )
+        made += [
+            Difference(name, f"weights of {tensor}", e, most) for tensor, e in errors.items()
+        ]
     return made
 
 

@@ -19,7 +19,9 @@ def logprobs_of(model: Any, part: dict[str, Tensor]) -> Tensor:
     ids = torch.cat([part["prompt_ids"], part["completion_ids"]], 1)
     mask = torch.cat([part["prompt_mask"], part["completion_mask"]], 1)
     width = part["completion_ids"].size(1)
-    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, -width - 1 : -1]
+    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[
+        :, -width - 1 : -1
+    ]
     return objectives.token_logprobs(logits, part["completion_ids"], temperature=TEMPERATURE)
 
 
@@ -36,7 +38,11 @@ def textbook_loss(case: Case) -> tuple[float, dict[str, Tensor]]:
         if adds_up:
             options["num_tokens"] = tokens
         if case.beta:
-            options |= {"beta": case.beta, "ref_logprobs": part["ref_logprobs"], "correct_kl": True}
+            options |= {
+                "beta": case.beta,
+                "ref_logprobs": part["ref_logprobs"],
+                "correct_kl": True,
+            }
         loss = loss_of(logprobs, old, part["advantages"], part["completion_mask"], **options)
         loss = loss if adds_up else loss / len(parts)
         loss.backward()
@@ -55,4 +61,6 @@ def options_of(case: Case) -> dict[str, Any]:
     if case.loss == "dr_grpo":
         options["max_completion_tokens"] = settings["max_completion_length"]
     own = (f"{case.loss}_", len(case.loss) + 1)
-    return options | {name[own[1] :]: value for name, value in settings.items() if name.startswith(own[0])}
+    return options | {
+        name[own[1] :]: value for name, value in settings.items() if name.startswith(own[0])
+    }

@@ -63,7 +63,10 @@ def _tokenizer() -> Any:
 def as_trl(case: Case) -> list[dict[str, torch.Tensor]]:
     """The case's micro-batches with TRL's keys."""
     tokens = case.batch()["completion_mask"].sum()
-    renamed = [{TRL_NAMES.get(name, name): rows for name, rows in part.items()} for part in case.parts()]
+    renamed = [
+        {TRL_NAMES.get(name, name): rows for name, rows in part.items()}
+        for part in case.parts()
+    ]
     for part in renamed:
         del part["rewards"]
         if not case.beta:

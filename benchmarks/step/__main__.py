@@ -44,7 +44,9 @@ def main(arguments: list[str] | None = None) -> Path:
     for arm, why in absent.items():
         print(f"{arm}: {why}")
     runner = prepare(options, SIZES[options.size].shape(options.workload), options.workload)
-    lengths = [sum(map(len, ids)) for ids in (runner.work.prompt_ids, runner.work.completion_ids)]
+    lengths = [
+        sum(map(len, ids)) for ids in (runner.work.prompt_ids, runner.work.completion_ids)
+    ]
     print(
         f"{', '.join(arms)}: {options.rounds} rounds of {lengths[0]} prompt and {lengths[1]} completion tokens",
         flush=True,
@@ -119,18 +121,28 @@ def same_for(options: argparse.Namespace) -> dict:
     }
 
 
-def parse_common(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
+def parse_common(
+    parser: argparse.ArgumentParser, arguments: list[str] | None
+) -> argparse.Namespace:
     """Options that every command of this benchmark has, and what follows from them."""
     parser.add_argument("--size", choices=SIZES, default="cpu")
     parser.add_argument("--before", help="another checkout, whose kit is the arm kit-before")
-    parser.add_argument("--busy", action="store_true", help="go on beside other load, and note it")
+    parser.add_argument(
+        "--busy", action="store_true", help="go on beside other load, and note it"
+    )
     parser.add_argument("--tuning", choices=("full", "lora"), default="full")
     parser.add_argument("--model", help="name or folder, in place of the size's own")
     parser.add_argument(
-        "--random-weights", action="store_true", help="Qwen2.5-1.5B's shapes (smoke: tiny ones), no download"
+        "--random-weights",
+        action="store_true",
+        help="Qwen2.5-1.5B's shapes (smoke: tiny ones), no download",
     )
-    parser.add_argument("--memory-cap-gib", type=float, help="CUDA: as if the card had no more, e.g. 22.5")
-    parser.add_argument("--tuned-micro-batch", type=int, help="for trl-hf-tuned, without checkpointing")
+    parser.add_argument(
+        "--memory-cap-gib", type=float, help="CUDA: as if the card had no more, e.g. 22.5"
+    )
+    parser.add_argument(
+        "--tuned-micro-batch", type=int, help="for trl-hf-tuned, without checkpointing"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", default=str(RESULTS), help="folder of the JSON")
     options = parser.parse_args(arguments)
@@ -145,7 +157,9 @@ def parse_common(parser: argparse.ArgumentParser, arguments: list[str] | None) -
     if options.memory_cap_gib and not options.cuda:
         parser.error("--memory-cap-gib has no effect without --size gpu")
     if options.before and not Path(options.before, "grpo_kit", "__init__.py").is_file():
-        parser.error(f"--before {options.before}: no grpo_kit in it; give the folder of a checkout")
+        parser.error(
+            f"--before {options.before}: no grpo_kit in it; give the folder of a checkout"
+        )
     options.dtype = "bfloat16" if options.cuda else "float32"
     options.tolerance = TOLERANCE[options.dtype]
     return options
@@ -154,7 +168,9 @@ def parse_common(parser: argparse.ArgumentParser, arguments: list[str] | None) -
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.prog = "benchmarks.step"
-    parser.add_argument("--arms", default="trl-hf,trl-hf-tuned,kit", help=f"of {', '.join(ARMS)}")
+    parser.add_argument(
+        "--arms", default="trl-hf,trl-hf-tuned,kit", help=f"of {', '.join(ARMS)}"
+    )
     parser.add_argument("--workload", choices=WORKLOADS, default="realistic")
     parser.add_argument("--rounds", type=int, help="measurements of each arm (cpu 1, gpu 5)")
     options = parse_common(parser, arguments)
@@ -162,7 +178,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     if options.rounds < 1:
         parser.error(f"--rounds {options.rounds} must be at least 1")
     if options.random_weights and options.workload in ("main-job", "think"):
-        parser.error(f"--workload {options.workload} needs a chat template; --random-weights has none")
+        parser.error(
+            f"--workload {options.workload} needs a chat template; --random-weights has none"
+        )
     return options
 
 
@@ -194,7 +212,8 @@ def _fastest(runner: Runner) -> tuple[int, bool]:
             continue
         seconds[candidate] = measured.step.phases["forward-backward"]
         print(
-            f"trl-hf-tuned: {candidate} (micro-batch, checkpointing) {seconds[candidate]:.2f} s", flush=True
+            f"trl-hf-tuned: {candidate} (micro-batch, checkpointing) {seconds[candidate]:.2f} s",
+            flush=True,
         )
     if not seconds:
         raise SystemExit(f"trl-hf-tuned: none of {candidates} fits; raise --memory-cap-gib")

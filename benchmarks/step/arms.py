@@ -32,7 +32,11 @@ from grpo_kit.models.token_lists import why_not_padded
 
 def cannot_run(arm: str) -> str | None:
     """Why the arm cannot run here, or None."""
-    return "trl is not installed" if arm in OF_TRL and importlib.util.find_spec("trl") is None else None
+    return (
+        "trl is not installed"
+        if arm in OF_TRL and importlib.util.find_spec("trl") is None
+        else None
+    )
 
 
 def measure(arm: str, setup: Setup, say: Callable[[str], None] = lambda text: None) -> Step:
@@ -65,7 +69,9 @@ def release(cuda: bool) -> None:
 # ---- the kit's loop ----------------------------------------------------------------------------------------------
 
 
-def kit(setup: Setup, model: Any, folder: str, *, engine: bool = True, packed: bool = True) -> Loop:
+def kit(
+    setup: Setup, model: Any, folder: str, *, engine: bool = True, packed: bool = True
+) -> Loop:
     """The kit's loop. engine: its rollouts, else transformers' generate. packed: its update, else padded forwards.
 
     Completions of a group without a signal are left out of the update.
@@ -89,7 +95,8 @@ def kit(setup: Setup, model: Any, folder: str, *, engine: bool = True, packed: b
     )  # fmt: skip
     seams = fast(model, config)
     sample = seams.sample if engine else generate
-    for gradient in (False, True):  # asked once a model, by the first step that pads: not a part of a step
+    # asked once a model, by the first step that pads: not a part of a step
+    for gradient in (False, True):
         why_not_padded(model, gradient=gradient)
 
     def in_order(model: Any, tokenizer: Any, task: Any, _: Any, *more: Any) -> Batch:
@@ -140,7 +147,10 @@ class LoopWatch(Watch, Hook):
         """It is written."""
         if trainer.step < trainer.config.steps:
             return
-        self.step.completion_ids, (self.step.rewards,) = batch.completion_ids, batch.parts.values()
+        self.step.completion_ids, (self.step.rewards,) = (
+            batch.completion_ids,
+            batch.parts.values(),
+        )
         self.finish(loss=row["loss"], grad_norm=row["grad_norm"])
 
 

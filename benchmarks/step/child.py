@@ -30,7 +30,8 @@ def main(request: Path, kit: str) -> None:
     if found != Path(kit).resolve():
         raise SystemExit(f"grpo_kit was to come from {kit}, but came from {found}")
     warnings.filterwarnings("ignore", ".*gradient_checkpointing.*", FutureWarning)
-    warnings.filterwarnings("ignore", "train_dataset: the first prompt")  # words are no chat, on purpose
+    # words are no chat, on purpose
+    warnings.filterwarnings("ignore", "train_dataset: the first prompt")
     asked = json.loads(request.read_text())
     try:
         answer = {"prepare": prepare, "measure": measure_once}[asked.pop("do")](**asked)
@@ -84,7 +85,13 @@ def measure_once(
 
 
 def _policy(
-    name: str | None, tiny: bool, dtype: str, tuning: str, seed: int, cuda: bool, memory_cap: float | None
+    name: str | None,
+    tiny: bool,
+    dtype: str,
+    tuning: str,
+    seed: int,
+    cuda: bool,
+    memory_cap: float | None,
 ) -> tuple[Any, Any]:
     """name None: random weights, of Qwen2.5-1.5B's shapes unless `tiny`. memory_cap: GiB of the card."""
     if memory_cap:
@@ -103,7 +110,9 @@ def _weights(name: str | None, tiny: bool, **rest: Any) -> str:
     return WEIGHTS.get(name, name)
 
 
-def _work(policy: Any, tokenizer: Any, kind: str, size: str, shape: dict[str, Any], seed: int) -> Workload:
+def _work(
+    policy: Any, tokenizer: Any, kind: str, size: str, shape: dict[str, Any], seed: int
+) -> Workload:
     shape = Shape(**shape)
     if kind == "main-job":
         return task_prompts.main_job(policy, tokenizer, SIZES[size].profile, shape, seed)

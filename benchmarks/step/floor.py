@@ -130,18 +130,30 @@ def floor(
     own = [p for n, p in model.named_parameters() if "lora_" not in n]
     head = base.get_output_embeddings().weight
     embedding = base.get_input_embeddings().weight
-    body = sum(p.numel() for p in own) - embedding.numel() - (0 if head is embedding else head.numel())
+    body = (
+        sum(p.numel() for p in own)
+        - embedding.numel()
+        - (0 if head is embedding else head.numel())
+    )
     passes = 6 if all(p.requires_grad for p in own) else 4
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    kv_token = 2 * config.num_hidden_layers * config.num_key_value_heads * width * head.element_size()
+    width = (
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
+    kv_token = (
+        2 * config.num_hidden_layers * config.num_key_value_heads * width * head.element_size()
+    )
     key = 4 * config.num_hidden_layers * config.num_attention_heads * width * attention  # FLOP
 
     least, rate = needed(work, skip=skip), peaks["FLOP/s"]
     weight_bytes = (body + head.numel()) * head.element_size()
     memory_bound = (weight_bytes * least.steps + kv_token * least.reads) / peaks["bytes/s"]
     decode = 2 * (body + head.numel()) * least.decode + key * least.decode_keys
-    prefill = 2 * (body * least.prefill + head.numel() * least.starts) + key * least.prefill_keys
-    update = passes * (body * least.update + head.numel() * least.head) + 3 * key * least.update_keys
+    prefill = (
+        2 * (body * least.prefill + head.numel() * least.starts) + key * least.prefill_keys
+    )
+    update = (
+        passes * (body * least.update + head.numel() * least.head) + 3 * key * least.update_keys
+    )
     seconds = {
         "prefill": prefill / rate,
         "decode": max(memory_bound, decode / rate),

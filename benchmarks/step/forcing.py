@@ -32,7 +32,8 @@ class ForcedCompletions:
 
     def __init__(self, ids: list[list[int]], eos: int) -> None:
         self._width = max(map(len, ids)) + 1
-        self._ids = torch.tensor([row + [eos] * (self._width - len(row)) for row in ids])  # (R, T + 1)
+        # (R, T + 1)
+        self._ids = torch.tensor([row + [eos] * (self._width - len(row)) for row in ids])
         self.reset()
 
     def reset(self) -> None:
@@ -46,7 +47,10 @@ class ForcedCompletions:
         return int(self._decoded)
 
     def __call__(
-        self, input_ids: torch.Tensor | None, scores: torch.Tensor, rows: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor | None,
+        scores: torch.Tensor,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if self._ids.device != scores.device:
             moved = (x.to(scores.device) for x in (self._ids, self._step, self._decoded))
@@ -100,7 +104,8 @@ def _engine_forced(forced: ForcedCompletions, watch: Watch) -> Iterator[None]:
             rollouts = inner(self, *args, processors=(*processors, forced), **kwargs)
         watch.clock.move(rollouts.seconds["prefill"], "decode", "prefill")
         watch.count.sampled(forced.decoded)
-        watch.count.report(getattr(rollouts, "tokens", None))  # an engine may say what it computed
+        # an engine may say what it computed
+        watch.count.report(getattr(rollouts, "tokens", None))
         watch.step.engine = "RolloutEngine"
         return rollouts
 

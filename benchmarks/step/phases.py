@@ -157,8 +157,14 @@ class Watch:
     say: told of each part of the measured step as it ends.
     """
 
-    def __init__(self, model: Any, *, cuda: bool, say: Callable[[str], None] = lambda text: None) -> None:
-        self.clock, self._memory, self.step = PhaseClock(cuda=cuda), PeakMemory(cuda=cuda), Step()
+    def __init__(
+        self, model: Any, *, cuda: bool, say: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self.clock, self._memory, self.step = (
+            PhaseClock(cuda=cuda),
+            PeakMemory(cuda=cuda),
+            Step(),
+        )
         self.count, self._others = TokenCount(model), OtherLoad()
         self._say, self._measuring, self._prefill = say, False, False
         base = base_model(model)
@@ -212,7 +218,9 @@ class Watch:
     def ended(self, *phases: str) -> None:
         """Say how long they took."""
         if self._measuring:
-            self._say(", ".join(f"{phase} {self.clock.seconds[phase]:.2f} s" for phase in phases))
+            self._say(
+                ", ".join(f"{phase} {self.clock.seconds[phase]:.2f} s" for phase in phases)
+            )
 
     def _before_forward(self, module: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         ids = kwargs.get("input_ids", args[0] if args else None)
@@ -228,7 +236,9 @@ class Watch:
 
 def _resident() -> int:
     statm = Path("/proc/self/statm")
-    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
+    return (
+        int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
+    )
 
 
 def _return_free_memory() -> None:

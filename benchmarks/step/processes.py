@@ -29,7 +29,9 @@ main(Path(sys.argv[3]), sys.argv[1])
 """
 
 
-def in_a_child(request: dict[str, Any], kit: Path = ROOT, *, fork: bool = True) -> dict[str, Any]:
+def in_a_child(
+    request: dict[str, Any], kit: Path = ROOT, *, fork: bool = True
+) -> dict[str, Any]:
     """What child.py answers to the request, which it gets with grpo_kit of the folder `kit`.
 
     fork: it may be a fork of a process that has imported. False where another checkout's kit is measured beside it,
@@ -85,9 +87,20 @@ def code_state(kit: Path) -> dict[str, str | None]:
     for folder in (kit / "grpo_kit", ROOT / "benchmarks" / "step"):
         for path in sorted(folder.rglob("*.py")):
             digest.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
-    asked = subprocess.run(["git", "-C", str(kit), "rev-parse", "HEAD"], capture_output=True, text=True)
+    asked = subprocess.run(
+        ["git", "-C", str(kit), "rev-parse", "HEAD"], capture_output=True, text=True
+    )
     commit = asked.stdout.strip()[:12] if asked.returncode == 0 else None
-    changed = ["git", "-C", str(kit), "status", "--porcelain", "--", "grpo_kit", "benchmarks/step"]
+    changed = [
+        "git",
+        "-C",
+        str(kit),
+        "status",
+        "--porcelain",
+        "--",
+        "grpo_kit",
+        "benchmarks/step",
+    ]
     if commit and subprocess.run(changed, capture_output=True, text=True).stdout.strip():
         commit += " and changes"
     return {"commit": commit, "files": digest.hexdigest()[:12]}

@@ -21,7 +21,9 @@ REFERENCES = ("trl-hf", "trl-hf-tuned", BEFORE)
 
 def result_name(options: Namespace) -> str:
     """step_<size>_<workload>, with _lora for adapters."""
-    return f"step_{options.size}_{options.workload}" + ("_lora" if options.tuning == "lora" else "")
+    return f"step_{options.size}_{options.workload}" + (
+        "_lora" if options.tuning == "lora" else ""
+    )
 
 
 def make_result(
@@ -38,12 +40,16 @@ def make_result(
     for arm, row in arms.items():
         medians = _medians(row)
         least = floor["seconds" if arm in OF_TRL else "seconds with skipping"]
-        row["times the floor"] = {phase: medians[phase] / seconds for phase, seconds in least.items()}
+        row["times the floor"] = {
+            phase: medians[phase] / seconds for phase, seconds in least.items()
+        }
         row["against"] = {}
         for reference in REFERENCES:
             if reference in arms:
                 theirs = arms[reference]
-                row[f"{reference} / this"] = theirs["seconds"]["median"] / row["seconds"]["median"]
+                row[f"{reference} / this"] = (
+                    theirs["seconds"]["median"] / row["seconds"]["median"]
+                )
                 row["against"][reference] = factors(
                     row["tokens"], medians, theirs["tokens"], _medians(theirs)
                 )
@@ -63,7 +69,8 @@ def make_result(
         "arms": arms,
         "passes of a token": PASSES,
         "busy from": MOST,
-        "floor": {"peaks": prepared["peaks"], "formulas": FORMULAS, "tokens": prepared["least"]} | floor,
+        "floor": {"peaks": prepared["peaks"], "formulas": FORMULAS, "tokens": prepared["least"]}
+        | floor,
         "rounds": [{arm: _raw(measured) for arm, measured in r.items()} for r in rounds],
     }
 
@@ -92,7 +99,9 @@ def _arm(measured: list[Measured], work: Workload) -> dict[str, Any]:
 
 
 def _medians(row: dict[str, Any]) -> dict[str, float]:
-    return {phase: s["median"] for phase, s in row["phases"].items()} | {"step": row["seconds"]["median"]}
+    return {phase: s["median"] for phase, s in row["phases"].items()} | {
+        "step": row["seconds"]["median"]
+    }
 
 
 def _work(kind: str, work: Workload, prepared: dict[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,9 @@ class Runner:
         self._seconds: list[float] = []  # of each measurement with all that belongs to it
         self._states: dict[Path, dict[str, str | None]] = {}
 
-    def measure(self, arm: str, tuned: tuple[int, bool], round_: int = 0, what: str = "") -> Measured | str:
+    def measure(
+        self, arm: str, tuned: tuple[int, bool], round_: int = 0, what: str = ""
+    ) -> Measured | str:
         """One measurement, or why there is none. what: more of its name.
 
         Raises SystemExit on a busy machine that --busy does not allow.
@@ -62,7 +64,12 @@ class Runner:
         if found is None:
             begin = time.perf_counter()
             before = self._quiet(arm)
-            request = {"do": "measure", "model": model_of(options), "work": self.prepared["work"], "arm": arm}
+            request = {
+                "do": "measure",
+                "model": model_of(options),
+                "work": self.prepared["work"],
+                "arm": arm,
+            }
             # A run has many steps: what its first two pay (memory, optimizer state, captures) is in no arm's time.
             request |= {"tuned": tuned, "warmup": 0 if options.size == "smoke" else 2}
             answer = in_a_child(request, kit, fork=not options.before)

@@ -74,7 +74,9 @@ def main(arguments: list[str] | None = None) -> Path:
     every, found, peaks = list(points(options.size)), [], None
     for number, point in enumerate(every):
         tokens = PROMPT_TOKENS[options.size]
-        shape = Shape(point["prompts"], point["group_size"], (tokens, tokens), None, point["completion"])
+        shape = Shape(
+            point["prompts"], point["group_size"], (tokens, tokens), None, point["completion"]
+        )
         runner = prepare(options, shape, "words", kept, peaks)
         peaks = runner.prepared["peaks"]
         measured: dict[str, Measured] = {}
@@ -86,13 +88,22 @@ def main(arguments: list[str] | None = None) -> Path:
                 continue
             measured[arm] = one
             first = next(iter(measured))
-            check_same_work({arm: one.step, first: measured[first].step}, runner.work, options.tolerance)
+            check_same_work(
+                {arm: one.step, first: measured[first].step}, runner.work, options.tolerance
+            )
         said = ", ".join(f"{arm} {m.step.seconds:.2f} s" for arm, m in measured.items())
         least = runner.prepared["floor"]["seconds"]
-        print(f"{number + 1} of {len(every)}: {point}: {said}, floor {least['step']:.2f} s", flush=True)
+        print(
+            f"{number + 1} of {len(every)}: {point}: {said}, floor {least['step']:.2f} s",
+            flush=True,
+        )
         arms = {arm: _arm(m) for arm, m in measured.items()}
-        floor = {k: v for k, v in runner.prepared["floor"].items() if k != "seconds with skipping"}
-        found.append({**point, "arms": arms, "floor": floor, "floor tokens": runner.prepared["least"]})
+        floor = {
+            k: v for k, v in runner.prepared["floor"].items() if k != "seconds with skipping"
+        }
+        found.append(
+            {**point, "arms": arms, "floor": floor, "floor tokens": runner.prepared["least"]}
+        )
     result = origin(options.command, "torch", "transformers", "trl") | {
         "weights": runner.prepared["weights"],
         "threads": runner.prepared["threads"],
@@ -117,11 +128,15 @@ def draw(result: dict[str, Any], path: Path) -> None:
     """One panel an axis: seconds of a step by arm, and the floor below them; both scales logarithmic."""
     colours = plt.rcParams["axes.prop_cycle"].by_key()["color"]
     arms = list(dict.fromkeys(arm for point in result["points"] for arm in point["arms"]))
-    figure, panels = plt.subplots(1, len(AXES), figsize=(11, 3.8), sharey=True, layout="constrained")
+    figure, panels = plt.subplots(
+        1, len(AXES), figsize=(11, 3.8), sharey=True, layout="constrained"
+    )
     middle = {axis: values[1] for axis, values in result["axes"].items()}
     for panel, axis in zip(panels, AXES, strict=True):
         line = [
-            p for p in result["points"] if all(p[other] == middle[other] for other in AXES if other != axis)
+            p
+            for p in result["points"]
+            if all(p[other] == middle[other] for other in AXES if other != axis)
         ]
         line.sort(key=lambda point: point[axis])
         for colour, arm in zip(colours, arms, strict=False):
@@ -145,13 +160,17 @@ def draw(result: dict[str, Any], path: Path) -> None:
     panels[0].legend()
     what = f"{result['weights'].split(',')[0]}, prompts of {result['prompt tokens']} tokens, {result['hardware']}"
     busy = any(arm["busy"] for point in result["points"] for arm in point["arms"].values())
-    figure.suptitle(f"{what}, {result['date']}" + "; x: beside other load" * busy, fontsize="small")
+    figure.suptitle(
+        f"{what}, {result['date']}" + "; x: beside other load" * busy, fontsize="small"
+    )
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
 def _short(axis: str) -> str:
-    return {"completion": "completions of", "group_size": "groups of", "prompts": "prompts:"}[axis]
+    return {"completion": "completions of", "group_size": "groups of", "prompts": "prompts:"}[
+        axis
+    ]
 
 
 def _arm(measured: Measured) -> dict[str, Any]:
@@ -170,7 +189,9 @@ def _arm(measured: Measured) -> dict[str, Any]:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.prog = "benchmarks.step.scaling"
-    parser.add_argument("--arms", default="kit", help=f"of {', '.join(ARMS)}; kit-before comes with --before")
+    parser.add_argument(
+        "--arms", default="kit", help=f"of {', '.join(ARMS)}; kit-before comes with --before"
+    )
     parser.add_argument("--draw", action="store_true", help="only the figure, from the JSON")
     options = parse_common(parser, arguments)
     options.arms = options.arms.split(",")

@@ -34,11 +34,19 @@ class Size:
     def shape(self, workload: str) -> Shape:
         """Raises ValueError for a workload that is not known."""
         if workload not in WORKLOADS:
-            raise ValueError(f"workload={workload!r} is not known; use one of {', '.join(WORKLOADS)}")
+            raise ValueError(
+                f"workload={workload!r} is not known; use one of {', '.join(WORKLOADS)}"
+            )
         if workload != "main-job":
             return getattr(self, workload)
         cfg = preset(self.profile)
-        return Shape(cfg.prompts_per_step, cfg.group_size, None, None, cfg.make_task().max_completion_tokens)
+        return Shape(
+            cfg.prompts_per_step,
+            cfg.group_size,
+            None,
+            None,
+            cfg.make_task().max_completion_tokens,
+        )
 
 
 SIZES = {
@@ -79,15 +87,20 @@ SIZES = {
 }
 
 
-def random_weights(tuning: str, dtype: str, config: Qwen2Config | None = None) -> tuple[Any, Any]:
+def random_weights(
+    tuning: str, dtype: str, config: Qwen2Config | None = None
+) -> tuple[Any, Any]:
     """Random weights on the CPU and a tokenizer of made-up words: nothing is downloaded. config: `qwen_config()`."""
-    with torch.device(
-        "cuda" if torch.cuda.is_available() else "cpu"
-    ):  # drawing 1.5B numbers on a CPU takes a minute
-        model = Qwen2ForCausalLM._from_config(config or qwen_config(), dtype=getattr(torch, dtype))
+    # drawing 1.5B numbers on a CPU takes a minute
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = Qwen2ForCausalLM._from_config(
+            config or qwen_config(), dtype=getattr(torch, dtype)
+        )
     model.to("cpu")
     if tuning == "lora":
-        lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+        lora = LoraConfig(
+            r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
         model = get_peft_model(model, lora)
     return model, word_tokenizer(model.config.vocab_size)
 
@@ -115,7 +128,12 @@ def tiny_config() -> Qwen2Config:
     """The same architecture so small that `smoke` takes seconds; 512 words, of which `plain_words` wants 256."""
     config = qwen_config()
     config.update(
-        {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+        {
+            "vocab_size": 512,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_attention_heads": 4,
+        }
         | {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
     )
     return config

@@ -46,7 +46,11 @@ def seconds_table(result: dict[str, Any]) -> str:
     A phase that takes less than 0.005 s in every arm has no column.
     """
     arms = result["arms"].values()
-    phases = [phase for phase in PHASES if max(row["phases"][phase]["median"] for row in arms) >= 0.005]
+    phases = [
+        phase
+        for phase in PHASES
+        if max(row["phases"][phase]["median"] for row in arms) >= 0.005
+    ]
     several = result["n"] > 1
     lines = [["arm", "step s [q1, q3]" if several else "step s", *phases]]
     for arm, row in result["arms"].items():
@@ -92,7 +96,13 @@ def token_table(result: dict[str, Any]) -> str:
     lines = [["arm", *KINDS]]
     for arm, row in result["arms"].items():
         lines.append(
-            [arm, *("-" if row["tokens"][kind] is None else str(row["tokens"][kind]) for kind in KINDS)]
+            [
+                arm,
+                *(
+                    "-" if row["tokens"][kind] is None else str(row["tokens"][kind])
+                    for kind in KINDS
+                ),
+            ]
         )
     least = result["floor"]["tokens"]
     return _aligned([*lines, ["floor", *(str(least[kind]) for kind in KINDS)]])
@@ -101,8 +111,14 @@ def token_table(result: dict[str, Any]) -> str:
 def factor_table(result: dict[str, Any], reference: str) -> str:
     """A line an arm and phase: ratio, of it by fewer and by faster tokens; of the step, tokens' share of its ratio."""
     older = REFERENCES[: REFERENCES.index(reference) + 1]
-    rows = {arm: row["against"][reference] for arm, row in result["arms"].items() if arm not in older}
-    lines = [["arm", "phase", "times as fast", "fewer tokens", "faster tokens", "tokens' share"]]
+    rows = {
+        arm: row["against"][reference]
+        for arm, row in result["arms"].items()
+        if arm not in older
+    }
+    lines = [
+        ["arm", "phase", "times as fast", "fewer tokens", "faster tokens", "tokens' share"]
+    ]
     for arm, found in rows.items():
         for phase in (name for name in result["floor"]["seconds"] if name in found):
             of = found[phase]
@@ -116,5 +132,6 @@ def factor_table(result: dict[str, Any], reference: str) -> str:
 def _aligned(lines: list[list[str]]) -> str:
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     return "\n".join(
-        "  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines
+        "  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)).rstrip()
+        for line in lines
     )

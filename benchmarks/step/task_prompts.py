@@ -14,7 +14,9 @@ from grpo_kit.models._model_facts import base_model
 from grpo_kit.tasks import countdown
 
 
-def main_job(model: Any, tokenizer: PreTrainedTokenizerBase, name: str, shape: Shape, seed: int) -> Workload:
+def main_job(
+    model: Any, tokenizer: PreTrainedTokenizerBase, name: str, shape: Shape, seed: int
+) -> Workload:
     """A step of what notebook 05 trains with the profile of that name, before training.
 
     The prompts are drawn from the task's training rows. The completions are what `model`, where it is, samples at the
@@ -56,7 +58,9 @@ def sampled(
     rows = [ids for ids in prompt_ids for _ in range(shape.group_size)]
     device = base_model(model).get_input_embeddings().weight.device
     padded = torch.tensor([[eos] * (width - len(ids)) + ids for ids in rows], device=device)
-    mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in rows], device=device)
+    mask = torch.tensor(
+        [[0] * (width - len(ids)) + [1] * len(ids) for ids in rows], device=device
+    )
     how = GenerationConfig(
         do_sample=True,
         temperature=temperature,

@@ -67,7 +67,9 @@ class TokenCount:
 
     def start(self) -> None:
         """Every count back to zero."""
-        self._counts = {place: dict.fromkeys(KINDS, 0) for place in ("decoder", "mlp", "engine", "sampler")}
+        self._counts = {
+            place: dict.fromkeys(KINDS, 0) for place in ("decoder", "mlp", "engine", "sampler")
+        }
 
     def close(self) -> None:
         """The forward functions as they were."""
@@ -84,7 +86,9 @@ class TokenCount:
 
     def tokens(self) -> dict[str, int | None]:
         """Positions by kind; None where none was seen."""
-        return {kind: max(seen[kind] for seen in self._counts.values()) or None for kind in KINDS}
+        return {
+            kind: max(seen[kind] for seen in self._counts.values()) or None for kind in KINDS
+        }
 
     def head(self, positions: int) -> None:
         """So many positions of the update are projected onto the vocabulary."""

@@ -78,7 +78,11 @@ class TRLWatch(Watch, TrainerCallback):
 
         after("_prepare_inputs", "other", nothing)
         after("_calculate_rewards", "reward", self._keep_work)
-        after("training_step", "forward-backward", lambda args, kwargs, loss: self._losses.append(loss))
+        after(
+            "training_step",
+            "forward-backward",
+            lambda args, kwargs, loss: self._losses.append(loss),
+        )
         after("_clip_grad_norm", "optimizer", nothing)
         after("_maybe_log_save_evaluate", "other", lambda *_: self._end(trainer))
         scored = trainer._get_per_token_logps_and_entropies
@@ -97,7 +101,9 @@ class TRLWatch(Watch, TrainerCallback):
 
     def _end(self, trainer: Any) -> None:
         if trainer.state.global_step == self._warmup + 1:
-            norms = [row["grad_norm"] for row in trainer.state.log_history if "grad_norm" in row]
+            norms = [
+                row["grad_norm"] for row in trainer.state.log_history if "grad_norm" in row
+            ]
             self.finish(loss=float(sum(self._losses)), grad_norm=norms[-1])
 
 
@@ -121,7 +127,9 @@ def heads(watch: Watch) -> Iterator[None]:
 def _config(setup: Setup, folder: str, micro_batch: int, checkpointing: bool) -> GRPOConfig:
     """One optimizer step over all rows: gradient accumulation makes up for the micro-batch."""
     if setup.rows % micro_batch:
-        raise ValueError(f"micro_batch={micro_batch} must divide the {setup.rows} completions of a step")
+        raise ValueError(
+            f"micro_batch={micro_batch} must divide the {setup.rows} completions of a step"
+        )
     work = setup.workload
     return GRPOConfig(
         output_dir=folder,
@@ -167,7 +175,8 @@ def trl_hf_tuned(setup: Setup, model: Any, folder: str) -> Any:
 
     @wraps(inner)
     def under_one_autocast(*args: Any, **kwargs: Any) -> Any:
-        with trainer.accelerator.autocast():  # keeps the cast weights from one token to the next
+        # keeps the cast weights from one token to the next
+        with trainer.accelerator.autocast():
             return inner(*args, **kwargs)
 
     trainer._generate_single_turn = under_one_autocast

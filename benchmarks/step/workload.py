@@ -44,7 +44,10 @@ class Workload:
     @property
     def rows(self) -> list[list[int]]:
         """P * G rows, prompt and completion."""
-        return [self.prompt_ids[r // self.group_size] + ids for r, ids in enumerate(self.completion_ids)]
+        return [
+            self.prompt_ids[r // self.group_size] + ids
+            for r, ids in enumerate(self.completion_ids)
+        ]
 
     @property
     def checksum(self) -> int:
@@ -54,7 +57,11 @@ class Workload:
     def dataset(self) -> Dataset:
         """One row a prompt, with the columns that `reward` reads."""
         return Dataset.from_dict(
-            {"prompt": self.prompts, "number": list(range(len(self.prompts))), "flat": self.flat}
+            {
+                "prompt": self.prompts,
+                "number": list(range(len(self.prompts))),
+                "flat": self.flat,
+            }
         )
 
     def reward(self, completions, *, completion_ids, flat, **columns) -> list[float]:
@@ -93,11 +100,15 @@ def make_workload(tokenizer: PreTrainedTokenizerBase, shape: Shape, seed: int) -
     """
     draw = random.Random(seed)
     low, high = shape.prompt_tokens
-    prompt_lengths = [round(low + (i + 0.5) / shape.prompts * (high - low)) for i in range(shape.prompts)]
+    prompt_lengths = [
+        round(low + (i + 0.5) / shape.prompts * (high - low)) for i in range(shape.prompts)
+    ]
     if shape.mean_completion is not None:
         draw.shuffle(prompt_lengths)
     words = plain_words(tokenizer, draw)
-    texts, ids = zip(*(exact_prompt(tokenizer, n, words, draw) for n in prompt_lengths), strict=True)
+    texts, ids = zip(
+        *(exact_prompt(tokenizer, n, words, draw) for n in prompt_lengths), strict=True
+    )
     completions = word_completions(tokenizer, shape, seed, words, draw)
     return finished(tokenizer, shape, seed, texts, ids, completions, draw)
 
@@ -191,11 +202,16 @@ def plain_words(
                 found.append((i, word))
         if len(found) == count:
             return found
-    raise ValueError(f"tokenizer: only {len(found)} of {count} plain words found; give another tokenizer")
+    raise ValueError(
+        f"tokenizer: only {len(found)} of {count} plain words found; give another tokenizer"
+    )
 
 
 def exact_prompt(
-    tokenizer: PreTrainedTokenizerBase, tokens: int, words: list[tuple[int, str]], draw: random.Random
+    tokenizer: PreTrainedTokenizerBase,
+    tokens: int,
+    words: list[tuple[int, str]],
+    draw: random.Random,
 ) -> tuple[str, list[int]]:
     """A text of exactly that many tokens, special ones that the tokenizer adds by itself included, and its ids.
 
@@ -207,7 +223,9 @@ def exact_prompt(
         ids = tokenizer(text).input_ids
         if len(ids) == tokens:
             return text, ids
-    raise ValueError(f"tokens={tokens}: no prompt of that length found; the last had {len(ids)} tokens")
+    raise ValueError(
+        f"tokens={tokens}: no prompt of that length found; the last had {len(ids)} tokens"
+    )
 
 
 def word_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
@@ -219,4 +237,6 @@ def word_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     words = {"<pad>": 0, "<eos>": 1} | {f"w{i}": i for i in range(2, vocabulary)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>"
+    )

@@ -32,7 +32,8 @@ GROUPS = {
 def every_judge() -> dict[str, Any]:
     """All judges on all pairs; prints a table for each group, and what the kit's own rewards got wrong."""
     pairs, verdicts = load(), {}
-    ask(math_verify_latex, pairs)  # untimed: the parser's automaton is built as texts come, and kept
+    # untimed: the parser's automaton is built as texts come, and kept
+    ask(math_verify_latex, pairs)
     for judge in JUDGES:
         start_cold()
         ask(judge.ask, [Pair(0, "MathAnswer", "17", "18", 0, "imports, compiled patterns")])
@@ -46,8 +47,15 @@ def every_judge() -> dict[str, Any]:
         groups[group] = {}
         for name, given in verdicts.items():
             found = groups[group][name] = count([v for v in given if v.pair.reward in rewards])
-            cells = [percent(found["wrong ones paid"]), percent(found["right ones refused"]), found["None"]]
-            times = [f"{found[key]['median']:,.0f}" for key in ("microseconds", "microseconds of CPU")]
+            cells = [
+                percent(found["wrong ones paid"]),
+                percent(found["right ones refused"]),
+                found["None"],
+            ]
+            times = [
+                f"{found[key]['median']:,.0f}"
+                for key in ("microseconds", "microseconds of CPU")
+            ]
             cells += [found["exceptions"], ", ".join(times)]
             print(f"| {' | '.join(map(str, [name, *cells]))} |")
     for heading, listed in lists(verdicts[JUDGES[0].name]).items():
@@ -64,10 +72,13 @@ def main() -> None:
     """Measure, print, save."""
     parser = command_line(__doc__)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--golds", action="store_true", help="reference solutions in place of pairs")
+    which.add_argument(
+        "--golds", action="store_true", help="reference solutions in place of pairs"
+    )
     which.add_argument("--holes", action="store_true", help="a tiny policy in place of pairs")
     parser.add_argument(
-        "--name", help="the result's file name (default verdicts, verdicts_golds, verdicts_holes)"
+        "--name",
+        help="the result's file name (default verdicts, verdicts_golds, verdicts_holes)",
     )
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()

@@ -19,7 +19,8 @@ class Verdict(NamedTuple):
     error: str  # "" where the judge raised nothing
     microseconds: float  # by the clock
     of_cpu: (
-        float  # microseconds of this process, all threads: what others do on the machine hardly changes it
+        # microseconds of this process, all threads: what others do on the machine hardly changes it
+        float
     )
 
     @property
@@ -46,7 +47,12 @@ def rate(count: int, n: int) -> dict[str, Any]:
     """count of n, with the 95 % Wilson interval; nothing but n where n is 0."""
     if n == 0:
         return {"count": 0, "n": 0}
-    return {"count": count, "n": n, "rate": count / n, "interval": list(wilson_interval(count, n))}
+    return {
+        "count": count,
+        "n": n,
+        "rate": count / n,
+        "interval": list(wilson_interval(count, n)),
+    }
 
 
 def count(verdicts: Sequence[Verdict]) -> dict[str, Any]:
@@ -58,7 +64,9 @@ def count(verdicts: Sequence[Verdict]) -> dict[str, Any]:
         "wrong ones paid": rate(sum(v.paid for v in wrong), len(wrong)),
         "right ones refused": rate(sum(not v.paid for v in right), len(right)),
         "judged without a gold": rate(sum(v.score is not None for v in no_gold), len(no_gold)),
-        "None": sum(v.score is None and not v.error and v.pair.right is not None for v in verdicts),
+        "None": sum(
+            v.score is None and not v.error and v.pair.right is not None for v in verdicts
+        ),
         "exceptions": sum(bool(v.error) for v in verdicts),
         "microseconds": spread([v.microseconds for v in verdicts]),
         "microseconds of CPU": spread([v.of_cpu for v in verdicts]),
@@ -68,7 +76,9 @@ def count(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 def lists(verdicts: Sequence[Verdict]) -> dict[str, dict[str, str]]:
     """The pairs behind the counts, {line of pairs.jsonl: pair}."""
     return {
-        "wrong ones paid": {str(v.pair.line): str(v.pair) for v in verdicts if v.pair.right == 0 and v.paid},
+        "wrong ones paid": {
+            str(v.pair.line): str(v.pair) for v in verdicts if v.pair.right == 0 and v.paid
+        },
         "right ones refused": {
             str(v.pair.line): f"{v.pair} ({'exception' if v.error else v.score})"
             for v in verdicts
@@ -87,6 +97,4 @@ def percent(found: dict[str, Any]) -> str:
     if not found["n"]:
         return "none"
     low, high = found["interval"]
-    return (
-        f"{found['count']} of {found['n']}, {100 * found['rate']:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
-    )
+    return f"{found['count']} of {found['n']}, {100 * found['rate']:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"

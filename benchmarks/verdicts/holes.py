@@ -44,14 +44,32 @@ QUESTIONS = (
     Question("7 + 8", "15", ("15", "15.0"), ("14", "16", "56"), ("7 8",)),
     Question("12 / 2", "6", ("6", "6.0"), ("5", "24", "10"), ("12/2",)),
     Question("100 - 94", "6", ("6", "$6$"), ("7", "194", "4"), ("100-94",)),
-    Question("the positive x with x^2 = 25", "5", ("5", "x = 5"), ("25", "10", "12.5"), ("≠ 5", "< 5")),
+    Question(
+        "the positive x with x^2 = 25",
+        "5",
+        ("5", "x = 5"),
+        ("25", "10", "12.5"),
+        ("≠ 5", "< 5"),
+    ),
     Question("mass of a sheet of paper", "5 g", ("5 g", "5g"), ("50 g", "4 g"), ("5 kg",)),
-    Question("time to boil an egg", "3 minutes", ("3 minutes", "3 min"), ("30 minutes",), ("3 hours",)),
-    Question("put LISTEN in another order", "silent", ("silent", "silent."), ("noisy",), ("listen",)),
+    Question(
+        "time to boil an egg",
+        "3 minutes",
+        ("3 minutes", "3 min"),
+        ("30 minutes",),
+        ("3 hours",),
+    ),
+    Question(
+        "put LISTEN in another order", "silent", ("silent", "silent."), ("noisy",), ("listen",)
+    ),
     Question("half of a hundred", "50", ("50", "50.0"), ("25", "200"), ("50%",)),
     Question("a third", "1/3", ("1/3", "\\frac13"), ("0.3", "3"), ("0.333333",)),
     Question(
-        "the point 1 to the right and 2 up", "(1, 2)", ("(1, 2)", "(1,2)"), ("(2, 1)",), ("\\{1, 2\\}",)
+        "the point 1 to the right and 2 up",
+        "(1, 2)",
+        ("(1, 2)", "(1,2)"),
+        ("(2, 1)",),
+        ("\\{1, 2\\}",),
     ),
 )
 KINDS = ("right", "wrong", "hole")
@@ -62,9 +80,13 @@ def texts(question: Question) -> list[tuple[str, str]]:
     return [(kind, text) for kind in KINDS for text in getattr(question, kind)]
 
 
-def rewards_of(score: Score, questions: tuple[Question, ...] = QUESTIONS) -> list[list[float | None]]:
+def rewards_of(
+    score: Score, questions: tuple[Question, ...] = QUESTIONS
+) -> list[list[float | None]]:
     """The reward of every text of every question, for rewards are pure; None where the reward cannot judge."""
-    return [[score(text, question.gold) for _, text in texts(question)] for question in questions]
+    return [
+        [score(text, question.gold) for _, text in texts(question)] for question in questions
+    ]
 
 
 def train(
@@ -81,7 +103,9 @@ def train(
     generator = torch.Generator().manual_seed(seed)
     kinds = [torch.tensor([KINDS.index(kind) for kind, _ in texts(q)]) for q in questions]
     first = [
-        torch.tensor([STARTS[start][kind] / len(getattr(q, kind)) for kind, _ in texts(q)]).log()
+        torch.tensor(
+            [STARTS[start][kind] / len(getattr(q, kind)) for kind, _ in texts(q)]
+        ).log()
         for q in questions
     ]
     paid = [torch.tensor([0.0 if r is None else r for r in row]) for row in table]
@@ -96,7 +120,9 @@ def train(
         loss = torch.zeros(())
         for place in range(len(questions)):
             now = logprobs(place)
-            drawn = torch.multinomial(now.exp().detach(), GROUP_SIZE, replacement=True, generator=generator)
+            drawn = torch.multinomial(
+                now.exp().detach(), GROUP_SIZE, replacement=True, generator=generator
+            )
             advantages = group_advantages(paid[place][drawn], GROUP_SIZE)
             loss = loss - (advantages * now[drawn]).mean()
         optimizer.zero_grad()
@@ -105,7 +131,9 @@ def train(
     with torch.no_grad():
         mass = [logprobs(place).exp() for place in range(len(questions))]
         ends = {
-            kind: float(torch.stack([m[k == i].sum() for m, k in zip(mass, kinds, strict=True)]).mean())
+            kind: float(
+                torch.stack([m[k == i].sum() for m, k in zip(mass, kinds, strict=True)]).mean()
+            )
             for i, kind in enumerate(KINDS)
         }
         reward = float(torch.stack([m @ p for m, p in zip(mass, paid, strict=True)]).mean())
@@ -126,7 +154,9 @@ def misjudged(table: list[list[float | None]]) -> dict[str, list[str]]:
     for question, row in zip(QUESTIONS, table, strict=True):
         for (kind, text), reward in zip(texts(question), row, strict=True):
             if (kind == "right") != (reward == 1):
-                found["refused" if kind == "right" else "paid"].append(f"{text} for {question.gold}")
+                found["refused" if kind == "right" else "paid"].append(
+                    f"{text} for {question.gold}"
+                )
     return found
 
 
@@ -141,7 +171,9 @@ def compare(seeds: tuple[int, ...] = SEEDS) -> dict[str, Any]:
     print(
         f"{len(QUESTIONS)} questions, {STEPS} steps, groups of {GROUP_SIZE}; shares of all that is written\n"
     )
-    print("| policy | reward | seed | right, before | after | a hole, before | after | mean reward |")
+    print(
+        "| policy | reward | seed | right, before | after | a hole, before | after | mean reward |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     found: dict[str, Any] = {}
     for name, score in arms.items():
@@ -150,9 +182,17 @@ def compare(seeds: tuple[int, ...] = SEEDS) -> dict[str, Any]:
         for start, mass in STARTS.items():
             found[name][start] = {str(seed): train(table, seed, start=start) for seed in seeds}
             for seed, end in found[name][start].items():
-                cells = [f"{share:.1%}" for kind in ("right", "hole") for share in (mass[kind], end[kind])]
-                print(f"| {' | '.join([start, name, seed, *cells, format(end['reward'], '.3f')])} |")
+                cells = [
+                    f"{share:.1%}"
+                    for kind in ("right", "hole")
+                    for share in (mass[kind], end[kind])
+                ]
+                print(
+                    f"| {' | '.join([start, name, seed, *cells, format(end['reward'], '.3f')])} |"
+                )
     for name, arm in found.items():
-        print(f"\n{name}: paid though wrong: {arm['paid']}; refused though right: {arm['refused']}")
+        print(
+            f"\n{name}: paid though wrong: {arm['paid']}; refused though right: {arm['refused']}"
+        )
     settings = {"steps": STEPS, "group size": GROUP_SIZE, "rate": RATE, "starts": STARTS}
     return {"settings": settings, "arms": found}

@@ -57,12 +57,21 @@ def open_r1(pair: Pair) -> float | None:
     if not gold:
         return None
     how = NormalizationConfig(
-        nits=False, malformed_operators=False, basic_latex=True, equations=True, boxed="all", units=True
+        nits=False,
+        malformed_operators=False,
+        basic_latex=True,
+        equations=True,
+        boxed="all",
+        units=True,
     )
     boxed_first = LatexExtractionConfig(
         normalization_config=how, boxed_match_priority=0, try_extract_without_anchor=False
     )
-    given = parse(f"\\boxed{{{pair.answer}}}", extraction_config=[boxed_first], extraction_mode="first_match")
+    given = parse(
+        f"\\boxed{{{pair.answer}}}",
+        extraction_config=[boxed_first],
+        extraction_mode="first_match",
+    )
     return float(verify(gold, given))
 
 
@@ -71,16 +80,26 @@ def verifiers(pair: Pair) -> float | None:
     answer, gold = pair.answer.strip(), str(pair.gold).strip()
     if not answer or not gold:
         return 0.0
-    boxed_gold, boxed = (parse(f"\\boxed{{{text}}}", parsing_timeout=5) for text in (gold, answer))
+    boxed_gold, boxed = (
+        parse(f"\\boxed{{{text}}}", parsing_timeout=5) for text in (gold, answer)
+    )
     return float(verify(boxed_gold, boxed, timeout_seconds=5))
 
 
 JUDGES = [
     Judge("grpo_kit", kit, "MathAnswer, NumericAnswer or ExactAnswer, as the pair says"),
     Judge("math-verify, bare text", math_verify_bare, "verify(parse(gold), parse(answer))"),
-    Judge("math-verify, LaTeX", math_verify_latex, r"verify(parse($gold$), parse(\boxed{answer}))"),
-    Judge("TRL accuracy_reward", trl, r"\boxed{answer} as the completion, $gold$ as the solution"),
-    Judge("open-r1 accuracy_reward", open_r1, r"\boxed{answer} as the completion, $gold$ as the solution"),
+    Judge(
+        "math-verify, LaTeX", math_verify_latex, r"verify(parse($gold$), parse(\boxed{answer}))"
+    ),
+    Judge(
+        "TRL accuracy_reward", trl, r"\boxed{answer} as the completion, $gold$ as the solution"
+    ),
+    Judge(
+        "open-r1 accuracy_reward",
+        open_r1,
+        r"\boxed{answer} as the completion, $gold$ as the solution",
+    ),
     Judge("verifiers, boxed math", verifiers, r"\boxed{answer} beside \boxed{gold}"),
 ]
 

@@ -25,9 +25,7 @@ class Pair(NamedTuple):
         >>> str(Pair(1, "MathAnswer", "9", "4 5", 0, ""))
         '"4 5" for "9"'
         """
-        return (
-            f"{json.dumps(self.answer, ensure_ascii=False)} for {json.dumps(self.gold, ensure_ascii=False)}"
-        )
+        return f"{json.dumps(self.answer, ensure_ascii=False)} for {json.dumps(self.gold, ensure_ascii=False)}"
 
 
 def load(path: Path = PAIRS) -> list[Pair]:

@@ -38,18 +38,25 @@ class Docstrings(griffe.Extension):
 
 def fields_of(config: griffe.Class) -> str:
     """A table of fields: default, unit, whether a run that trains may change it; "" if there are none."""
-    rows = ["| field | default | what it counts | may change while it trains |", "|---|---|---|---|"]
+    rows = [
+        "| field | default | what it counts | may change while it trains |",
+        "|---|---|---|---|",
+    ]
     for name, attr in config.members.items():
         if found := attr.extra["docstrings"].get("field") if attr.is_attribute else None:
             unit, changes = found
-            rows.append(f"| `{name}` | `{attr.value}` | {prose(unit)} | {'yes' if changes else ''} |")
+            rows.append(
+                f"| `{name}` | `{attr.value}` | {prose(unit)} | {'yes' if changes else ''} |"
+            )
     return "\n".join(rows) if len(rows) > 2 else ""
 
 
 def to_markdown(text: str, names: Sequence[str] = ()) -> str:
     """names: arguments and fields, each of which begins a paragraph where the text says "name: meaning"."""
     blocks = re.split(r"\n\s*\n", inspect.cleandoc(text))
-    return "\n\n".join(part for block in blocks for part in markdown_of(block.splitlines(), names))
+    return "\n\n".join(
+        part for block in blocks for part in markdown_of(block.splitlines(), names)
+    )
 
 
 def markdown_of(lines: list[str], names: Sequence[str]) -> list[str]:
@@ -63,14 +70,22 @@ def markdown_of(lines: list[str], names: Sequence[str]) -> list[str]:
             table = "\n".join(map(prose, rows))
             return [*markdown_of(lines[:n], names), table, *markdown_of(rest, names)]
         columns = [bool(COLUMNS.search(one)) for one in lines[n : n + 2]]
-        if line.lstrip().startswith(">>>") or columns == [True, True] or line.startswith("    "):
+        if (
+            line.lstrip().startswith(">>>")
+            or columns == [True, True]
+            or line.startswith("    ")
+        ):
             language = "pycon" if line.lstrip().startswith(">>>") else "text"
             return [
                 *markdown_of(lines[:n], names),
-                "\n".join([f"````{language}", inspect.cleandoc("\n".join(["", *lines[n:]])), "````"]),
+                "\n".join(
+                    [f"````{language}", inspect.cleandoc("\n".join(["", *lines[n:]])), "````"]
+                ),
             ]
     text = lines[0].strip()
-    for last, line in itertools.pairwise(lines):  # one that ends before it is full was ended on purpose
+    for last, line in itertools.pairwise(
+        lines
+    ):  # one that ends before it is full was ended on purpose
         ended = last.endswith((".", ":", ")")) and len(last) + len(line.split(" ")[0]) < FITS
         text += ("\n" if ended else " ") + line.strip()
     named = "|".join(rf"\*{{0,2}}{name}" for name in names) or "(?!)"
@@ -87,4 +102,6 @@ def prose(text: str) -> str:
     """Taken literally, but for code in backticks and papers, which become links."""
     parts = re.split(r"(`[^`]+`)", text)
     parts[::2] = [SPECIAL.sub(r"\\\1", part) for part in parts[::2]]
-    return re.sub(r"\barXiv:(\d{4}\.\d{5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", "".join(parts))
+    return re.sub(
+        r"\barXiv:(\d{4}\.\d{5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", "".join(parts)
+    )

@@ -12,7 +12,9 @@ from collections.abc import Callable
 
 from latex2mathml.converter import convert
 
-warnings.filterwarnings("ignore", "Your element with mimetype")  # a display that was emptied in the end
+warnings.filterwarnings(
+    "ignore", "Your element with mimetype"
+)  # a display that was emptied in the end
 
 WORDS = re.compile(r'(<div class="jp-RenderedHTMLCommon jp-RenderedMarkdown.*?</div>)', re.S)
 CODE = re.compile(r"(<(code|pre)\b.*?</\2>)", re.S)
@@ -26,7 +28,9 @@ LINK = re.compile(r'(<a [^>]*?href=")(?!\w+:|#)([^"#]+)')
 
 def in_the_look_of_the_site(content: str, to_page: Callable[[str], str]) -> str:
     """content: HTML of mkdocs-jupyter; to_page: a link of the repository -> one of the site."""
-    content = content[content.index('<div class="jupyter-wrapper">') : content.rindex("<style>")]
+    content = content[
+        content.index('<div class="jupyter-wrapper">') : content.rindex("<style>")
+    ]
     content = CELL.sub(r'<div class="highlight"><pre><code>\1</code></pre></div>', content)
     content = content.replace('class="anchor-link"', 'class="headerlink"').replace(
         ' border="1" class="dataframe"', ""
@@ -42,4 +46,6 @@ def with_formulas(words: str) -> str:
 
 
 def to_mathml(formula: re.Match[str]) -> str:
-    return convert(html.unescape(formula[1] or formula[2]), display="block" if formula[1] else "inline")
+    return convert(
+        html.unescape(formula[1] or formula[2]), display="block" if formula[1] else "inline"
+    )

@@ -18,10 +18,16 @@ Member = griffe.Function | griffe.Class | griffe.Attribute
 
 def rooms(root: Path) -> dict[str, str]:
     """Name -> what it is, by the table of docs/architecture.md; the first three first."""
-    table = (root / "docs" / "architecture.md").read_text(encoding="utf-8").replace("](", "](../docs/")
+    table = (
+        (root / "docs" / "architecture.md")
+        .read_text(encoding="utf-8")
+        .replace("](", "](../docs/")
+    )
     listed = re.findall(r"^\| `([\w/]+?)/?` \| (.*) \|$", table, re.M)
     about = {name.replace("/", "."): what for name, what in listed if name[0] != "_"}
-    return {name: about[name] for name in [*FIRST, *(name for name in about if name not in FIRST)]}
+    return {
+        name: about[name] for name in [*FIRST, *(name for name in about if name not in FIRST)]
+    }
 
 
 def read(root: Path) -> tuple[dict[str, str], dict[str, str]]:
@@ -34,7 +40,10 @@ def read(root: Path) -> tuple[dict[str, str], dict[str, str]]:
     for room in rooms(root):
         prefix = "kit" if kit[room].path in names.values() else "grpo_kit"
         exported = exports(kit[room])
-        homes = (f"{kit[room].path}.", *(("grpo_kit._support.",) if room == "more.doctor" else ()))
+        homes = (
+            f"{kit[room].path}.",
+            *(("grpo_kit._support.",) if room == "more.doctor" else ()),
+        )
         own = {name: path for name, path in names.items() if path.startswith(homes)}
         called = {name: path for name, path in own.items() if path not in placed}
         called |= {
@@ -54,34 +63,56 @@ def exports(room: griffe.Module) -> list[str]:
     inner = ("lazy", "__version__")  # of the front door's imports
     # kit.rewards and kit.tasks name some that stand in more/, kit.watch the colours.
     origins = (f"{room.path}.", "grpo_kit.more.", "grpo_kit._support.")
-    own = [name for name, path in room.imports.items() if path.startswith(origins) and name not in inner]
+    own = [
+        name
+        for name, path in room.imports.items()
+        if path.startswith(origins) and name not in inner
+    ]
     return sorted(room.exports, key=list(room.members).index) if room.exports else own
 
 
 def door_page(door: dict[str, Member | griffe.Module], about: dict[str, str]) -> str:
-    names, listed = ["| name | what it is |", "|---|---|"], ["| room | what it is |", "|---|---|"]
+    names, listed = (
+        ["| name | what it is |", "|---|---|"],
+        ["| room | what it is |", "|---|---|"],
+    )
     for name, member in door.items():
-        page = f"({member.path.removeprefix('grpo_kit.')}.md)" if member.is_module else f"[{member.path}]"
-        text = " ".join(member.docstring.value.split("\n\n")[0].split()) if member.docstring else ""
+        page = (
+            f"({member.path.removeprefix('grpo_kit.')}.md)"
+            if member.is_module
+            else f"[{member.path}]"
+        )
+        text = (
+            " ".join(member.docstring.value.split("\n\n")[0].split())
+            if member.docstring
+            else ""
+        )
         names.append(f"| [`{name}`]{page} | {prose(text)} |".replace(" | None", " \\| None"))
     listed += [f"| [{room}]({room}.md) | {what} |" for room, what in about.items()]
-    opening = (
-        "`import grpo_kit as kit`: the names that a notebook calls. Everything else lives in the rooms below."
+    opening = "`import grpo_kit as kit`: the names that a notebook calls. Everything else lives in the rooms below."
+    return "\n\n".join(
+        ["# Reference", opening, "\n".join(names), "## The rooms", "\n".join(listed)]
     )
-    return "\n\n".join(["# Reference", opening, "\n".join(names), "## The rooms", "\n".join(listed)])
 
 
-def room_page(room: griffe.Module, called: dict[str, str], elsewhere: set[str], others: list[str]) -> str:
+def room_page(
+    room: griffe.Module, called: dict[str, str], elsewhere: set[str], others: list[str]
+) -> str:
     """called: what users write -> where it is defined, of this page; elsewhere: all that has an entry already.
 
     others: the beginnings of the paths of other rooms, some of which lie inside this one.
     """
-    text = [f"# {room.name}", f"::: {room.path}\n    options: {{show_root_heading: false, members: false}}"]
+    text = [
+        f"# {room.name}",
+        f"::: {room.path}\n    options: {{show_root_heading: false, members: false}}",
+    ]
     text += [entry(path, name, 2) for name, path in called.items()]
     within = [other for other in others if other.startswith(f"{room.path}.")]
     files = [file for file in below(room) if not f"{file.path}.".startswith(tuple(within))]
     for file in [room, *files]:
-        rest = [one for one in file.members.values() if public(one) and one.path not in elsewhere]
+        rest = [
+            one for one in file.members.values() if public(one) and one.path not in elsewhere
+        ]
         if rest:
             text += [
                 f"## {file.path.removeprefix(f'{room.path}.')}",
@@ -112,4 +143,8 @@ def below(module: griffe.Module) -> list[griffe.Module]:
 
 
 def public(member: griffe.Object | griffe.Alias) -> bool:
-    return not member.is_alias and (member.is_function or member.is_class) and member.name[0] != "_"
+    return (
+        not member.is_alias
+        and (member.is_function or member.is_class)
+        and member.name[0] != "_"
+    )

@@ -22,13 +22,23 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["[!A]*.md", "docs/*.md", "docs/*.css", "notebooks/*.ipynb", "benchmarks/*.md"]  # not AGENTS.md
+PAGES = [
+    "[!A]*.md",
+    "docs/*.md",
+    "docs/*.css",
+    "notebooks/*.ipynb",
+    "benchmarks/*.md",
+]  # not AGENTS.md
 LINK = re.compile(r"\]\((?!\w+:|#|<)([^)\s#]+)")  # the path of [text](path#anchor)
-NESTED = re.compile(r"^(?:  )+(?=- )", re.M)  # what is before a list's lower levels, two spaces a level
+NESTED = re.compile(
+    r"^(?:  )+(?=- )", re.M
+)  # what is before a list's lower levels, two spaces a level
 CALL = re.compile(r"<code>(kit(?:\.\w+)+).*?</code>(?!</a>)")
 LOADS = re.compile(r'<(\w+)\b[^>]*?\s(?:href|src)="([^"]+)"')
 names: dict[str, str] = {}  # kit.evaluate -> where it is defined, which is its anchor
-log = logging.getLogger("mkdocs.hooks.site")  # below MkDocs' own, so that --strict counts the warnings
+log = logging.getLogger(
+    "mkdocs.hooks.site"
+)  # below MkDocs' own, so that --strict counts the warnings
 
 
 def on_config(config: MkDocsConfig) -> None:
@@ -40,7 +50,11 @@ def on_config(config: MkDocsConfig) -> None:
 @event_priority(100)  # before mkdocs-jupyter, which picks the notebooks
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     found = Files([file for file in files if file.src_dir != config.docs_dir])  # the theme's
-    waiting = [path.relative_to(ROOT).as_posix() for pages in PAGES for path in sorted(ROOT.glob(pages))]
+    waiting = [
+        path.relative_to(ROOT).as_posix()
+        for pages in PAGES
+        for path in sorted(ROOT.glob(pages))
+    ]
     for uri in waiting:  # grows by what is linked
         path = ROOT / uri
         if path.is_dir() and not found.get_file_from_path(f"{uri}/index.md"):
@@ -52,7 +66,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         elif path.is_file() and not found.get_file_from_path(uri):
             found.append(File(uri, str(ROOT), config.site_dir, config.use_directory_urls))
             if path.suffix in (".md", ".ipynb"):
-                waiting += [target(uri, link) for link in LINK.findall(path.read_text(encoding="utf-8"))]
+                waiting += [
+                    target(uri, link) for link in LINK.findall(path.read_text(encoding="utf-8"))
+                ]
     pages, called = reference.read(ROOT)
     names.update(called)
     for name, text in pages.items():
@@ -68,7 +84,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"{link[0].rstrip('/')}/index.md" if listed else link[0]
 
     parts = LINK.sub(to_list, markdown).split("```")
-    parts[::2] = [NESTED.sub(lambda spaces: 2 * spaces[0], text) for text in parts[::2]]  # not in code
+    parts[::2] = [
+        NESTED.sub(lambda spaces: 2 * spaces[0], text) for text in parts[::2]
+    ]  # not in code
     return "```".join(parts)
 
 
@@ -82,7 +100,9 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
 
     def to_reference(call: re.Match[str]) -> str:
         place = names.get(call[1])
-        return f'<autoref optional identifier="{place}">{call[0]}</autoref>' if place else call[0]
+        return (
+            f'<autoref optional identifier="{place}">{call[0]}</autoref>' if place else call[0]
+        )
 
     if page.file.src_uri.endswith(".ipynb"):
         content = notebook_html.in_the_look_of_the_site(content, to_page)
@@ -97,9 +117,13 @@ def on_post_build(config: MkDocsConfig) -> None:
     """What MkDocs does not see: links of notebooks and of the reference, and what asks the network."""
     site = Path(config.site_dir).resolve()
     pages = {
-        path: path.read_text(encoding="utf-8") for path in site.rglob("*.html") if path.name != "404.html"
+        path: path.read_text(encoding="utf-8")
+        for path in site.rglob("*.html")
+        if path.name != "404.html"
     }
-    ids = {path: set(re.findall(r'\s(?:id|name)="([^"]+)"', text)) for path, text in pages.items()}
+    ids = {
+        path: set(re.findall(r'\s(?:id|name)="([^"]+)"', text)) for path, text in pages.items()
+    }
     for path, text in pages.items():
         for tag, link in sorted(set(LOADS.findall(text))):
             parts = urlsplit(html.unescape(link))
@@ -107,7 +131,10 @@ def on_post_build(config: MkDocsConfig) -> None:
             if parts.scheme or parts.netloc:
                 if tag != "a" and parts.scheme != "data":
                     log.warning(f"{path.relative_to(site)} asks the network for {link}")
-            elif not file.is_file() or unquote(parts.fragment) not in {"", *ids.get(file, [parts.fragment])}:
+            elif not file.is_file() or unquote(parts.fragment) not in {
+                "",
+                *ids.get(file, [parts.fragment]),
+            }:
                 log.warning(f"{path.relative_to(site)} has a link that leads nowhere: {link}")
 
 

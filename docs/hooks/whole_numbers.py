@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 CELL = re.compile(r"(<t[dh]\b[^>]*>)(.*?)(?=</t[dh]>)", re.S)
-NUMBER = re.compile(r"\bn = \d[\d,]*\b|\d[\d.,]*(?:e-\d+\b| (?:%|(?:s|ms|min|h|x|MB|GB|GiB)\b))")
+NUMBER = re.compile(
+    r"\bn = \d[\d,]*\b|\d[\d.,]*(?:e-\d+\b| (?:%|(?:s|ms|min|h|x|MB|GB|GiB)\b))"
+)
 
 
 def kept_whole(content: str) -> str:
@@ -19,5 +21,7 @@ def kept_whole(content: str) -> str:
 
 def _of_words(cell: str) -> str:
     parts = re.split("(<[^>]*>)", cell)  # words, a tag, words, ...
-    parts[::2] = [NUMBER.sub(r'<span class="whole">\g<0></span>', words) for words in parts[::2]]
+    parts[::2] = [
+        NUMBER.sub(r'<span class="whole">\g<0></span>', words) for words in parts[::2]
+    ]
     return "".join(parts)

@@ -12,10 +12,14 @@ from collections.abc import Collection, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
-PROBE = "KITPROBE"  # a message by which a chat template is read: no template holds, trims or looks for it
-COLDEST, HOTTEST, FASTEST = 0.01, 10, 1  # beyond: samples alike, noise, weights gone after a step
-SLOWEST = 1e-9  # AdamW moves a weight by about the rate; below, float32 rounds that away at most weights
-LARGEST_REWARD = 1e15  # and weight of one: training squares rewards in float32, which ends at 3e38
+# a message by which a chat template is read: no template holds, trims or looks for it
+PROBE = "KITPROBE"
+# beyond: samples alike, noise, weights gone after a step
+COLDEST, HOTTEST, FASTEST = 0.01, 10, 1
+# AdamW moves a weight by about the rate; below, float32 rounds that away at most weights
+SLOWEST = 1e-9
+# and weight of one: training squares rewards in float32, which ends at 3e38
+LARGEST_REWARD = 1e15
 # What other libraries call a field of Config, an argument or what a trainer has, and what stands in its place here.
 ELSEWHERE = {
     "max_completion_tokens": "max_tokens max_new_tokens max_completion_length max_length",
@@ -161,7 +165,9 @@ def check_text(name: str, value: Any, *, hint: str = "", blank: bool = False) ->
     ValueError: name=3 must be a text that is not blank
     """
     if not isinstance(value, str) or not (blank or value.strip()):
-        raise ValueError(f"{name}={value!r:.200} must be a text{'' if blank else ' that is not blank'}{hint}")
+        raise ValueError(
+            f"{name}={value!r:.200} must be a text{'' if blank else ' that is not blank'}{hint}"
+        )
     return value
 
 
@@ -190,7 +196,9 @@ def check_temperature(value: Any, name: str = "temperature", *, greedy: bool = F
     if is_number(value) and (value > 0 or greedy and value == 0):
         return float(value)
     if greedy:
-        raise ValueError(f"{name}={value!r} must be 0 (greedy) or a number above 0, such as 1.0")
+        raise ValueError(
+            f"{name}={value!r} must be 0 (greedy) or a number above 0, such as 1.0"
+        )
     raise ValueError(
         f"{name}={value!r} must be a number above 0, such as 1.0; at 0 (greedy) all samples of a prompt are alike"
     )
@@ -227,7 +235,12 @@ def template_tokens(tokenizer: Any, ends: Collection[int] = ()) -> dict[int, str
     special = {number: token.content for number, token in added.items() if token.special}
     if special.keys() <= set(ends):
         return special
-    markers = [tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token]
+    markers = [
+        tokenizer.bos_token,
+        tokenizer.eos_token,
+        tokenizer.pad_token,
+        tokenizer.unk_token,
+    ]
     between = _between_messages(tokenizer)
     return {
         number: token

@@ -59,7 +59,11 @@ def use_expandable_segments() -> str | None:
     Call it before anything is on the card, on Linux. A value of one of ALLOCATOR_SETTINGS set by the user is kept.
     Returns one line for the log if this call turned it on, else None.
     """
-    if not sys.platform.startswith("linux") or not torch.cuda.is_available() or torch.cuda.memory_reserved():
+    if (
+        not sys.platform.startswith("linux")
+        or not torch.cuda.is_available()
+        or torch.cuda.memory_reserved()
+    ):
         return None
     if any(name in os.environ for name in ALLOCATOR_SETTINGS):
         return None
@@ -83,10 +87,15 @@ def stay_on_the_card() -> str | None:
     kept. Returns one line for the log if this call set one, else None.
     """
     spills = sys.platform == "win32" or "microsoft" in platform.release().lower()
-    if not spills or not torch.cuda.is_available() or torch.cuda.get_per_process_memory_fraction() < 1:
+    if (
+        not spills
+        or not torch.cuda.is_available()
+        or torch.cuda.get_per_process_memory_fraction() < 1
+    ):
         return None
     free, total = torch.cuda.mem_get_info()
-    share = round((free + torch.cuda.memory_reserved()) / total - 0.02, 2)  # the driver takes some besides
+    # the driver takes some besides
+    share = round((free + torch.cuda.memory_reserved()) / total - 0.02, 2)
     torch.cuda.set_per_process_memory_fraction(share)
     return (
         f"torch may take {share:.0%} of the card's memory: beyond what is free, drivers of Windows and WSL go on in "

@@ -56,7 +56,9 @@ def colours_of(names: Sequence[str], *, base: str | None = None) -> dict[str, st
     return {name: BASE if name in bases else next(colours) for name in dict.fromkeys(names)}
 
 
-def new_figure(width: float, height: float, *, dpi: int = 110, layout: str | None = "constrained") -> Figure:
+def new_figure(
+    width: float, height: float, *, dpi: int = 110, layout: str | None = "constrained"
+) -> Figure:
     """An empty figure of width x height inches, which a notebook shows once, as a small PNG without a ground.
 
     Made without pyplot, which would show the figure a second time and keep it in memory.
@@ -92,11 +94,23 @@ def diagram(
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, 100), ylim=(0, 12.5 * height))
     axes.axis("off")
     patches = {}
-    text_style = {"ha": "center", "va": "center", "color": "#111111", "parse_math": False, "zorder": 3}
+    text_style = {
+        "ha": "center",
+        "va": "center",
+        "color": "#111111",
+        "parse_math": False,
+        "zorder": 3,
+    }
     for name, (x, y, box_width, box_height, text, colour) in boxes.items():
         corner = x - box_width / 2, y - box_height / 2
         pale = [1 - 0.25 * (1 - channel) for channel in to_rgb(colour)]
-        style = {"boxstyle": "round,pad=0,rounding_size=1", "fc": pale, "ec": colour, "lw": 1.5, "zorder": 2}
+        style = {
+            "boxstyle": "round,pad=0,rounding_size=1",
+            "fc": pale,
+            "ec": colour,
+            "lw": 1.5,
+            "zorder": 2,
+        }
         patches[name] = axes.add_patch(FancyBboxPatch(corner, box_width, box_height, **style))
         axes.text(x, y, text, fontsize=10.5, linespacing=1.3, **text_style)
     line = {
@@ -145,7 +159,9 @@ def to_png(figure: Figure, *, transparent: bool = False) -> bytes:
                     if len(colours) and (colours == (0, 0, 0, 1)).all():
                         getattr(artist, f"set_{name}")(GREY)
         figure.canvas.draw()
-    return small_png(Image.fromarray(np.asarray(figure.canvas.buffer_rgba())), transparent=transparent)
+    return small_png(
+        Image.fromarray(np.asarray(figure.canvas.buffer_rgba())), transparent=transparent
+    )
 
 
 def small_png(picture: Image, *, transparent: bool = False) -> bytes:
@@ -286,7 +302,12 @@ class ProgressLine:
     def _in_terminal(self, text: str) -> None:
         if self._is_shown and not in_notebook() and sys.stderr.isatty():
             width = shutil.get_terminal_size().columns - 2
-            print(f"\r{text[:width]:<{width}}", end="" if text else "\r", file=sys.stderr, flush=True)
+            print(
+                f"\r{text[:width]:<{width}}",
+                end="" if text else "\r",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 # The line of the surrounding work.

@@ -25,15 +25,20 @@ class _LazyPackage(ModuleType):
     module does not hide it.
     """
 
-    _names: dict[str, str]  # public name -> full name of its module, but for modules of the package itself
-    _MOVED: dict[str, str]  # of a package that has it: a name that stood there -> what is written today
+    # public name -> full name of its module, but for modules of the package itself
+    _names: dict[str, str]
+    # of a package that has it: a name that stood there -> what is written today
+    _MOVED: dict[str, str]
 
     def __getattr__(self, name: str) -> Any:
         if name in self._names:
             self.__dict__[name] = getattr(_load(self._names[name]), name)
             return self.__dict__[name]
         # Python and notebooks ask any module for names that begin with an underscore.
-        if not name.startswith("_") and importlib.util.find_spec(f"{self.__name__}.{name}") is not None:
+        if (
+            not name.startswith("_")
+            and importlib.util.find_spec(f"{self.__name__}.{name}") is not None
+        ):
             return _load(f"{self.__name__}.{name}")
         if name in vars(self).get("_MOVED", {}):
             raise AttributeError(f"{name} is called {self._MOVED[name]} now")
@@ -54,10 +59,18 @@ def lazy(package: str) -> list[str]:
     """
     module = sys.modules[package]
     tree = ast.parse(module.__spec__.loader.get_source(package))
-    (block,) = (node for node in tree.body if isinstance(node, ast.If) and node.test.id == "TYPE_CHECKING")
-    module_of = {alias.name: imports.module for imports in block.body for alias in imports.names}
+    (block,) = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and node.test.id == "TYPE_CHECKING"
+    )
+    module_of = {
+        alias.name: imports.module for imports in block.body for alias in imports.names
+    }
     module.__class__ = _LazyPackage
-    vars(module)["_names"] = {name: origin for name, origin in module_of.items() if origin != package}
+    vars(module)["_names"] = {
+        name: origin for name, origin in module_of.items() if origin != package
+    }
     return sorted(module_of)
 
 
@@ -79,7 +92,8 @@ def _load(module: str) -> ModuleType:
     finally:
         notice.cancel()
         if waits:
-            gc.freeze()  # with the next lines: what was loaded counts as old, and is not looked through at once
+            # with the next lines: what was loaded counts as old, and is not looked through at once
+            gc.freeze()
             if not frozen:  # else somebody has set objects apart before, and they stay so
                 gc.unfreeze()
             gc.enable()
@@ -102,7 +116,9 @@ def misfits() -> list[str]:
         torch = metadata.version("torch").split("+")[0]
     except metadata.PackageNotFoundError:
         return []
-    names = [name for name in _BUILT_FOR_ONE if _is_of_another(name, torch) and not _loads(name)]
+    names = [
+        name for name in _BUILT_FOR_ONE if _is_of_another(name, torch) and not _loads(name)
+    ]
     return [
         f"{name} {metadata.version(name)} was built for another torch than {torch}, which is here, and cannot be "
         f"imported; loading a trainer would fail. The kit does not need it: run `pip uninstall -y {name}`, or "
@@ -136,6 +152,7 @@ def _is_of_another(name: str, torch: str) -> bool:
 def _loads(name: str) -> bool:
     try:
         importlib.import_module(name)
-    except Exception:  # an operator that is not there, a library that cannot be loaded, a symbol
+    except Exception:
+        # an operator that is not there, a library that cannot be loaded, a symbol
         return False
     return True

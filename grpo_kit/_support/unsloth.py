@@ -13,7 +13,8 @@ import warnings
 from dataclasses import MISSING, fields
 from typing import Any
 
-_CAME_FIRST = "unsloth" in sys.modules  # the order of sys.modules would not tell: Unsloth enters itself anew
+# the order of sys.modules would not tell: Unsloth enters itself anew
+_CAME_FIRST = "unsloth" in sys.modules
 
 
 def warn_if_late() -> None:

@@ -92,7 +92,8 @@ def join(
 
 def float32_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """float32 (..., M, K) @ (..., K, N); 16-bit inputs are not rounded on the way out."""
-    if a.is_cuda and a.dtype != torch.float32:  # CUDA only: 16-bit inputs, 32-bit sums, no copies
+    # CUDA only: 16-bit inputs, 32-bit sums, no copies
+    if a.is_cuda and a.dtype != torch.float32:
         product = torch.bmm(a.flatten(0, -3), b.flatten(0, -3), out_dtype=torch.float32)
         return product.unflatten(0, a.shape[:-2])
     return torch.matmul(a.float(), b.float())
@@ -166,7 +167,11 @@ class RowAttention:
         self._buffers: dict[str, torch.Tensor] = {}
 
     def arrange(
-        self, row_of_seat: torch.Tensor, seat_of_row: torch.Tensor, seats: int, lengths: Sequence[int]
+        self,
+        row_of_seat: torch.Tensor,
+        seat_of_row: torch.Tensor,
+        seats: int,
+        lengths: Sequence[int],
     ) -> None:
         """Place rows in the grid, see seat_indices; prompts have these lengths in tokens. An empty seat computes a row
         whose result is not read."""
@@ -176,10 +181,11 @@ class RowAttention:
         self._in_order = seats == 1 and torch.equal(self._to_rows, torch.arange(rows * heads))
         # Only columns that some prompt does not reach need a mask.
         self._shortest, self._longest = min(lengths), max(lengths)
-        is_padding = torch.arange(self._shortest, self._longest) >= torch.tensor(lengths)[:, None]
-        self._bias = is_padding.float().masked_fill_(is_padding, -torch.inf)[
-            :, None
-        ]  # (P, 1, longest - shortest)
+        is_padding = (
+            torch.arange(self._shortest, self._longest) >= torch.tensor(lengths)[:, None]
+        )
+        # (P, 1, longest - shortest)
+        self._bias = is_padding.float().masked_fill_(is_padding, -torch.inf)[:, None]
 
     def begin_step(self, dim: int, width: int) -> None:
         """Make the buffers that the layers of this step share: dimension dim, width columns of completions."""
@@ -205,22 +211,32 @@ class RowAttention:
         """
         rows, heads, groups, dim = query.shape
         length, prompt_scores, row_scores = self._longest, self._prompt_scores, self._row_scores
-        prompt_key, prompt_value = (x[: self._prompts, :, :length].flatten(0, 1) for x in prefix)
+        prompt_key, prompt_value = (
+            x[: self._prompts, :, :length].flatten(0, 1) for x in prefix
+        )
         row_key, row_value = (x[:rows, :, : self._width].flatten(0, 1) for x in suffix)
         query = query.reshape(rows * heads, groups * dim)
         grid_query = query if self._in_order else query.index_select(0, self._to_grid)
         grid_query = grid_query.view(len(prompt_scores), -1, dim)
-        torch.baddbmm(prompt_scores, grid_query, prompt_key.mT, beta=0, alpha=scale, out=prompt_scores)
+        torch.baddbmm(
+            prompt_scores, grid_query, prompt_key.mT, beta=0, alpha=scale, out=prompt_scores
+        )
         if self._shortest < length:
             ragged = prompt_scores.view(self._prompts, -1, length)[..., self._shortest :]
             ragged += self._bias
         row_query = query.view(-1, groups, dim)
         torch.baddbmm(row_scores, row_query, row_key.mT, beta=0, alpha=scale, out=row_scores)
-        grid_scores = row_scores if self._in_order else row_scores.index_select(0, self._to_grid)
-        torch.cat([prompt_scores.view(-1, groups, length), grid_scores], dim=-1, out=self._scores)
+        grid_scores = (
+            row_scores if self._in_order else row_scores.index_select(0, self._to_grid)
+        )
+        torch.cat(
+            [prompt_scores.view(-1, groups, length), grid_scores], dim=-1, out=self._scores
+        )
         torch.softmax(self._scores, dim=-1, out=self._weights)
         prompt_weights = self._weights[..., :length].view(len(prompt_scores), -1, length)
-        output = torch.bmm(prompt_weights, prompt_value, out=self._prompt_output).view(-1, groups * dim)
+        output = torch.bmm(prompt_weights, prompt_value, out=self._prompt_output).view(
+            -1, groups * dim
+        )
         row_weights = self._weights[..., length:]
         if not self._in_order:
             output = output.index_select(0, self._to_rows)
@@ -231,7 +247,8 @@ class RowAttention:
     def _buffer(self, name: str, *shape: int) -> torch.Tensor:
         size = torch.Size(shape).numel()
         if name not in self._buffers or self._buffers[name].numel() < size:
-            self._buffers[name] = torch.empty(size + size // 4, dtype=torch.float32)  # room to grow
+            # room to grow
+            self._buffers[name] = torch.empty(size + size // 4, dtype=torch.float32)
         return self._buffers[name][:size].view(shape)
 
 
@@ -248,14 +265,16 @@ class BucketAttention:
     ) -> None:
         self._heads, self._groups = heads, groups
         zeros = partial(torch.zeros, dtype=torch.long, device=device)
-        self._queries = zeros((prompts * seats + rows) * heads * groups)  # in the grid, then by row
+        # in the grid, then by row
+        self._queries = zeros((prompts * seats + rows) * heads * groups)
         self._to_rows = zeros(rows * heads)
         self._to_grid = zeros(prompts * seats * heads)
 
     def arrange(self, row_of_seat: torch.Tensor, seat_of_row: torch.Tensor, seats: int) -> None:
         """Place rows in the grid, see seat_indices."""
         heads, groups, rows = self._heads, self._groups, len(seat_of_row)
-        self._rows, self._seats, self._seat_of_row = rows, seats, seat_of_row  # a graph reads the last one
+        # a graph reads the last one
+        self._rows, self._seats, self._seat_of_row = rows, seats, seat_of_row
         to_grid, to_rows = seat_indices(row_of_seat, seat_of_row, seats, heads)
         self._to_grid[: len(to_grid)] = to_grid
         self._to_rows[: rows * heads] = to_rows
@@ -325,7 +344,8 @@ def _repeated_heads(
     groups = query.size(1) // key.size(1)
     key = key.repeat_interleave(groups, dim=1)
     value = value.repeat_interleave(groups, dim=1)
-    module = SimpleNamespace(is_causal=getattr(module, "is_causal", True))  # without groups of its own
+    # without groups of its own
+    module = SimpleNamespace(is_causal=getattr(module, "is_causal", True))
     return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, *mask, **options)
 
 

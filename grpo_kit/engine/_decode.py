@@ -160,7 +160,9 @@ class Decoder:
         self._tokens = {"prefill": 0, "decode": 0}
         self._layers = None if self.bucketed else plain_layers(self.base, self.bits)
         if self.bits == 16 and self._layers is None:
-            raise ValueError("bits=16 needs a plain float32 Llama, Qwen2 or Qwen3, without autocast; use 32")
+            raise ValueError(
+                "bits=16 needs a plain float32 Llama, Qwen2 or Qwen3, without autocast; use 32"
+            )
         if self.bucketed:
             self._read_fused_layers()
         self._head = head_of(self.base)
@@ -171,7 +173,9 @@ class Decoder:
         longest = max(lengths)
         if self.bucketed:
             longest = -(-longest // 64) * 64
-        size = CacheSize(len(groups), self._bucket(len(prompts)), longest, max(counts), output.limit)
+        size = CacheSize(
+            len(groups), self._bucket(len(prompts)), longest, max(counts), output.limit
+        )
         if self._layers is None:
             with attention_over_prompts(self.base):
                 first_logits = self._prefill_by_modules(distinct, size)  # (P, V)
@@ -203,7 +207,9 @@ class Decoder:
 
     # ---- prompts ------------------------------------------------------------------------------------------------
 
-    def _prefill_tree(self, prompts: Sequence[Sequence[int]], size: CacheSize, keep: bool) -> torch.Tensor:
+    def _prefill_tree(
+        self, prompts: Sequence[Sequence[int]], size: CacheSize, keep: bool
+    ) -> torch.Tensor:
         """Prompts into the prefix slots, by plain functions of layers; the logits behind their last tokens, (P, V)."""
         prefilled = self._tree_prefill(self.base, self._layers, prompts, keep=keep)
         self._tokens["prefill"] += prefilled.computed
@@ -212,10 +218,14 @@ class Decoder:
         for part, layers in enumerate((prefilled.keys, prefilled.values)):
             for layer, states in enumerate(layers):
                 for prompt, place in enumerate(prefilled.places):
-                    self.slots.prefix[part, layer, prompt, :, : len(place)] = states.index_select(1, place)
+                    self.slots.prefix[part, layer, prompt, :, : len(place)] = (
+                        states.index_select(1, place)
+                    )
         return self._layers.head(prefilled.hidden)
 
-    def _prefill_by_modules(self, prompts: Sequence[Sequence[int]], size: CacheSize) -> torch.Tensor:
+    def _prefill_by_modules(
+        self, prompts: Sequence[Sequence[int]], size: CacheSize
+    ) -> torch.Tensor:
         """Prompts into the prefix slots, by the model's modules; the logits behind their last tokens, (P, V)."""
         shared = common_length(prompts)
         if len(prompts) == 1 or shared < _SHORTEST_PREFIX:
@@ -226,9 +236,12 @@ class Decoder:
             tails = [list(prompt[shared:]) for prompt in prompts[begin:end]]
             count, width = len(tails), max(map(len, tails))
             # Padded on the right: causal attention hides the padding, and no mask is needed.
-            ids = torch.tensor([tail + [0] * (width - len(tail)) for tail in tails], device=self.device)
+            ids = torch.tensor(
+                [tail + [0] * (width - len(tail)) for tail in tails], device=self.device
+            )
             self._tokens["prefill"] += ids.numel()
-            cache = DynamicCache()  # without a config: layers with a sliding window keep everything too
+            # without a config: layers with a sliding window keep everything too
+            cache = DynamicCache()
             for number, layer in enumerate(prefix.layers):
                 keys, values = (x.expand(count, -1, -1, -1) for x in (layer.keys, layer.values))
                 cache.update(keys, values, number)
@@ -238,7 +251,9 @@ class Decoder:
             last_states.append(hidden[torch.arange(count, device=self.device), last])
             if begin == 0:
                 _, heads, _, dim = cache.layers[0].values.shape
-                self._allocate(size, (len(cache.layers), heads, dim), cache.layers[0].values.dtype)
+                self._allocate(
+                    size, (len(cache.layers), heads, dim), cache.layers[0].values.dtype
+                )
             for number, layer in enumerate(cache.layers):
                 self.slots.prefix[0, number, begin:end, :, : shared + width] = layer.keys
                 self.slots.prefix[1, number, begin:end, :, : shared + width] = layer.values
@@ -256,7 +271,9 @@ class Decoder:
     def _hidden(self, ids: torch.Tensor, positions: torch.Tensor, cache: Cache) -> torch.Tensor:
         """Last hidden states (rows, T, hidden) of the model's own decoder, which writes the cache."""
         options = {self._cache_name: cache, "use_cache": True}
-        return self.base.get_decoder()(input_ids=ids, position_ids=positions, **options).last_hidden_state
+        return self.base.get_decoder()(
+            input_ids=ids, position_ids=positions, **options
+        ).last_hidden_state
 
     def _chunks(self, lengths: Sequence[int], shared: int) -> Iterator[tuple[int, int]]:
         """Ranges of prompts that are computed together: on a CPU one prompt at a time, unless few tokens are left."""
@@ -267,11 +284,16 @@ class Decoder:
             lengths = [length - shared for length in lengths]
         begin = 0
         for end in range(1, len(lengths) + 1):
-            if end == len(lengths) or (end + 1 - begin) * max(lengths[begin : end + 1]) > budget:
+            if (
+                end == len(lengths)
+                or (end + 1 - begin) * max(lengths[begin : end + 1]) > budget
+            ):
                 yield begin, end
                 begin = end
 
-    def _allocate(self, size: CacheSize, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    def _allocate(
+        self, size: CacheSize, shape: tuple[int, int, int], dtype: torch.dtype
+    ) -> None:
         """The KV cache of this batch: the last one where it fits. shape: layers, key heads, their dimension."""
         if torch.is_autocast_enabled(self.device.type):
             dtype = torch.get_autocast_dtype(self.device.type)
@@ -296,20 +318,28 @@ class Decoder:
         sampler: Sampler,
     ) -> None:
         slots, tokens = self.slots, token_rows(self.base)
-        prompt_of_slot = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)).tolist()
+        prompt_of_slot = (
+            torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)).tolist()
+        )
         row_of_slot = list(range(len(prompt_of_slot)))
-        output_rows = torch.arange(len(row_of_slot), device=self.device)  # the same on the device
+        # the same on the device
+        output_rows = torch.arange(len(row_of_slot), device=self.device)
         prompt_lengths = output.prompt_width - output.padding  # (n,)
         first_prompts = torch.tensor(prompt_of_slot, device=self.device)
         logits = first_logits[:, :tokens].index_select(0, first_prompts)
         slots.arrange(prompt_of_slot, self._bucket(len(row_of_slot)))
         watch = EndWatch(output.done, _LOOK_EVERY) if self.bucketed else None
         # Of all steps at once: one by one they would be 40 kernels a token.
-        chances = uniform(sampler.seed, rows[:, None], torch.arange(output.limit, device=self.device))
+        chances = uniform(
+            sampler.seed, rows[:, None], torch.arange(output.limit, device=self.device)
+        )
         input_ids = padding = None
         for step in range(output.limit):
             if sampler.changes_scores:
-                input_ids, padding = output.so_far(output_rows, step), output.padding[output_rows]
+                input_ids, padding = (
+                    output.so_far(output_rows, step),
+                    output.padding[output_rows],
+                )
             chance = chances[:, step].index_select(0, output_rows)
             sampled = sampler(logits, rows[output_rows], input_ids, padding, chance)
             output.write(step, output_rows, sampled)
@@ -325,8 +355,12 @@ class Decoder:
                     former_slots, prompt_of_slot = self._drop(live, prompt_of_slot, step)
                     row_of_slot = [row_of_slot[slot] for slot in former_slots]
                     places = torch.tensor(former_slots, device=self.device)
-                    token, output_rows = token.index_select(0, places), output_rows.index_select(0, places)
-            width = step + 1  # columns to attend to: those written, or the next power of two of them
+                    token, output_rows = (
+                        token.index_select(0, places),
+                        output_rows.index_select(0, places),
+                    )
+            # columns to attend to: those written, or the next power of two of them
+            width = step + 1
             if self.bucketed:
                 width = min(max(_SHORTEST_BUCKET, 1 << step.bit_length()), slots.size.width)
             slots.set_step(token, prompt_lengths[output_rows] + step, step, width)

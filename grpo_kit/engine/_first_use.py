@@ -23,16 +23,28 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from grpo_kit._support import cuda
 from grpo_kit._support.version import __version__
-from grpo_kit.engine._supported_models import decode_by_modules, is_tested, layer_kinds, window_of
+from grpo_kit.engine._supported_models import (
+    decode_by_modules,
+    is_tested,
+    layer_kinds,
+    window_of,
+)
 from grpo_kit.models._gguf_reader import cache_folder
-from grpo_kit.models._model_facts import base_model, context_length, evaluating, hardware, token_rows
+from grpo_kit.models._model_facts import (
+    base_model,
+    context_length,
+    evaluating,
+    hardware,
+    token_rows,
+)
 from grpo_kit.models._precision import Finding, is_narrow, judged
 from grpo_kit.models.token_lists import left_pad, logits_of
 from grpo_kit.record._lines import read_json
 from grpo_kit.record.files import write_whole
 
 FILE = "checked_cards.json"
-FEW_KERNELS = "decoding in few kernels"  # the part of the engine that gives way to the model's modules
+# the part of the engine that gives way to the model's modules
+FEW_KERNELS = "decoding in few kernels"
 # Outcomes that leave a part out, by whether the model is tested: of one that is, rounding may hide a difference.
 WRONG = {True: ("differs", "failed"), False: ("differs", "failed", "cannot tell")}
 TOKENS, GROUP = 12, 2
@@ -65,7 +77,9 @@ def _gap(logprobs: torch.Tensor, plain: torch.Tensor) -> float:
     return difference if math.isfinite(difference) else math.inf
 
 
-def _plain(model: Any, prompt: list[int], completion: list[int], shift: int = 0) -> torch.Tensor:
+def _plain(
+    model: Any, prompt: list[int], completion: list[int], shift: int = 0
+) -> torch.Tensor:
     """(T,) of one completion, by the model's own forward pass. shift: positions that the row is moved by."""
     ids, mask = left_pad([[*prompt, *completion]], 0, next(model.parameters()).device)
     logits = logits_of(model, ids, mask, len(completion) + 1, shift)[0, :-1]
@@ -79,7 +93,8 @@ def guarded(part: str, work: Callable[[], Finding]) -> Finding:
         return work()
     except torch.OutOfMemoryError:
         raise
-    except (TypeError, AttributeError, LookupError, NotImplementedError):  # of another architecture's modules
+    except (TypeError, AttributeError, LookupError, NotImplementedError):
+        # of another architecture's modules
         return Finding(part, "failed", why="the model's modules do not run in it")
     except Exception as error:  # of a kernel, a driver, a compiler: any
         first_line = str(error).partition("\n")[0]
@@ -125,7 +140,10 @@ def _key(base: PreTrainedModel, more_facts: list[Any]) -> str:
     if not is_tested(base):
         facts += [type(base).__name__, sorted(set(layer_kinds(base))), window_of(base)]
     facts += [version(name) for name in ("torch", "transformers", "peft")] + [__version__]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16] + f" {machine}, {model_type}"
+    return (
+        hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        + f" {machine}, {model_type}"
+    )
 
 
 def random_prompts(model: Any) -> list[list[int]]:
@@ -150,13 +168,20 @@ _problems: WeakKeyDictionary[PreTrainedModel, str | None] = WeakKeyDictionary()
 _on_trial: WeakSet[PreTrainedModel] = WeakSet()  # the engine may run, whatever its problem
 
 
-def engine_findings(model: Any, engine: Callable[[Any], Any], prompts: list[list[int]]) -> list[Finding]:
+def engine_findings(
+    model: Any, engine: Callable[[Any], Any], prompts: list[list[int]]
+) -> list[Finding]:
     """The engine beside the model's own forward pass, on completions that it samples now.
 
     engine: RolloutEngine. If it is off in few kernels that is the first finding, and the engine without them the last.
     """
     sampling = GenerationConfig(
-        max_new_tokens=TOKENS, do_sample=True, temperature=1.0, top_k=0, eos_token_id=[], pad_token_id=0
+        max_new_tokens=TOKENS,
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        eos_token_id=[],
+        pad_token_id=0,
     )
     trial = engine(model)
     _on_trial.add(base_model(model))

@@ -15,7 +15,14 @@ from typing import NamedTuple
 import torch
 from transformers import Cache
 
-from grpo_kit.engine._attention import OUTSIDE, BucketAttention, RowAttention, attend, attend_fused, join
+from grpo_kit.engine._attention import (
+    OUTSIDE,
+    BucketAttention,
+    RowAttention,
+    attend,
+    attend_fused,
+    join,
+)
 
 
 def fill_holes(live: Sequence[bool]) -> list[tuple[int, int]]:
@@ -75,14 +82,24 @@ class KVCache(Cache):
         layers, heads, dim = shape
         prompts, rows, prompt_length, group, width = size
         # Zeros, since unwritten entries are still read under a mask in bucketed decoding.
-        self.prefix = torch.zeros(2, layers, prompts, heads, prompt_length, dim, dtype=dtype, device=device)
-        self.suffix = torch.zeros(2, layers, rows, heads, width, dim, dtype=dtype, device=device)
+        self.prefix = torch.zeros(
+            2, layers, prompts, heads, prompt_length, dim, dtype=dtype, device=device
+        )
+        self.suffix = torch.zeros(
+            2, layers, rows, heads, width, dim, dtype=dtype, device=device
+        )
         self.size, self.bucketed, self.groups = size, bucketed, groups
         zeros = partial(torch.zeros, dtype=torch.long, device=device)
         # Inputs of a decode step at fixed addresses, so that a captured graph finds them.
-        self.input_ids, self.position_ids, self.column = zeros(rows, 1), zeros(rows, 1), zeros(1)
+        self.input_ids, self.position_ids, self.column = (
+            zeros(rows, 1),
+            zeros(rows, 1),
+            zeros(1),
+        )
         self._row_of_seat, self._seat_of_row = zeros(prompts * group), zeros(rows)
-        self._prefix_bias = torch.zeros(prompts, 1, 1, prompt_length, dtype=torch.float32, device=device)
+        self._prefix_bias = torch.zeros(
+            prompts, 1, 1, prompt_length, dtype=torch.float32, device=device
+        )
         self._prompt_order = torch.arange(prompt_length, device=device)
         self._prompt_lengths = zeros(prompts)
         self._suffix_bias: torch.Tensor | None = None
@@ -91,7 +108,9 @@ class KVCache(Cache):
         self._lengths: list[int] = []
         self._bucket_attention = self._row_attention = None
         if groups and bucketed:
-            self._bucket_attention = BucketAttention(prompts, group, rows, heads, groups, device)
+            self._bucket_attention = BucketAttention(
+                prompts, group, rows, heads, groups, device
+            )
         elif groups:
             self._row_attention = RowAttention(heads, groups)
 
@@ -126,8 +145,11 @@ class KVCache(Cache):
             seats = max(Counter(prompt_of_row).values())
             ragged = min(self._lengths) < self.prompt_length
         self.seats = seats
-        self._bias = self._prefix_bias[: self.prompts, ..., : self.prompt_length] if ragged else None
-        row_of_seat = [0] * (self.prompts * seats)  # an empty seat computes row 0 again; never read
+        self._bias = (
+            self._prefix_bias[: self.prompts, ..., : self.prompt_length] if ragged else None
+        )
+        # an empty seat computes row 0 again; never read
+        row_of_seat = [0] * (self.prompts * seats)
         seat_of_row = [0] * rows
         taken_seats: Counter[int] = Counter()
         for row, prompt in enumerate(prompt_of_row):
@@ -144,7 +166,9 @@ class KVCache(Cache):
         if self._row_attention is not None:
             self._row_attention.arrange(*seating, self._lengths)
 
-    def set_step(self, tokens: torch.Tensor, positions: torch.Tensor, column: int, width: int) -> None:
+    def set_step(
+        self, tokens: torch.Tensor, positions: torch.Tensor, column: int, width: int
+    ) -> None:
         """The next step reads these tokens, long (R,), at these positions and writes this column; attends `width`."""
         self.input_ids[: len(tokens), 0] = tokens
         self.position_ids[: len(tokens), 0] = positions
@@ -166,7 +190,12 @@ class KVCache(Cache):
     # ---- inside a step: called by the model's layers ------------------------------------------------------------
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args,
+        **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the column of this step; key_states, value_states (rows, Hkv, 1, D)."""
         for part, states in enumerate((key_states, value_states)):
@@ -181,7 +210,10 @@ class KVCache(Cache):
             return self._bias, self._suffix_bias
         if window not in self._window_biases:
             first = self.column + 1 - window  # the first column inside
-            places = self._prompt_order[: self.prompt_length] - self._prompt_lengths[: self.prompts, None]
+            places = (
+                self._prompt_order[: self.prompt_length]
+                - self._prompt_lengths[: self.prompts, None]
+            )
             prefix = self._prefix_bias[: self.prompts, ..., : self.prompt_length]
             prefix = torch.where((places < first)[:, None, None], OUTSIDE, prefix)
             is_outside = self._suffix_order[: self.width] < first
@@ -231,7 +263,12 @@ class KVCache(Cache):
         return joined.to(query.dtype).view(rows, 1, query_heads, dim)
 
     def attend_rows(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int, scale: float
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        layer: int,
+        scale: float,
     ) -> torch.Tensor:
         """Write this step's column and attend, as plain functions of layers call it: float32, not bucketed.
 
@@ -241,16 +278,24 @@ class KVCache(Cache):
         rows, unread_rows = self.rows, len(query) - self.rows
         for part, states in enumerate((key, value)):
             self.suffix[part, layer, :rows, :, self._written] = states[:rows]
-        output = self._row_attention(query[:rows], self.prefix[:, layer], self.suffix[:, layer], scale)
-        return torch.nn.functional.pad(output, (0, 0, 0, unread_rows)) if unread_rows else output
+        output = self._row_attention(
+            query[:rows], self.prefix[:, layer], self.suffix[:, layer], scale
+        )
+        return (
+            torch.nn.functional.pad(output, (0, 0, 0, unread_rows)) if unread_rows else output
+        )
 
-    def attend_fused_rows(self, query_and_key: torch.Tensor, value: torch.Tensor, layer: int) -> torch.Tensor:
+    def attend_fused_rows(
+        self, query_and_key: torch.Tensor, value: torch.Tensor, layer: int
+    ) -> torch.Tensor:
         """Write this step's column and attend, as fused layers call it; bucketed.
 
         query_and_key (rows, Hq + Hkv, D): scaled queries, then keys. value (rows, Hkv * D). Returns (rows, Hq * D).
         """
         heads, dim = self.suffix.size(3), self.suffix.size(5)
-        self.update(query_and_key[:, -heads:, None], value.view(self.rows, heads, 1, dim), layer)
+        self.update(
+            query_and_key[:, -heads:, None], value.view(self.rows, heads, 1, dim), layer
+        )
         suffix = self.suffix[:, layer, : self.rows, :, : self.width]
         return self._bucket_attention(query_and_key, self.prefix[:, layer], suffix)
 

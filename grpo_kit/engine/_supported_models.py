@@ -12,7 +12,13 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from grpo_kit._support.argument_checks import check_whole
 from grpo_kit._support.unsloth import replaced_layers
-from grpo_kit.models._model_facts import MODEL_TYPES, base_model, check_context, context_length, has_adapters
+from grpo_kit.models._model_facts import (
+    MODEL_TYPES,
+    base_model,
+    check_context,
+    context_length,
+    has_adapters,
+)
 
 # Their frequencies change as a sequence grows, so that cached keys would need another rotation.
 _MOVING_ROPE = frozenset({"dynamic", "longrope"})
@@ -46,7 +52,10 @@ def is_tested(model: Any) -> bool:
     base = base_model(model)
     if not type(base).__module__.startswith("transformers.models."):
         return False
-    if not type(base).__name__.endswith("ForCausalLM") or base.config.model_type not in MODEL_TYPES:
+    if (
+        not type(base).__name__.endswith("ForCausalLM")
+        or base.config.model_type not in MODEL_TYPES
+    ):
         return False
     return set(layer_kinds(base)) == {"full_attention"}
 
@@ -139,7 +148,9 @@ def shared_problem(model: Any) -> str | None:
         return "it attends to an encoder"
     if other_kinds := sorted(set(layer_kinds(base)) - _ATTENTION_LAYERS):
         return f"its layers of kind {', '.join(other_kinds)} have another state than keys and values"
-    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
+    if not getattr(config, "is_causal", True) or getattr(
+        config, "use_bidirectional_attention", False
+    ):
         return "its attention is not causal"
     if not getattr(config, "rope_parameters", None):
         return f"model_type {config.model_type!r} has no rotary positions"
@@ -167,7 +178,10 @@ def _model_problem(model: Any) -> str | None:
 def _config_problem(model: Any, generation_config: GenerationConfig) -> str | None:
     settings = vars(GenerationConfig()).keys() - _USED - _WITHOUT_EFFECT
     checkpoint = base_model(model).generation_config
-    for owner, config in (("generation_config", generation_config), ("the checkpoint's own", checkpoint)):
+    for owner, config in (
+        ("generation_config", generation_config),
+        ("the checkpoint's own", checkpoint),
+    ):
         for name, value in vars(config).items():
             in_effect = name in settings and not name.startswith("_")
             if in_effect and value not in (None, False, _OFF.get(name)):
@@ -193,4 +207,6 @@ def check_room(
     for place, prompt in enumerate(ids):
         if not len(prompt):
             raise ValueError(f"{name}[{place}] has no tokens; every prompt needs at least one")
-        check_context(context, len(prompt), limit, where=f"{name}[{place}]", length=length, mend=mend)
+        check_context(
+            context, len(prompt), limit, where=f"{name}[{place}]", length=length, mend=mend
+        )

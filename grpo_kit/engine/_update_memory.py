@@ -60,7 +60,11 @@ class UpdateMemory:
     """
 
     def __init__(
-        self, model: torch.nn.Module, device: torch.device, *, compute_itemsize: int | None = None
+        self,
+        model: torch.nn.Module,
+        device: torch.device,
+        *,
+        compute_itemsize: int | None = None,
     ) -> None:
         self.model, self.device, self.compute_itemsize = model, device, compute_itemsize
         self.attention = _attention(model, device)
@@ -69,7 +73,8 @@ class UpdateMemory:
         self.chunk_tokens: int | None = None
         self.checkpointed_layers = 0
         self.entropy_bonus = False
-        self.give_back: Callable[[], bool] = lambda: False  # frees what others keep; was there anything?
+        # frees what others keep; was there anything?
+        self.give_back: Callable[[], bool] = lambda: False
         self._layers = list(base_model(model).get_decoder().layers)
         self._checkpoint_all, self._seconds = False, 0.0
         self._backoff = Backoff()
@@ -87,7 +92,8 @@ class UpdateMemory:
             start = time.perf_counter()
             try:
                 result = work(limit)
-                self._seconds = time.perf_counter() - start  # the loss is a number: the card is done, too
+                # the loss is a number: the card is done, too
+                self._seconds = time.perf_counter() - start
                 self._try_more(min(limit, sizes.total))
                 return result
             except torch.OutOfMemoryError:
@@ -95,7 +101,9 @@ class UpdateMemory:
             except Exception as error:
                 if self.attention != "flex_attention" or not _is_flex_attentions(error):
                     raise
-                out_of_memory = any(isinstance(e, torch.OutOfMemoryError) for e in _chain(error))
+                out_of_memory = any(
+                    isinstance(e, torch.OutOfMemoryError) for e in _chain(error)
+                )
                 if not out_of_memory:
                     self.attention = "sdpa"
                     first_line = str(error).strip().partition("\n")[0]
@@ -129,7 +137,9 @@ class UpdateMemory:
         with attention_named(base, name), compiler, norms:
             yield
 
-    def spares(self, held: int, rows: list[Row], free: int | None = None, *, seconds: float = 0.0) -> bool:
+    def spares(
+        self, held: int, rows: list[Row], free: int | None = None, *, seconds: float = 0.0
+    ) -> bool:
         """Can `held` bytes stay in use while these rows are computed, at less than making them anew costs?
 
         They can where chunks stay as long as without them, or long enough for good matrix sizes, and at most one layer
@@ -150,11 +160,14 @@ class UpdateMemory:
         return share * _LAYERS_TO_ONE_AGAIN <= 1 and tokens >= enough_tokens
 
     def _sizes(self, rows: list[Row]) -> Sizes:
-        scored = [row for row in rows if row[1]]  # without a completion there is nothing to score
+        # without a completion there is nothing to score
+        scored = [row for row in rows if row[1]]
         groups: dict[tuple[int, ...], list[Row]] = {}
         for row in scored:
             groups.setdefault(row[0], []).append(row)
-        longest = max((len(prompt) + len(completion) - 1 for prompt, completion in scored), default=1)
+        longest = max(
+            (len(prompt) + len(completion) - 1 for prompt, completion in scored), default=1
+        )
         group = max((len(build_tree(members)) for members in groups.values()), default=1)
         return Sizes(longest, group, len(build_tree(scored)) if scored else 1)
 
@@ -187,7 +200,9 @@ class UpdateMemory:
                 f"one completion of {longest} tokens does not fit, with every layer checkpointed: shorten "
                 "max_completion_length, or take LoRA, a smaller model or another optimizer (see plan_memory)"
             )
-        print(f"Out of memory with {failed} tokens at once: the step starts over {remedy}; nothing is lost")
+        print(
+            f"Out of memory with {failed} tokens at once: the step starts over {remedy}; nothing is lost"
+        )
 
     def _forget(self) -> None:
         """Nothing of the failed attempt stays: its gradients are a part of the step's only."""
@@ -208,9 +223,11 @@ class UpdateMemory:
         total = max(longest, total)
         if self.attention == "sdpa":  # a dense mask over several groups is mostly empty
             total = min(total, max(group, _DENSE_TOKENS))
-        elif self.device.type == "cpu":  # longer is no faster, and who runs out of memory here is killed
+        elif self.device.type == "cpu":
+            # longer is no faster, and who runs out of memory here is killed
             total = min(total, max(longest, preferred))
-        if not has_sizes(base.config):  # nothing to estimate from: trying measures it, and run() takes less
+        # nothing to estimate from: trying measures it, and run() takes less
+        if not has_sizes(base.config):
             return min(total, max(longest, preferred)), all_layers * self._checkpoint_all
         trained = [p for p in self.model.parameters() if p.requires_grad and p.grad is None]
         missing_gradients = sum(p.nbytes for p in trained)
@@ -254,7 +271,8 @@ def _attention(model: torch.nn.Module, device: torch.device) -> str:
         compiled = find_spec("triton") and torch.cuda.get_device_capability(device) >= (8, 0)
         return "flex_attention" if compiled else "sdpa"
     dropout = getattr(base_model(model).config, "attention_dropout", 0.0)
-    return "sdpa" if dropout or device.type != "cpu" else TREE  # of other devices only SDPA is sure
+    # of other devices only SDPA is sure
+    return "sdpa" if dropout or device.type != "cpu" else TREE
 
 
 # ---- RMSNorm as one kernel each way, on a card ------------------------------------------------------------------
@@ -281,7 +299,8 @@ def _in_one_kernel(forward: Any) -> Any:
         weight = self.weight
         if hidden_states.dtype != weight.dtype:
             return forward(self, hidden_states)
-        with torch.autocast(hidden_states.device.type, enabled=False):  # which would make 16 bits float32
+        # which would make 16 bits float32
+        with torch.autocast(hidden_states.device.type, enabled=False):
             return rms_norm(hidden_states, weight.shape, weight, self.variance_epsilon)
 
     return norm

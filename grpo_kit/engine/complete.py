@@ -95,7 +95,9 @@ def complete(
     ids = [prompt for prompt in ids for _ in range(samples)]  # (B * samples)
     numbers = range(len(ids)) if numbers is None else numbers
     ends = end_ids(model, tokenizer)
-    config = _generation_config(tokenizer, ends, max_completion_tokens, temperature, sampling or {})
+    config = _generation_config(
+        tokenizer, ends, max_completion_tokens, temperature, sampling or {}
+    )
     completion_ids: dict[int, list[int]] = {}
     # transformers' draws depend on the batch alone: separate calls must not share them.
     with _plain_settings(model, seed + min(numbers)):
@@ -150,7 +152,9 @@ def _decoder(
         if engine is None or RolloutEngine.unsupported(model, config):
             return generate_rows(model, prompts, config)
         try:
-            rollouts = engine.generate(prompts, config, rows=rows, seed=seed, numbers=False, keep=keep)
+            rollouts = engine.generate(
+                prompts, config, rows=rows, seed=seed, numbers=False, keep=keep
+            )
             return rollouts.completion_ids
         except torch.OutOfMemoryError:
             raise
@@ -174,7 +178,9 @@ def _is_the_engines(error: Exception, model: PreTrainedModel, prompts: list[list
     """Did the engine fail on a card that it was not tested on, rather than a model whose logits are NaN anyway?"""
     if not cuda.may_fail(next(model.parameters()).device):
         return False
-    return not isinstance(error, FloatingPointError) or has_finite_logits(model, min(prompts, key=len))
+    return not isinstance(error, FloatingPointError) or has_finite_logits(
+        model, min(prompts, key=len)
+    )
 
 
 def _batches(prompts: Sequence[list[int]], batch_size: int) -> list[list[int]]:

@@ -31,7 +31,8 @@ from grpo_kit.loop.protocols import Hook
 from grpo_kit.models._model_facts import end_ids
 from grpo_kit.models.token_lists import why_not_padded
 
-_ROOM_ON_A_CPU = 16 * 2**30  # bytes free after a rollout above which its keys and values are kept
+# bytes free after a rollout above which its keys and values are kept
+_ROOM_ON_A_CPU = 16 * 2**30
 
 
 # glibc hands large blocks back to the system as they are freed, and every step gets gigabytes anew, page by page, each
@@ -99,7 +100,8 @@ class EngineSample:
         ends = end_ids(model, tokenizer)
         sampling = generation_config(tokenizer, ends, config, numbers)
         first = numbers.first * config.group_size
-        places = range(first, first + len(prompts))  # a completion's draws do not depend on who makes it
+        # a completion's draws do not depend on who makes it
+        places = range(first, first + len(prompts))
         stays = False
         try:
             with autocast(config, next(model.parameters()).device):
@@ -154,7 +156,9 @@ def fast(model: Any, config: Config) -> Seams:
     if not no_packing:
         packed_update = PackedUpdate(model, config)
         memory = packed_update.memory
-        update = _UpdateOrPlainly(packed_update, plain_update, model) if may_fail else packed_update
+        update = (
+            _UpdateOrPlainly(packed_update, plain_update, model) if may_fail else packed_update
+        )
     if not no_engine:
         engine_sample = EngineSample(model, partial(_may_stay, memory), config.rollout_bits)
         sample = OrPlainly(engine_sample, generate, "engine") if may_fail else engine_sample
@@ -190,7 +194,10 @@ def _problems(model: Any, config: Config) -> tuple[str | None, str | None]:
             for finding in checked(model, config)
             if finding.outcome in WRONG[tested]
         }
-        no_engine, no_packing = no_engine or wrong.get("engine"), no_packing or wrong.get("packed update")
+        no_engine, no_packing = (
+            no_engine or wrong.get("engine"),
+            no_packing or wrong.get("packed update"),
+        )
         if "optimizer" in wrong:
             print(
                 "torch's AdamW takes the place of an optimizer that is off on this machine: "
@@ -227,9 +234,18 @@ class OrPlainly:
     """A fast way, and from its first failure on the plain one: a card may be one that nobody has tried."""
 
     def __init__(
-        self, fast_way: Any, plain_way: Any, name: str, start_over: Callable[[], None] = lambda: None
+        self,
+        fast_way: Any,
+        plain_way: Any,
+        name: str,
+        start_over: Callable[[], None] = lambda: None,
     ) -> None:
-        self._way, self._plain, self._name, self._start_over = fast_way, plain_way, name, start_over
+        self._way, self._plain, self._name, self._start_over = (
+            fast_way,
+            plain_way,
+            name,
+            start_over,
+        )
         self.failed: str | None = None  # why the plain way is taken
 
     def __getattr__(self, name: str) -> Any:
@@ -259,4 +275,6 @@ class _UpdateOrPlainly:
     def __init__(self, packed: PackedUpdate, plain: PaddedUpdate, model: Any) -> None:
         self.memory = packed.memory
         self.logprobs = OrPlainly(packed.logprobs, plain.logprobs, "packed update")
-        self.gradients = OrPlainly(packed.gradients, plain.gradients, "packed update", model.zero_grad)
+        self.gradients = OrPlainly(
+            packed.gradients, plain.gradients, "packed update", model.zero_grad
+        )

@@ -85,7 +85,9 @@ class PackedBatch:
 
         def count_and_order(blocks: Tensor) -> tuple[Tensor, Tensor]:
             order = blocks.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
-            return blocks.sum(-1, dtype=torch.int32)[None, None], order.to(torch.int32)[None, None]
+            return blocks.sum(-1, dtype=torch.int32)[None, None], order.to(torch.int32)[
+                None, None
+            ]
 
         return BlockMask.from_kv_blocks(
             *count_and_order(partial),
@@ -106,7 +108,9 @@ def why_not_packed(model: Any) -> str | None:
     """None if this model can be computed packed, else one sentence that says why not."""
     config = base_model(model).config
     if config._attn_implementation not in _ATTENTIONS:
-        return f"attention {config._attn_implementation!r} is not one of {', '.join(_ATTENTIONS)}"
+        return (
+            f"attention {config._attn_implementation!r} is not one of {', '.join(_ATTENTIONS)}"
+        )
     return shared_problem(model)
 
 
@@ -119,7 +123,8 @@ def pack_rows(rows: list[Row], device: torch.device, *, multiple: int = 1) -> Pa
     [[5, 6, 7, 6, 9]]
     """
     scored = [i for i, (_, completion) in enumerate(rows) if completion]
-    tree = build_tree([rows[i] for i in scored] or [((0,), ())])  # nothing scored: one token to hang zeros on
+    # nothing scored: one token to hang zeros on
+    tree = build_tree([rows[i] for i in scored] or [((0,), ())])
     length = -(-len(tree) // multiple) * multiple
     table = torch.zeros(4, length, dtype=torch.long)
     table[2] = -100
@@ -152,7 +157,9 @@ class PackedMasks:
 
     def __init__(self, packed: PackedBatch, attention: str) -> None:
         self.attention = attention
-        self._make_mask = packed.block_mask if attention == "flex_attention" else packed.dense_mask
+        self._make_mask = (
+            packed.block_mask if attention == "flex_attention" else packed.dense_mask
+        )
         self._masks: dict[int | None, Any] = {}
 
     def __getitem__(self, window: int | None) -> Any:
@@ -180,7 +187,9 @@ def _packed_forward(
     if masks.attention == "flex_attention":
         kwargs |= {"softcap": softcap, "s_aux": s_aux}
     elif softcap is not None or s_aux is not None:
-        return dense_attention(query, key, value, mask, scaling, softcap=softcap, sinks=s_aux), None
+        return dense_attention(
+            query, key, value, mask, scaling, softcap=softcap, sinks=s_aux
+        ), None
     attention = ALL_ATTENTION_FUNCTIONS[masks.attention]
     return attention(module, query, key, value, mask, scaling=scaling, **kwargs)
 
@@ -194,18 +203,24 @@ class PackedUpdate:
     def __init__(self, model: Any, config: Config) -> None:
         self.config = config
         device = next(model.parameters()).device
-        self.memory = UpdateMemory(model, device, compute_itemsize=None if config.autocast == "none" else 2)
+        self.memory = UpdateMemory(
+            model, device, compute_itemsize=None if config.autocast == "none" else 2
+        )
 
     def logprobs(self, model: Any, batch: Batch, temperature: float) -> Tensor:
         """(N, T), without gradients: the log-probabilities of the completions' tokens, 0 behind their ends."""
         rows = as_rows(batch.prompt_ids, batch.completion_ids)
 
         def compute(limit: int) -> Tensor:
-            logprobs = torch.zeros(len(rows), batch.width, dtype=torch.float32, device=self.memory.device)
+            logprobs = torch.zeros(
+                len(rows), batch.width, dtype=torch.float32, device=self.memory.device
+            )
             with self.memory.attention_of(model), torch.no_grad():
                 for chunk in make_chunks(rows, limit):
                     chunk_rows = [rows[i] for i in chunk]
-                    logprobs[chunk] = self._forward(model, chunk_rows, batch.width, temperature)[0]
+                    logprobs[chunk] = self._forward(
+                        model, chunk_rows, batch.width, temperature
+                    )[0]
             return logprobs
 
         return self.memory.run(compute, rows)
@@ -229,7 +244,9 @@ class PackedUpdate:
             total = 0.0
             with self.memory.attention_of(model):
                 for chunk in make_chunks(rows, limit):
-                    scores = self._forward(model, [rows[i] for i in chunk], batch.width, temperature)
+                    scores = self._forward(
+                        model, [rows[i] for i in chunk], batch.width, temperature
+                    )
                     share = loss([places[i] for i in chunk], *scores)
                     backward(share)
                     total += share.item()
@@ -244,7 +261,8 @@ class PackedUpdate:
         flex = self.memory.attention == "flex_attention"
         packed = pack_rows(rows, self.memory.device, multiple=FLEX_BLOCK if flex else 1)
         base = base_model(model)
-        mask = None  # who sees whom: a mask, or None where the kit's attention takes it from the config
+        # who sees whom: a mask, or None where the kit's attention takes it from the config
+        mask = None
         if self.memory.attention == TREE:
             base.config.handed_to_attention = TreePlan(packed.tree)
         elif self.memory.by_layer:
@@ -269,17 +287,26 @@ class PackedUpdate:
             padded.append(packed.unpack(by_position, width))
         return tuple(padded)
 
-    def _head(self, base: Any, hidden: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def _head(
+        self, base: Any, hidden: Tensor, labels: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the labels, (S,) each; logits are never there for all tokens at once."""
         head = base.get_output_embeddings()
         if is_tested(base) and usable_head(head, hidden):
             return head_logprobs(hidden, head.weight, labels, 1 / temperature, token_rows(base))
         has_bonus = self.config.entropy_bonus > 0
-        return tiled_logprobs(head_of(base), hidden, labels, temperature, entropy_gradient=has_bonus)
+        return tiled_logprobs(
+            head_of(base), hidden, labels, temperature, entropy_gradient=has_bonus
+        )
 
 
 def tiled_logprobs(
-    head: Any, hidden: Tensor, labels: Tensor, temperature: float, *, entropy_gradient: bool = False
+    head: Any,
+    hidden: Tensor,
+    labels: Tensor,
+    temperature: float,
+    *,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies of labels (S,) from hidden states (S, H), HEAD_TILE of them at a time.
 

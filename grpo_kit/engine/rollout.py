@@ -17,13 +17,23 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StopStringCriteria,
+)
 
 from grpo_kit._support import cuda
 from grpo_kit._support.argument_checks import check_choice, check_model
 from grpo_kit.engine._decode import Decoder, OutputBuffer
 from grpo_kit.engine._first_use import why_unproven
-from grpo_kit.engine._supported_models import check_room, decode_by_modules, signature, unsupported
+from grpo_kit.engine._supported_models import (
+    check_room,
+    decode_by_modules,
+    signature,
+    unsupported,
+)
 from grpo_kit.engine.card._graphs import AutocastCache
 from grpo_kit.engine.cpu._layers import why_not_here
 from grpo_kit.engine.memory._free import Backoff
@@ -73,7 +83,8 @@ class RolloutEngine:
         self._backoff = Backoff()
         self._sorts = False  # for top-p, after its quick way missed tokens
         self._state: tuple | None = None  # of the model, in the last rollout
-        self._supported: tuple | None = None  # the model's state, and settings that the engine does with it
+        # the model's state, and settings that the engine does with it
+        self._supported: tuple | None = None
 
     def _new_decoder(self) -> Decoder:
         base = base_model(self.model)
@@ -134,7 +145,9 @@ class RolloutEngine:
             raise ValueError("stop_strings need tokenizer=, to know what each token reads like")
         if seed is None:
             seed = int(torch.randint(2**63 - 1, ()))
-        sampler = Sampler.from_config(generation_config, seed, processors, numbers=numbers, sort=self._sorts)
+        sampler = Sampler.from_config(
+            generation_config, seed, processors, numbers=numbers, sort=self._sorts
+        )
         rows = range(len(prompt_ids)) if rows is None else rows
         ending = self._ending(generation_config, tokenizer)
         while True:
@@ -145,13 +158,16 @@ class RolloutEngine:
                 try:
                     rollouts = self._rollout(prompt_ids, rows, sampler, ending, keep)
                     if not numbers:
-                        rollouts = replace(rollouts, logprobs=[], policy_logprobs=[], entropies=[])
+                        rollouts = replace(
+                            rollouts, logprobs=[], policy_logprobs=[], entropies=[]
+                        )
                     return rollouts
                 except torch.OutOfMemoryError:
                     raise
                 except Exception as error:
                     if isinstance(error, FloatingPointError):
-                        self._decoder.slots = None  # otherwise the next rollout would find a NaN in it
+                        # otherwise the next rollout would find a NaN in it
+                        self._decoder.slots = None
                     if not (self.in_few_kernels and cuda.may_fail(self._decoder.device)):
                         raise
                     decode_by_modules(self.model, f"{type(error).__name__}: {str(error)[:200]}")
@@ -163,7 +179,9 @@ class RolloutEngine:
         """Are the model's layers computed by _fused_layers.py, or were they in the last rollout?"""
         return self._decoder.fused is not None
 
-    def _ending(self, config: GenerationConfig, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
+    def _ending(
+        self, config: GenerationConfig, tokenizer: PreTrainedTokenizerBase | None
+    ) -> dict[str, Any]:
         """What ends a completion, and what stands around it: arguments of OutputBuffer."""
         stop_ids = config.eos_token_id
         if stop_ids is None:
@@ -192,7 +210,10 @@ class RolloutEngine:
         keep: bool,
     ) -> Rollouts:
         """All rows, in as many batches as memory needs. Raises FloatingPointError for numbers that are not finite."""
-        seconds, tokens = Counter({"prefill": 0.0, "decode": 0.0}), Counter({"prefill": 0, "decode": 0})
+        seconds, tokens = (
+            Counter({"prefill": 0.0, "decode": 0.0}),
+            Counter({"prefill": 0, "decode": 0}),
+        )
         completions: dict[int, tuple] = {}
         waiting = [list(range(len(prompt_ids)))]
         is_limited = len(prompt_ids) > self._most_rows
@@ -224,7 +245,9 @@ class RolloutEngine:
             self._most_rows = len(part) - 1
             self._backoff.failed()
             waiting.insert(0, part)
-            print(f"Rollout: {len(part)} rows do not fit in memory; going on with half of them at a time")
+            print(
+                f"Rollout: {len(part)} rows do not fit in memory; going on with half of them at a time"
+            )
         if is_limited and self._backoff.again():
             self._most_rows = 2 * self._most_rows + 1
         columns = map(list, zip(*(completions[i] for i in range(len(prompt_ids))), strict=True))
@@ -258,7 +281,11 @@ class RolloutEngine:
         base = base_model(self.model)
         state = signature(self.model)
         checkpoint = getattr(base, "generation_config", None)
-        settings = [dict(vars(config)) for config in (generation_config, checkpoint) if config is not None]
+        settings = [
+            dict(vars(config))
+            for config in (generation_config, checkpoint)
+            if config is not None
+        ]
         if (state, settings) != self._supported:
             if problem := self.unsupported(self.model, generation_config):
                 raise ValueError(f"the rollout engine cannot do this: {problem}")

@@ -14,7 +14,11 @@ from typing import NamedTuple
 
 import torch
 from transformers import GenerationConfig
-from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from grpo_kit._support.argument_checks import check_above_zero, check_temperature
 
@@ -69,7 +73,9 @@ class Sampler:
         if config.temperature is not None:
             check_temperature(config.temperature)
         if config.repetition_penalty is not None:
-            check_above_zero("repetition_penalty", config.repetition_penalty, hint="; 1.0 is no penalty")
+            check_above_zero(
+                "repetition_penalty", config.repetition_penalty, hint="; 1.0 is no penalty"
+            )
         warpers = []
         if config.do_sample:
             if config.top_k:
@@ -142,7 +148,8 @@ class Sampler:
         changes_scores, greedy = self.changes_scores, self.greedy
         policy = policy_probs = None
         if self.numbers or not (changes_scores or greedy):
-            policy, policy_probs = self._softmax(logits)  # before a processor writes over the logits
+            # before a processor writes over the logits
+            policy, policy_probs = self._softmax(logits)
         only_warped = not (greedy or self.processors or self.repetition_penalty != 1)
         if not changes_scores:
             scores = logits
@@ -170,9 +177,12 @@ class Sampler:
         """float32 (R, V): logits / temperature, and its softmax."""
         if self.temperature == 1:
             scaled = logits.to(torch.float32, copy=bool(self.processors))
-        else:  # a tensor of one number makes 16 bits float32 in the division itself, without rounding before it
+        else:
+            # a tensor of one number makes 16 bits float32 in the division itself, without rounding before it
             if "divisor" not in self._buffers:
-                self._buffers["divisor"] = logits.new_full((1,), self.temperature, dtype=torch.float32)
+                self._buffers["divisor"] = logits.new_full(
+                    (1,), self.temperature, dtype=torch.float32
+                )
             scaled = logits / self._buffers["divisor"]
         return scaled, torch.softmax(scaled, dim=-1)
 
@@ -209,15 +219,23 @@ class Sampler:
     ) -> torch.Tensor:
         """transformers' penalty on earlier tokens; its own counts padding as tokens in versions before 5.23."""
         rows, tokens = scores.shape
-        is_padding = torch.arange(input_ids.shape[1], device=input_ids.device) < padding[:, None]
+        is_padding = (
+            torch.arange(input_ids.shape[1], device=input_ids.device) < padding[:, None]
+        )
         present = torch.zeros(rows, tokens + 1, dtype=torch.bool, device=scores.device)
-        present = present.scatter_(1, input_ids.masked_fill(is_padding, tokens), True)[:, :tokens]
+        present = present.scatter_(1, input_ids.masked_fill(is_padding, tokens), True)[
+            :, :tokens
+        ]
         penalty = self.repetition_penalty
         penalised = torch.where(scores < 0, scores * penalty, scores / penalty)
         return torch.where(present, penalised, scores)
 
     def _scores(
-        self, scores: torch.Tensor, rows: torch.Tensor, input_ids: torch.Tensor, padding: torch.Tensor
+        self,
+        scores: torch.Tensor,
+        rows: torch.Tensor,
+        input_ids: torch.Tensor,
+        padding: torch.Tensor,
     ) -> torch.Tensor:
         if self.repetition_penalty != 1:
             scores = self._penalised(scores, input_ids, padding)
@@ -284,7 +302,9 @@ def draw(probs: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     block = _first_above(cumulative, target)
     blocks_before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp(min=0)), 0.0)
     tokens = block * _BLOCK + torch.arange(_BLOCK, device=probs.device)  # (R, _BLOCK)
-    block_probs = probs.gather(1, tokens.clamp(max=vocabulary - 1)).double() * (tokens < vocabulary)
+    block_probs = probs.gather(1, tokens.clamp(max=vocabulary - 1)).double() * (
+        tokens < vocabulary
+    )
     place = _first_above(block_probs.cumsum(-1), target - blocks_before)
     return tokens.gather(1, place)[:, 0]
 
@@ -359,7 +379,8 @@ class _TopP:
     def _cut(self, scores: torch.Tensor, candidates: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The lowest kept score, (R, 1), and for which rows it is certain, bool (R,)."""
         best = scores.topk(candidates + 1, dim=-1).values  # the best first
-        highest = best[:, :1]  # subtracted, since large scores have few digits left for their differences
+        # subtracted, since large scores have few digits left for their differences
+        highest = best[:, :1]
         total = (scores - highest).exp_().sum(-1, keepdim=True).double()
         mass = (best - highest).double().exp() / total
         mass_above = mass.cumsum(-1) - mass  # of each candidate

@@ -71,10 +71,14 @@ def build_tree(rows: Sequence[Row]) -> PrefixTree:
     """
     for number, (prompt, _) in enumerate(rows):
         if not len(prompt):
-            raise ValueError(f"rows[{number}] has an empty prompt; every prompt needs at least one token")
+            raise ValueError(
+                f"rows[{number}] has an empty prompt; every prompt needs at least one token"
+            )
     builder = _Builder(rows)
     # Methods to call with their arguments, the last first; each gives what comes next, in that order.
-    jobs = [(builder.grow, *span, 0, False) for span in reversed(builder.split(0, len(rows), 0))]
+    jobs = [
+        (builder.grow, *span, 0, False) for span in reversed(builder.split(0, len(rows), 0))
+    ]
     while jobs:
         method, *arguments = jobs.pop()
         jobs += method(*arguments)
@@ -93,7 +97,9 @@ def build_tree(rows: Sequence[Row]) -> PrefixTree:
         np.array(builder.input_ids, dtype=np.int64),
         np.array(positions, dtype=np.int64),
         np.array(builder.labels, dtype=np.int64),
-        np.repeat([s.end for s in stretches], [s.stop - s.start for s in stretches]).astype(np.int64),
+        np.repeat([s.end for s in stretches], [s.stop - s.start for s in stretches]).astype(
+            np.int64
+        ),
         [path_of_row[row] for row in range(len(rows))],
         stretches,
     )
@@ -155,9 +161,14 @@ class _Builder:
             return jobs
         if scored:
             self.labels[-1] = self.rows[scored[0][0]][shared]
-        return [(self.grow, *span, shared, False) for span in sorted(scored + unscored, reverse=True)]
+        return [
+            (self.grow, *span, shared, False)
+            for span in sorted(scored + unscored, reverse=True)
+        ]
 
-    def _copy(self, scored: tuple[int, int], unscored: list[tuple[int, int]], depth: int) -> list[tuple]:
+    def _copy(
+        self, scored: tuple[int, int], unscored: list[tuple[int, int]], depth: int
+    ) -> list[tuple]:
         """The token before `depth`, with the label that the scored rows have, and all these rows behind it."""
         place = len(self.input_ids)
         first = self.rows[scored[0]]
@@ -233,7 +244,8 @@ def make_chunks(rows: list[Row], max_tokens: int) -> list[list[int]]:
     order = sorted(scored, key=lambda i: (*rows[i][0], *rows[i][1]))
     alone, added = _positions(rows, order)
     total = torch.cat([torch.zeros(1, dtype=torch.long), added.cumsum(0)])
-    least_costs, last_begins = [0.0], [0]  # of the first n rows: the cost, and where the last chunk begins
+    # of the first n rows: the cost, and where the last chunk begins
+    least_costs, last_begins = [0.0], [0]
     for n in range(1, len(order) + 1):
         # Positions of rows i..n - 1 as one chunk, for each i: the first alone, the others on top of it.
         tokens = alone[:n] + total[n] - total[1 : n + 1]
@@ -253,6 +265,8 @@ def make_chunks(rows: list[Row], max_tokens: int) -> list[list[int]]:
     return chunks[::-1]
 
 
-def as_rows(prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]]) -> list[Row]:
+def as_rows(
+    prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]]
+) -> list[Row]:
     """(prompt tokens, completion tokens) of each completion."""
     return [(tuple(p), list(c)) for p, c in zip(prompt_ids, completion_ids, strict=True)]

@@ -36,7 +36,9 @@ def trained_sampling(model: Any, sampling: str | Config) -> dict[str, float]:
         numbers = {name: getattr(sampling, name) for name in SAMPLING}
         return {"temperature": sampling.at(sampling.steps - 1).temperature} | numbers
     if sampling != "as trained":
-        raise ValueError(f'sampling={sampling!r} must be "as trained", a Config, or None for greedy alone')
+        raise ValueError(
+            f'sampling={sampling!r} must be "as trained", a Config, or None for greedy alone'
+        )
     trained = _trained(run_of(model))
     if trained is None:
         raise ValueError(
@@ -104,7 +106,9 @@ def say_difference(
 def _differences(settings: Mapping[str, Any], trained: Mapping[str, Any]) -> str:
     """Each setting that differs from the run's, beside the run's."""
     differ = [name for name in settings if name in trained and trained[name] != settings[name]]
-    return "; ".join(f"{_words(n, settings[n])} (trained: {_words(n, trained[n])})" for n in differ)
+    return "; ".join(
+        f"{_words(n, settings[n])} (trained: {_words(n, trained[n])})" for n in differ
+    )
 
 
 def _words(name: str, value: Any) -> str:

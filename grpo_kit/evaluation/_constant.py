@@ -77,7 +77,9 @@ def _mean_reward(answers: Answers, text: str) -> float | None:
 
 def _best_strategy(task: Task, rows: list[dict]) -> dict[str, float]:
     """Name and mean reward of the best strategy; {} where the rewards cannot judge an answer without a model."""
-    if any({"prompts", "completion_ids"} & set(required_columns(reward)) for reward in task.rewards):
+    if any(
+        {"prompts", "completion_ids"} & set(required_columns(reward)) for reward in task.rewards
+    ):
         return {}
     try:
         means = strategy_rewards(task, rows)

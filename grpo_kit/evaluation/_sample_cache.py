@@ -54,11 +54,14 @@ def sample_chunks(
         if name not in ("temperature", "sampling"):
             check_whole(name, value)
     ids = tokenizer(list(prompts))["input_ids"]
-    check_room(model, ids, options["max_completion_tokens"])  # of all prompts, before the first is sampled
+    # of all prompts, before the first is sampled
+    check_room(model, ids, options["max_completion_tokens"])
     folder = path_of(folder)
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"folder={str(folder)!r} is a file; name a folder")
-    settings = _settings(model, tokenizer, prompts, ids) | options | {"chunk": chunk, "seed": seed}
+    settings = (
+        _settings(model, tokenizer, prompts, ids) | options | {"chunk": chunk, "seed": seed}
+    )
     folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(folder / ".lock").acquire(blocking=False)
@@ -78,10 +81,18 @@ def sample_chunks(
             path = folder / _PARTS / f"part-{number:05d}.json"
             if not path.exists():
                 # One seed for all would give the first prompts of two chunks the same random numbers.
-                chunk_seed = int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4])
+                chunk_seed = int.from_bytes(
+                    hashlib.sha256(f"{seed} {number}".encode()).digest()[:4]
+                )
                 part = prompts[first : first + chunk]
                 fresh = complete(
-                    model, tokenizer, part, batch_size=batch_size, seed=chunk_seed, progress=report, **options
+                    model,
+                    tokenizer,
+                    part,
+                    batch_size=batch_size,
+                    seed=chunk_seed,
+                    progress=report,
+                    **options,
                 )
                 write_whole(path, json.dumps(_rows(part, fresh, samples)).encode())
             # Fresh samples are read back too, so that both kinds have the same types.
@@ -92,7 +103,9 @@ def sample_chunks(
     return completions, settings
 
 
-def _rows(prompts: Sequence[str], completions: Sequence[Completion], samples: int) -> list[dict[str, Any]]:
+def _rows(
+    prompts: Sequence[str], completions: Sequence[Completion], samples: int
+) -> list[dict[str, Any]]:
     rows = []
     for i, completion in enumerate(completions):
         row = {"prompt": prompts[i // samples], "completion": completion.text}
@@ -147,7 +160,9 @@ def _claim(folder: Path, settings: dict[str, Any]) -> None:
     saved = read_json(path)
     differ = [key for key in settings | saved if saved.get(key) != settings.get(key)]
     if differ:
-        words = "; ".join(f"{key}: {saved.get(key)!r} there, {settings.get(key)!r} now" for key in differ)
+        words = "; ".join(
+            f"{key}: {saved.get(key)!r} there, {settings.get(key)!r} now" for key in differ
+        )
         raise RunFolderError(
             f"folder={str(folder)!r} holds samples of other settings, and none are overwritten ({words}); "
             "name another folder, or ask for what is there"

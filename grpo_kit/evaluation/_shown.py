@@ -44,7 +44,10 @@ class ShownTable(pd.DataFrame):
 
 
 def estimates_table(
-    task: str, estimates: Mapping[str, Estimate], constants: Iterable[tuple[str, float] | None], n: int
+    task: str,
+    estimates: Mapping[str, Estimate],
+    constants: Iterable[tuple[str, float] | None],
+    n: int,
 ) -> pd.DataFrame:
     """One row a measure: value, low, high (95 %), n; then the known constant strategies, of n rows."""
     rows = {name: asdict(estimate) for name, estimate in estimates.items()}
@@ -58,11 +61,17 @@ def in_columns(estimates: Mapping[str, Estimate]) -> dict[str, float]:
     """The estimates as cells of one row: <name>, <name>_low, <name>_high."""
     cells = {}
     for name, estimate in estimates.items():
-        cells |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+        cells |= {
+            name: estimate.value,
+            f"{name}_low": estimate.low,
+            f"{name}_high": estimate.high,
+        }
     return cells
 
 
-def shown(table: pd.DataFrame, sentence: str, cells: Mapping[str, Mapping[str, str]]) -> ShownTable:
+def shown(
+    table: pd.DataFrame, sentence: str, cells: Mapping[str, Mapping[str, str]]
+) -> ShownTable:
     """The same table, shown as the sentence and the cells {row: {column: words}}."""
     words = pd.DataFrame.from_dict(cells, orient="index").fillna("")
     header = "".join(f'<th style="{_CELL}">{html.escape(name)}</th>' for name in ["", *words])

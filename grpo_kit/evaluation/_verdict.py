@@ -12,7 +12,8 @@ Readiness = Any  # readiness.Readiness, whose file imports this one
 FORMATTED = 0.5  # lowest share of samples with a readable answer
 EVER = 0.1  # lowest share of prompts that are right at least once in all their samples
 ALWAYS = 0.9  # highest share of right samples
-SIGNAL = 0.2  # lowest share of groups with right and wrong, or with unequal rewards if those are the measure
+# lowest share of groups with right and wrong, or with unequal rewards if those are the measure
+SIGNAL = 0.2
 
 
 def verdict_of(ready: Readiness) -> tuple[str, str]:
@@ -23,7 +24,9 @@ def verdict_of(ready: Readiness) -> tuple[str, str]:
 def _by_reward(ready: Readiness) -> tuple[str, str]:
     mean, unequal = ready.mean_reward.value, ready.signal_reward().value
     earned = f"the mean reward is {mean:.2f}"
-    differ = f"in {_percent(unequal, SIGNAL)} of groups of {ready.group_size} rewards would differ"
+    differ = (
+        f"in {_percent(unequal, SIGNAL)} of groups of {ready.group_size} rewards would differ"
+    )
     too_few = ""
     if unequal < SIGNAL:
         too_few = f", below {SIGNAL:.0%}"
@@ -52,7 +55,9 @@ def _by_accuracy(ready: Readiness) -> tuple[str, str]:
     mixed, unequal = ready.signal_right().value, ready.signal_reward().value
     credit = ready.signal_credit().value
     in_any = f"{_percent(ever, EVER)} of prompts are right in any of {ready.samples} samples"
-    groups = f"{_percent(mixed, SIGNAL)} of groups of {ready.group_size} would hold right and wrong"
+    groups = (
+        f"{_percent(mixed, SIGNAL)} of groups of {ready.group_size} would hold right and wrong"
+    )
     unreadable, never_paid = _unreadable(ready), _never_paid(ready)
     if unreadable:
         return "format first", unreadable
@@ -67,7 +72,9 @@ def _by_accuracy(ready: Readiness) -> tuple[str, str]:
         return "too easy", f"{_percent(once, ALWAYS)} of samples are right, above {ALWAYS:.0%}"
     if earns_more(ready.constant, once):
         name, share = ready.constant
-        guess = f"{name!r} is right for {share:.0%} of these prompts without reading the question"
+        guess = (
+            f"{name!r} is right for {share:.0%} of these prompts without reading the question"
+        )
         return "shortcut pays", f"pass@1 is {once:.0%}, and {guess}, so not ready"
     if unequal < SIGNAL <= mixed:
         groups = f"in {_percent(unequal, SIGNAL)} of groups rewards would differ"

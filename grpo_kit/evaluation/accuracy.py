@@ -11,12 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_kit._support.argument_checks import check_job, check_temperature, check_whole, is_whole
+from grpo_kit._support.argument_checks import (
+    check_job,
+    check_temperature,
+    check_whole,
+    is_whole,
+)
 from grpo_kit.evaluation._as_trained import say_difference, trained_sampling
 from grpo_kit.evaluation._constant import Constant, constant_reward, own_constant
 from grpo_kit.evaluation._shown import ShownTable, estimates_table, percent, shown
 from grpo_kit.evaluation.generate_and_score import Answers, Decoding, answer, check_rows
-from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k, share
+from grpo_kit.evaluation.intervals import (
+    Estimate,
+    bootstrap_mean,
+    mean_reward,
+    pass_at_k,
+    share,
+)
 from grpo_kit.loop.config import Config
 from grpo_kit.record._lines import read_json, reading
 from grpo_kit.record.files import write_where_asked
@@ -78,7 +89,11 @@ class Evaluation:
         Empty for an evaluation saved without rewards.
         """
         columns = {name: self.rows[name].dropna() for name in filter(is_reward, self.rows)}
-        return {name: mean_reward(column.tolist()) for name, column in columns.items() if len(column)}
+        return {
+            name: mean_reward(column.tolist())
+            for name, column in columns.items()
+            if len(column)
+        }
 
     @property
     def result(self) -> Estimate:
@@ -89,7 +104,9 @@ class Evaluation:
         if self.measure == "accuracy" and self.strict is not None:
             return self.strict
         if "reward" not in self.rewards:
-            raise ValueError(f"task {self.task!r}: its rewards judge none of these {self.n} completions")
+            raise ValueError(
+                f"task {self.task!r}: its rewards judge none of these {self.n} completions"
+            )
         return self.rewards["reward"]
 
     @property
@@ -127,10 +144,15 @@ class Evaluation:
         estimates = self.rates | {f"pass@{k}": estimate for k, estimate in self.pass_at.items()}
         if self.as_trained is not None:
             name = "as trained" if self.measure == "accuracy" else "reward, as trained"
-            estimates[f"{name} (temperature {self.settings['temperature']:g})"] = self.as_trained
+            estimates[f"{name} (temperature {self.settings['temperature']:g})"] = (
+                self.as_trained
+            )
         estimates |= self.rewards
         rows = {
-            name: {"value, 95 % interval": estimate.words(rate=not is_reward(name)), "n": str(estimate.n)}
+            name: {
+                "value, 95 % interval": estimate.words(rate=not is_reward(name)),
+                "n": str(estimate.n),
+            }
             for name, estimate in estimates.items()
         }
         if self.constant is not None:
@@ -139,7 +161,9 @@ class Evaluation:
         if self.constant_reward is not None:
             name, value = self.constant_reward
             rows[name] = {"value, 95 % interval": f"reward {value:.3f}", "n": str(self.n)}
-        table = estimates_table(self.task, estimates, [self.constant, self.constant_reward], self.n)
+        table = estimates_table(
+            self.task, estimates, [self.constant, self.constant_reward], self.n
+        )
         return shown(table, self.sentence, rows)
 
     def _repr_html_(self) -> str:
@@ -161,7 +185,9 @@ class Evaluation:
             for name in ("constant", "constant_reward", "own_constant"):
                 if data.get(name):
                     data[name] = tuple(data[name])
-            data["pass_at"] = {int(k): Estimate(**estimate) for k, estimate in data["pass_at"].items()}
+            data["pass_at"] = {
+                int(k): Estimate(**estimate) for k, estimate in data["pass_at"].items()
+            }
             data["rows"] = pd.DataFrame(data["rows"])
             return cls(**data)
 
@@ -223,11 +249,15 @@ def evaluate(
 
     decoding = Decoding(1, 0.0, max_completion_tokens, batch_size, seed)
     if sampling is None:
-        say_difference(model, task, caller="evaluate", temperature=0.0, tokens=max_completion_tokens)
+        say_difference(
+            model, task, caller="evaluate", temperature=0.0, tokens=max_completion_tokens
+        )
     greedy = answer(model, tokenizer, task, rows, decoding)
     if not samples:
         return evaluation_of(greedy)
-    say_difference(model, task, caller="evaluate's samples", tokens=max_completion_tokens, **numbers)
+    say_difference(
+        model, task, caller="evaluate's samples", tokens=max_completion_tokens, **numbers
+    )
     temperature = numbers.pop("temperature")
     decoding = replace(decoding, samples=samples, temperature=temperature, sampling=numbers)
     sampled = answer(model, tokenizer, task, rows, decoding)
@@ -243,11 +273,15 @@ def _mean_of_samples(sampled: Answers, measure: Measure) -> Estimate:
     """Accuracy, or mean reward, over prompts of which each counts by the mean of its samples."""
     if measure == "accuracy":
         return bootstrap_mean([fmean(right) for right in sampled.by_row(sampled.right)])
-    judged = [[score for score in row if score is not None] for row in sampled.by_row(sampled.rewards)]
+    judged = [
+        [score for score in row if score is not None] for row in sampled.by_row(sampled.rewards)
+    ]
     return mean_reward([fmean(row) for row in judged if row])
 
 
-def evaluation_of(greedy: Answers, sampled: Answers | None = None, ks: Sequence[int] = ()) -> Evaluation:
+def evaluation_of(
+    greedy: Answers, sampled: Answers | None = None, ks: Sequence[int] = ()
+) -> Evaluation:
     """The Evaluation of greedy answers, with pass@k from sampled answers of the same rows; from any decoder."""
     rows, task = greedy.table(), greedy.task
     rates = {name: share(int(rows[name].sum()), len(rows)) for name in greedy.readings}
@@ -264,14 +298,18 @@ def evaluation_of(greedy: Answers, sampled: Answers | None = None, ks: Sequence[
     else:
         optional["constant_reward"] = constant_reward(greedy)
     if sampled is not None:
-        settings |= {name: sampled.settings[name] for name in ("samples", "temperature", "seed")}
+        settings |= {
+            name: sampled.settings[name] for name in ("samples", "temperature", "seed")
+        }
     if has_accuracy(task):
         if task.strategies:
             constant = task.best_constant(greedy.rows)
         if sampled is not None:
             rows["n_right"] = [sum(right) for right in sampled.by_row(sampled.right)]
         for k in ks:
-            pass_at[k] = bootstrap_mean([pass_at_k(sampled.samples, count, k) for count in rows["n_right"]])
+            pass_at[k] = bootstrap_mean(
+                [pass_at_k(sampled.samples, count, k) for count in rows["n_right"]]
+            )
     return Evaluation(
         task=task.name,
         strict=rates.get("strict"),

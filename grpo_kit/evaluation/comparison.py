@@ -18,7 +18,14 @@ from grpo_kit._support.argument_checks import check_whole
 from grpo_kit._support.cuda import peak_gib
 from grpo_kit._support.display import BASE, CONSTANT, TUNED, new_figure
 from grpo_kit.evaluation._constant import Constant, no_better_than
-from grpo_kit.evaluation._shown import ShownTable, in_columns, p_value, percent, shown, with_page
+from grpo_kit.evaluation._shown import (
+    ShownTable,
+    in_columns,
+    p_value,
+    percent,
+    shown,
+    with_page,
+)
 from grpo_kit.evaluation.accuracy import is_reward
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mcnemar_p, share
 from grpo_kit.record._lines import read_json, reading
@@ -148,7 +155,11 @@ class Comparison:
             if evaluation.strict is not None:
                 results[name]["accuracy"] = evaluation.strict.value
             estimate = _estimates(evaluation)[self.leads]
-            results[name] |= {measure: estimate.value, "low": estimate.low, "high": estimate.high}
+            results[name] |= {
+                measure: estimate.value,
+                "low": estimate.low,
+                "high": estimate.high,
+            }
         if self.constant is not None:
             results["best_constant"] = dict(zip(("name", measure), self.constant, strict=True))
         path = path_of(folder) / "results.json"
@@ -177,7 +188,11 @@ class Comparison:
         if self.constant is not None:
             name, value = self.constant
             rows[name] = {"base": value, "tuned": value, "n": self.base.n}
-            words[name] = {"base": self._constant_value, "tuned": self._constant_value, "n": str(self.base.n)}
+            words[name] = {
+                "base": self._constant_value,
+                "tuned": self._constant_value,
+                "n": str(self.base.n),
+            }
         table = pd.DataFrame.from_dict(rows, orient="index").rename_axis(self.base.task)
         return shown(table, self.sentence, words)
 
@@ -194,13 +209,17 @@ class Comparison:
                 f"labels: {len(labels)} for {self.base.n} rows measured by {', '.join(self.difference)}; give one "
                 "a row, of a task whose answers are right or wrong"
             )
-        right = pd.DataFrame({"base": self.base.rows["strict"], "tuned": self.tuned.rows["strict"]})
+        right = pd.DataFrame(
+            {"base": self.base.rows["strict"], "tuned": self.tuned.rows["strict"]}
+        )
         rows, words = {}, {}
         for label, answers in right.groupby(pd.Series(list(labels))):
             n = len(answers)
             estimates = {column: share(int(answers[column].sum()), n) for column in answers}
             rows[label] = in_columns(estimates) | {"n": n}
-            words[str(label)] = {column: estimate.words() for column, estimate in estimates.items()}
+            words[str(label)] = {
+                column: estimate.words() for column, estimate in estimates.items()
+            }
             words[str(label)]["n"] = str(n)
         table = pd.DataFrame.from_dict(rows, orient="index").rename_axis(name)
         return shown(table, f"Right, by {name}.", words)
@@ -224,7 +243,10 @@ class Comparison:
         ):
             all_estimates = _estimates(evaluation)
             estimates = [all_estimates[name] for name in names]
-            errors = [[e.value - e.low for e in estimates], [e.high - e.value for e in estimates]]
+            errors = [
+                [e.value - e.low for e in estimates],
+                [e.high - e.value for e in estimates],
+            ]
             x = [place + shift for place in range(len(names))]
             values = [e.value for e in estimates]
             axes.bar(x, values, width=0.36, yerr=errors, capsize=4, color=colour, label=label)
@@ -275,7 +297,10 @@ class Comparison:
         for (kind, place), row in table.iterrows():
             name = f"{kind}, row {place}"
             page += side_by_side(
-                name, row["question"], row["answer"], {"base": row["base"], "tuned": row["tuned"]}
+                name,
+                row["question"],
+                row["answer"],
+                {"base": row["base"], "tuned": row["tuned"]},
             )
             text += f"\n\n{name}: {row['question']}"
             for column in ("answer", "base", "tuned"):
@@ -303,7 +328,10 @@ def compare(base: Evaluation, tuned: Evaluation) -> Comparison:
             raise ValueError(
                 f"{name}={evaluation!r:.100} is no Evaluation; kit.evaluate(model, tokenizer, task) makes one"
             )
-    if base.task != tuned.task or base.rows["question"].tolist() != tuned.rows["question"].tolist():
+    if (
+        base.task != tuned.task
+        or base.rows["question"].tolist() != tuned.rows["question"].tolist()
+    ):
         raise ValueError(
             f"base has {base.n} rows of {base.task!r} and tuned {tuned.n} of {tuned.task!r}, not the same ones in the "
             "same order; evaluate both on the same rows"
@@ -328,7 +356,9 @@ def compare(base: Evaluation, tuned: Evaluation) -> Comparison:
             p[name] = mcnemar_p(*counts[name])
     leading = "strict" if "strict" in counts else "reward"
     if leading not in counts:
-        raise ValueError(f"task {base.task!r}: its rewards judge no row of both; there is nothing to compare")
+        raise ValueError(
+            f"task {base.task!r}: its rewards judge no row of both; there is nothing to compare"
+        )
     return Comparison(base, tuned, difference, p, *counts[leading])
 
 
@@ -342,7 +372,9 @@ def results(root: str | Path) -> pd.DataFrame:
     >>> results("runs")  # doctest: +SKIP
     """
     rows = {}
-    for path in sorted(path_of(root, "root").glob("*/results.json"), key=lambda path: path.stat().st_mtime):
+    for path in sorted(
+        path_of(root, "root").glob("*/results.json"), key=lambda path: path.stat().st_mtime
+    ):
         try:
             with reading(path):
                 saved = read_json(path)

@@ -298,7 +298,10 @@ def answer(
         line = nullcontext(progress)
     with line as report:
         return play(
-            model, tokenizer, rows, Request(settings, decoding.batch_size, first, folder, chunk, report)
+            model,
+            tokenizer,
+            rows,
+            Request(settings, decoding.batch_size, first, folder, chunk, report),
         )
 
 
@@ -311,7 +314,11 @@ def _complete(
 ) -> Answers:
     """A plain task is played by completing each row's prompt."""
     _check_columns(task, rows)
-    check_tags(task, template_tokens(tokenizer, end_ids(model, tokenizer)).values(), "ends a completion")
+    check_tags(
+        task,
+        template_tokens(tokenizer, end_ids(model, tokenizer)).values(),
+        "ends a completion",
+    )
     prompts = task.render(tokenizer, rows)
     settings, progress = request.settings, request.progress
     samples = settings["samples"]
@@ -335,7 +342,9 @@ def check_rows(rows: Any) -> list[Any]:
     """The rows as a list. Raises ValueError for a number, a text or one row, and where there is no row."""
     if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
         n = rows if is_number(rows) else 32
-        raise ValueError(f"rows={rows!r:.100} must be a list of rows, such as task.held_out[:{n}]")
+        raise ValueError(
+            f"rows={rows!r:.100} must be a list of rows, such as task.held_out[:{n}]"
+        )
     rows = list(rows)
     if not rows:
         raise ValueError("rows is empty; give at least one row")
@@ -352,7 +361,9 @@ def check_before(
     """Checks the rows as answer() does, before the first row is answered. Raises ValueError."""
     if not hasattr(task, "play"):
         _check_columns(task, rows)
-        check_room(model, tokenizer(task.render(tokenizer, rows))["input_ids"], max_completion_tokens)
+        check_room(
+            model, tokenizer(task.render(tokenizer, rows))["input_ids"], max_completion_tokens
+        )
 
 
 def _check_columns(task: Task, rows: Sequence[dict]) -> None:

@@ -61,8 +61,12 @@ class Lengths:
         Raises ValueError for a maximum above `limit`, which the probe did not observe.
         """
         if not 1 <= maximum <= self.limit:
-            raise ValueError(f"maximum={maximum!r} must lie in 1..{self.limit}, what the probe allowed")
-        longer = self.cut_off + sum(count for length, count in self.ended.items() if length > maximum)
+            raise ValueError(
+                f"maximum={maximum!r} must lie in 1..{self.limit}, what the probe allowed"
+            )
+        longer = self.cut_off + sum(
+            count for length, count in self.ended.items() if length > maximum
+        )
         return share(longer, self.n)
 
     def quantile(self, q: float) -> int | None:
@@ -73,7 +77,9 @@ class Lengths:
         """
         if not 0 < q <= 1:
             raise ValueError(f"q={q!r} must lie above 0 and be at most 1")
-        return next((length for length in sorted(self.ended) if self.within(length) >= q - 1e-12), None)
+        return next(
+            (length for length in sorted(self.ended) if self.within(length) >= q - 1e-12), None
+        )
 
     def table(self) -> pd.DataFrame:
         """Tokens by quantile, as text if the probe's limit hides them, and the share that had not ended."""
@@ -198,7 +204,8 @@ WORDS: dict[str, tuple[str, str]] = {
 # Everyday words: weak evidence alone, so the total leaves them out.
 COMMON = ("however", "alternatively")
 _PATTERNS = {
-    word: re.compile(rf"\b(?:{spellings})\b", re.IGNORECASE) for word, (spellings, _) in WORDS.items()
+    word: re.compile(rf"\b(?:{spellings})\b", re.IGNORECASE)
+    for word, (spellings, _) in WORDS.items()
 }
 
 

@@ -34,7 +34,13 @@ from grpo_kit.evaluation._as_trained import say_difference
 from grpo_kit.evaluation._constant import Constant, constant_reward, in_words
 from grpo_kit.evaluation._shown import estimates_table
 from grpo_kit.evaluation._verdict import EVER, SIGNAL, earns_more, verdict_of
-from grpo_kit.evaluation.generate_and_score import Answers, Decoding, answer, check_before, check_rows
+from grpo_kit.evaluation.generate_and_score import (
+    Answers,
+    Decoding,
+    answer,
+    check_before,
+    check_rows,
+)
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, pass_at_k
 from grpo_kit.evaluation.lengths import Lengths, count_words
 from grpo_kit.record._lines import read_json, reading
@@ -58,9 +64,7 @@ VERDICTS = {
     "rarely succeeds": "few groups carry a signal: larger groups, a soft reward, or easier rows",
     "ready": "train",
 }
-_FORMAT_ALONE = (
-    "training would learn the format and not the task: take easier rows, partial credit or a stronger model"
-)
+_FORMAT_ALONE = "training would learn the format and not the task: take easier rows, partial credit or a stronger model"
 
 
 def signal_share(counts: Sequence[int], group_size: int, *, unjudged: int = 0) -> float:
@@ -76,9 +80,13 @@ def signal_share(counts: Sequence[int], group_size: int, *, unjudged: int = 0) -
     """
     n = sum(counts) + unjudged
     if min(counts, default=0) < 0 or not 2 <= group_size <= n:
-        raise ValueError(f"group_size={group_size!r} must lie in 2..{n}, the samples of a prompt")
+        raise ValueError(
+            f"group_size={group_size!r} must lie in 2..{n}, the samples of a prompt"
+        )
     none_judged = math.comb(unjudged, group_size)
-    alike = none_judged + sum(math.comb(count + unjudged, group_size) - none_judged for count in counts)
+    alike = none_judged + sum(
+        math.comb(count + unjudged, group_size) - none_judged for count in counts
+    )
     return 1 - alike / math.comb(n, group_size)
 
 
@@ -154,7 +162,9 @@ class Readiness:
         means = []
         for counts in self.rewards:
             if counts:
-                means.append(sum(reward * n for reward, n in counts.items()) / sum(counts.values()))
+                means.append(
+                    sum(reward * n for reward, n in counts.items()) / sum(counts.values())
+                )
         return mean_reward(means or [0.0])
 
     @property
@@ -166,7 +176,9 @@ class Readiness:
 
     def signal_right(self, group_size: int | None = None) -> Estimate:
         """Expected share of groups with both right and wrong completions. group_size: None means self.group_size."""
-        by_prompt = [{1.0: count, 0.0: self.samples - count} for count in self.right or [0] * self.n]
+        by_prompt = [
+            {1.0: count, 0.0: self.samples - count} for count in self.right or [0] * self.n
+        ]
         return self._signal_of(by_prompt, group_size)
 
     def signal_reward(self, group_size: int | None = None) -> Estimate:
@@ -177,7 +189,9 @@ class Readiness:
         """The same for the scores of rewards that judge the answer, without format and other parts."""
         return self._signal_of(self.credit or [{}] * self.n, group_size)
 
-    def _signal_of(self, counts_of: Sequence[dict[float, int]], group_size: int | None) -> Estimate:
+    def _signal_of(
+        self, counts_of: Sequence[dict[float, int]], group_size: int | None
+    ) -> Estimate:
         if group_size is None:
             group_size = self.group_size
         shares = []
@@ -204,7 +218,9 @@ class Readiness:
                 )
         elif self.credit is None and earns_more(self.constant_reward, self.mean_reward.value):
             strategy, earned = in_words(self.constant_reward), self.constant_reward[1]
-            sentences.append(f"({strategy[0].upper()}{strategy[1:]} earns {earned:.2f}: compare with that.)")
+            sentences.append(
+                f"({strategy[0].upper()}{strategy[1:]} earns {earned:.2f}: compare with that.)"
+            )
         sentences.append(f"({self._intervals()}.)")
         if self.audit is not None:
             sentences.append(f"Audit of the reward: {self.audit}")
@@ -231,11 +247,19 @@ class Readiness:
         return f"Only {self.n} of {self.asked_for} rows were asked; seconds=None asks all. {intervals}"
 
     def _advice(self, verdict: str) -> str:
-        if verdict == "never succeeds" and self.pass_at and self.pass_at[self.samples].value >= EVER:
+        if (
+            verdict == "never succeeds"
+            and self.pass_at
+            and self.pass_at[self.samples].value >= EVER
+        ):
             return "score a right answer, task.score(row, [completion]): no reward pays what counts as right"
         if verdict == "never succeeds" and self.signal_reward().value >= SIGNAL:
             return _FORMAT_ALONE
-        if self.measure == "accuracy" and verdict == "ready" and self.signal_right().value < SIGNAL:
+        if (
+            self.measure == "accuracy"
+            and verdict == "ready"
+            and self.signal_right().value < SIGNAL
+        ):
             return "train, and see whether accuracy follows the reward"
         return VERDICTS[verdict]
 
@@ -248,7 +272,9 @@ class Readiness:
         if self.measure == "reward":
             measures["mean reward"] = self.mean_reward
         if self.formatted is not None:
-            measures["valid actions" if self.of_episodes else "readable answer"] = self.format_rate
+            measures["valid actions" if self.of_episodes else "readable answer"] = (
+                self.format_rate
+            )
         measures |= {f"pass@{k}": estimate for k, estimate in self.pass_at.items()}
         if self.lenient is not None:
             measures["right, read leniently"] = self.lenient_rate
@@ -282,7 +308,8 @@ class Readiness:
         for name in ("rewards", "credit"):
             if values.get(name):
                 values[name] = [
-                    {float(score): count for score, count in counts.items()} for counts in values[name]
+                    {float(score): count for score, count in counts.items()}
+                    for counts in values[name]
                 ]
         for name in ("constant", "constant_reward"):
             if values.get(name):
@@ -332,7 +359,9 @@ def readiness(
     rows = check_rows(task.held_out if rows is None else rows)
     if max_completion_tokens is None:
         max_completion_tokens = task.max_completion_tokens
-    say_difference(model, task, caller="readiness", temperature=temperature, tokens=max_completion_tokens)
+    say_difference(
+        model, task, caller="readiness", temperature=temperature, tokens=max_completion_tokens
+    )
     check_before(model, tokenizer, task, rows, max_completion_tokens)
     decoding = Decoding(samples, temperature, max_completion_tokens, batch_size, seed)
     parts = []
@@ -341,7 +370,9 @@ def readiness(
         def report(completions: int, _: int) -> None:
             line(first + completions // samples, len(rows))
 
-        return answer(model, tokenizer, task, rows[first:last], decoding, first=first, progress=report)
+        return answer(
+            model, tokenizer, task, rows[first:last], decoding, first=first, progress=report
+        )
 
     with progress_line(f"{task.name}, readiness, questions") as line:
         try:
@@ -373,7 +404,9 @@ def _ask_in_time(
 
 def _joined(parts: Sequence[Answers]) -> Answers:
     names = parts[0].by_place
-    lists = {name: list(chain.from_iterable(getattr(part, name) for part in parts)) for name in names}
+    lists = {
+        name: list(chain.from_iterable(getattr(part, name) for part in parts)) for name in names
+    }
     return replace(parts[0], **lists)
 
 

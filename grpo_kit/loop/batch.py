@@ -73,7 +73,9 @@ class Batch:
         for name in _COLUMNS:
             column = getattr(self, name)
             if isinstance(column, dict):
-                columns[name] = {key: [values[i] for i in places] for key, values in column.items()}
+                columns[name] = {
+                    key: [values[i] for i in places] for key, values in column.items()
+                }
             elif isinstance(column, torch.Tensor):
                 columns[name] = column[list(places), :width]
             else:
@@ -89,7 +91,9 @@ class Batch:
         batches = []
         for start in range(0, len(groups), size):
             part = set(groups[start : start + size])
-            batches.append(self.select([i for i, group in enumerate(self.groups) if group in part]))
+            batches.append(
+                self.select([i for i, group in enumerate(self.groups) if group in part])
+            )
         return batches
 
     @staticmethod
@@ -97,7 +101,9 @@ class Batch:
         """One batch of several, before the update: their groups keep their numbers."""
         if len(batches) == 1:
             return batches[0]
-        return Batch(**{name: _joined([getattr(batch, name) for batch in batches]) for name in _COLUMNS})
+        return Batch(
+            **{name: _joined([getattr(batch, name) for batch in batches]) for name in _COLUMNS}
+        )
 
 
 _COLUMNS = [field.name for field in fields(Batch)]
@@ -128,7 +134,12 @@ def padded(rows: Sequence[Sequence[float]], width: int, device: Any = None) -> t
 
 
 def generate(
-    model: Any, tokenizer: Any, task: Any, rows: Sequence[dict], config: Config, numbers: StepNumbers
+    model: Any,
+    tokenizer: Any,
+    task: Any,
+    rows: Sequence[dict],
+    config: Config,
+    numbers: StepNumbers,
 ) -> Batch:
     """group_size completions of each row's prompt, at the temperature of the step.
 
@@ -143,7 +154,11 @@ def generate(
 
 
 def complete_prompts(
-    model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], config: Config, numbers: StepNumbers
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[Sequence[int]],
+    config: Config,
+    numbers: StepNumbers,
 ) -> list[list[int]]:
     """The tokens that the model writes behind each prompt, by transformers' generate; the end token included."""
     ends = end_ids(model, tokenizer)
@@ -191,7 +206,9 @@ def as_batch(
 ) -> Batch:
     """The Batch of completions that are known by their tokens. columns: other fields of Batch."""
     hidden_ids = template_tokens(tokenizer, ends)
-    visible_ids = [[token for token in ids if token not in hidden_ids] for ids in completion_ids]
+    visible_ids = [
+        [token for token in ids if token not in hidden_ids] for ids in completion_ids
+    ]
     return Batch(
         rows=[row for row in rows for _ in range(group_size)],
         groups=[group for group in range(len(rows)) for _ in range(group_size)],
@@ -204,7 +221,11 @@ def as_batch(
 
 
 def render(
-    model: Any, tokenizer: Any, task: Any, rows: Sequence[dict[str, Any]], max_completion_tokens: int
+    model: Any,
+    tokenizer: Any,
+    task: Any,
+    rows: Sequence[dict[str, Any]],
+    max_completion_tokens: int,
 ) -> list[list[int]]:
     """The tokens of each row's prompt. Raises ValueError for one without room for a completion."""
     prompts = tokenizer(task.render(tokenizer, rows))["input_ids"]

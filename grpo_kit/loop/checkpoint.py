@@ -28,7 +28,12 @@ from grpo_kit.record._digests import checkpoints, newest_whole, what_is_wrong, w
 from grpo_kit.record._lines import RUN, RUN_ID, read_json
 from grpo_kit.record.files import RunFolderError, rename_fields, sync
 
-SAVING, STATE, OPTIMIZER, SAMPLE_STATE = ".saving", "run_state.json", "optimizer.pt", "sample_state.pt"
+SAVING, STATE, OPTIMIZER, SAMPLE_STATE = (
+    ".saving",
+    "run_state.json",
+    "optimizer.pt",
+    "sample_state.pt",
+)
 _KINDS = {
     "step": int,
     "tokens": int,
@@ -106,23 +111,32 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-def load(checkpoint: Path, *, model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+def load(
+    checkpoint: Path, *, model: Any, optimizer: torch.optim.Optimizer
+) -> dict[str, Any] | None:
     """Put a checkpoint's weights and moments into a model and its optimizer, which keeps its settings, bit for bit.
 
     Returns what the sampler kept, on the model's device; None where it kept nothing.
     """
-    settings = [{name: group[name] for name in SETTINGS if name in group} for group in optimizer.param_groups]
+    settings = [
+        {name: group[name] for name in SETTINGS if name in group}
+        for group in optimizer.param_groups
+    ]
     # Read to the CPU: the optimizer moves what belongs on a card. AdamW's step counts on it would cost a wait each.
     state = torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True)
     trained = [p for group in optimizer.param_groups for p in group["params"]]
     for place, moments in state["state"].items():
-        shapes = {value.shape for value in moments.values() if torch.is_tensor(value) and value.dim()}
+        shapes = {
+            value.shape for value in moments.values() if torch.is_tensor(value) and value.dim()
+        }
         if shapes - {trained[place].shape}:
             raise ValueError(f"{OPTIMIZER} holds moments of other weights")
     sample_state = None
     if (checkpoint / SAMPLE_STATE).exists():
         device = next(model.parameters()).device
-        sample_state = torch.load(checkpoint / SAMPLE_STATE, map_location=device, weights_only=True)
+        sample_state = torch.load(
+            checkpoint / SAMPLE_STATE, map_location=device, weights_only=True
+        )
     load_weights(model, checkpoint)
     optimizer.load_state_dict(state)
     for group, settings_of_group in zip(optimizer.param_groups, settings, strict=True):
@@ -142,4 +156,6 @@ def load_weights(model: Any, folder: Path) -> None:
     keys = base.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
     tied = set(getattr(base, "all_tied_weights_keys", None) or {})
     if keys.unexpected_keys or set(keys.missing_keys) - tied:
-        raise RunFolderError(f"{folder} holds the weights of another model than the trainer has")
+        raise RunFolderError(
+            f"{folder} holds the weights of another model than the trainer has"
+        )

@@ -56,7 +56,9 @@ class _ByName:
         check_fields(values)
         for name, value in values.items():
             if name not in cls.__dataclass_fields__:
-                cure = f"{value!r:.100}" if name == "preset" else f"'auto', {name}={value!r:.100}"
+                cure = (
+                    f"{value!r:.100}" if name == "preset" else f"'auto', {name}={value!r:.100}"
+                )
                 raise ValueError(
                     f"{name}={value!r:.100}: the loop does not read it, so Config does not hold it; kit.preset({cure}) "
                     "does"
@@ -93,46 +95,86 @@ class Config(_ByName):
     minibatches: int = _number(1, "updates a pass, each on its share of the groups")
     seed: int = _number(0, "of the prompts' order and of every random number of a step")
     # How it samples
-    temperature: float | Schedule = _number(1.0, "divides the logits, in sampling and scoring", changes=True)
+    temperature: float | Schedule = _number(
+        1.0, "divides the logits, in sampling and scoring", changes=True
+    )
     top_p: float = _number(1.0, "share of probability that is sampled from")
     top_k: int = _number(0, "most likely tokens that are sampled from; 0: all")
-    min_p: float = _number(0.0, "least probability that is sampled, as a share of the likeliest token's")
-    repetition_penalty: float = _number(1.0, "divides the logits of tokens that were there; 1: none")
-    rollout_bits: int = _number(32, "of products while it samples; 16: bfloat16, of the engine on a CPU")
+    min_p: float = _number(
+        0.0, "least probability that is sampled, as a share of the likeliest token's"
+    )
+    repetition_penalty: float = _number(
+        1.0, "divides the logits of tokens that were there; 1: none"
+    )
+    rollout_bits: int = _number(
+        32, "of products while it samples; 16: bfloat16, of the engine on a CPU"
+    )
     dynamic_sampling: int = _number(
         0, "times that groups without a signal are drawn anew, with other prompts"
     )
     # What it optimises
-    loss: str = _number("dapo", "a name of config_checks.LOSSES; brings level, epsilons and scale")
+    loss: str = _number(
+        "dapo", "a name of config_checks.LOSSES; brings level, epsilons and scale"
+    )
     level: Literal["token", "sequence"] = _number(None, "what an importance ratio is taken of")
     epsilon: float = _number(None, "how far a ratio may fall below 1", changes=True)
-    epsilon_high: float = _number(None, "how far a ratio may rise; cispo: the largest ratio", changes=True)
-    loss_options: dict[str, Any] = _number(dict, "more arguments of the loss; see grpo_kit.objectives")
-    beta: float | Schedule = _number(0.0, "weight of the KL to the reference; 0: there is none", changes=True)
-    entropy_bonus: float = _number(0.0, "weight of the mean entropy, in nats, in the objective", changes=True)
-    scale: Literal["group", "batch", "none"] = _number(None, "whose spread divides the advantages")
-    positive_weight: float = _number(1.0, "what advantages above 0 are multiplied by", changes=True)
-    negative_weight: float = _number(1.0, "what advantages below 0 are multiplied by", changes=True)
+    epsilon_high: float = _number(
+        None, "how far a ratio may rise; cispo: the largest ratio", changes=True
+    )
+    loss_options: dict[str, Any] = _number(
+        dict, "more arguments of the loss; see grpo_kit.objectives"
+    )
+    beta: float | Schedule = _number(
+        0.0, "weight of the KL to the reference; 0: there is none", changes=True
+    )
+    entropy_bonus: float = _number(
+        0.0, "weight of the mean entropy, in nats, in the objective", changes=True
+    )
+    scale: Literal["group", "batch", "none"] = _number(
+        None, "whose spread divides the advantages"
+    )
+    positive_weight: float = _number(
+        1.0, "what advantages above 0 are multiplied by", changes=True
+    )
+    negative_weight: float = _number(
+        1.0, "what advantages below 0 are multiplied by", changes=True
+    )
     importance_sampling_cap: float | None = _number(
         None,
         "most that a token weighs for pi / the sampler's probability; None: each weighs 1",
         changes=True,
     )
-    reward_weights: list[float] | None = _number(None, "one a reward; None: the task's", changes=True)
+    reward_weights: list[float] | None = _number(
+        None, "one a reward; None: the task's", changes=True
+    )
     mask_truncated_completions: bool = _number(
         False, "leave completions that ended by their length out of the loss"
     )
     # How it updates
-    learning_rate: float | Schedule = _number(1e-6, "of each update, after the warmup", changes=True)
-    warmup: float = _number(0.1, "steps over which the rate rises; below 1: a share of all steps, at least 2")
-    optimizer: str | None = _number(None, "a name of grpo_kit.engine.optim; None: what the weights need")
+    learning_rate: float | Schedule = _number(
+        1e-6, "of each update, after the warmup", changes=True
+    )
+    warmup: float = _number(
+        0.1, "steps over which the rate rises; below 1: a share of all steps, at least 2"
+    )
+    optimizer: str | None = _number(
+        None, "a name of grpo_kit.engine.optim; None: what the weights need"
+    )
     weight_decay: float = _number(0.0, "of matrices")
-    max_grad_norm: float = _number(1.0, "the gradient is scaled down to this norm", changes=True)
+    max_grad_norm: float = _number(
+        1.0, "the gradient is scaled down to this norm", changes=True
+    )
     autocast: Literal["none", "bfloat16", "float16"] = _number("none", "dtype of products")
-    gradient_checkpointing: bool = _number(False, "of padded updates: activations are computed again")
-    micro_batch: int = _number(8, "completions at a time in padded updates; halved where memory ends")
+    gradient_checkpointing: bool = _number(
+        False, "of padded updates: activations are computed again"
+    )
+    micro_batch: int = _number(
+        8, "completions at a time in padded updates; halved where memory ends"
+    )
     # What it keeps
-    save_steps: int = _number(0, "steps between checkpoints; 0: one each 5 minutes", changes=True)
+    save_steps: int = _number(
+        0, "steps between checkpoints; 0: one each 5 minutes", changes=True
+    )
     save_total_limit: int = _number(1, "checkpoints that stay, besides the best", changes=True)
 
     reasons: dict[str, tuple[Any, str]] = field(default_factory=dict, repr=False, compare=False)
@@ -149,7 +191,9 @@ class Config(_ByName):
             if name in self.reasons and getattr(self, name) == self.reasons[name][0]:
                 super().__setattr__(name, number)
         reason = f"{self.loss}'s own"
-        self.reasons = self.reasons | {name: (number, reason) for name, number in numbers.items()}
+        self.reasons = self.reasons | {
+            name: (number, reason) for name, number in numbers.items()
+        }
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_") or name == "reasons":
@@ -233,7 +277,9 @@ class Config(_ByName):
         return "\n".join("  ".join(row) for row in table.itertuples(index=False))
 
     def _repr_html_(self) -> str:
-        return self.table().astype(str).to_html().replace("<td>", '<td style="text-align:left">')
+        return (
+            self.table().astype(str).to_html().replace("<td>", '<td style="text-align:left">')
+        )
 
     def with_task(self, task: Any) -> Config:
         """This config, which now says the run's task, as far as it has fields for it: its length, of a Preset its name.
@@ -243,7 +289,9 @@ class Config(_ByName):
         fields_of_task = self._fields_of(task)
         values = {name: value for name, (value, _) in fields_of_task.items()}
         reasons = self.reasons | fields_of_task
-        if self._claimed and any(getattr(self, name) != value for name, value in values.items()):
+        if self._claimed and any(
+            getattr(self, name) != value for name, value in values.items()
+        ):
             return replace(self, **values, reasons=reasons)
         for name, value in values.items():
             setattr(self, name, value)
@@ -253,7 +301,10 @@ class Config(_ByName):
     def _fields_of(self, task: Any) -> dict[str, tuple[Any, str]]:
         """The fields that a task fills in: {name: (value, reason)}."""
         length = (self.max_completion_tokens, "the task's")
-        if self.max_completion_tokens is None or self.reasons.get("max_completion_tokens") == length:
+        if (
+            self.max_completion_tokens is None
+            or self.reasons.get("max_completion_tokens") == length
+        ):
             return {"max_completion_tokens": (task.max_completion_tokens, "the task's")}
         return {}
 
@@ -272,7 +323,8 @@ class Config(_ByName):
     def at(self, step: int) -> StepNumbers:
         """The numbers of a step, counted from 0: a function of the step alone."""
         progress = min(step / max(self.steps - 1, 1), 1.0)
-        before = after = 0  # steps outside the run, at which a rate is 0; stepwise is obeyed as it is
+        # steps outside the run, at which a rate is 0; stepwise is obeyed as it is
+        before = after = 0
         if callable(self.learning_rate) and not isinstance(self.learning_rate, stepwise):
             before = int(self._at("learning_rate", 0.0) == 0)
             after = int(self._at("learning_rate", 1.0) == 0)
@@ -318,8 +370,12 @@ class Preset(Config):
 
     preset: str | None = _number(None, "name; None: of none")
     model: str | None = _number(None, "name or path; None: the one that the trainer is given")
-    tuning: Literal["full", "lora", "qlora"] | None = _number(None, "weights that train; None: as loaded")
-    dtype: str | None = _number(None, "of the weights, frozen ones with LoRA; None: as the model was loaded")
+    tuning: Literal["full", "lora", "qlora"] | None = _number(
+        None, "weights that train; None: as loaded"
+    )
+    dtype: str | None = _number(
+        None, "of the weights, frozen ones with LoRA; None: as the model was loaded"
+    )
     task: str | None = _number(None, "name; None: the task that the trainer is given")
     task_options: dict[str, Any] = _number(dict, "arguments of the task")
     held_out: int = _number(256, "prompts that are never trained on")
@@ -349,7 +405,9 @@ class Preset(Config):
     def cut(self, task: Task) -> Task:
         """A task with this many held-out rows, or fewer if it has no more, and with this length, if there is one."""
         length = self.max_completion_tokens or task.max_completion_tokens
-        return replace(task, held_out=task.held_out[: self.held_out], max_completion_tokens=length)
+        return replace(
+            task, held_out=task.held_out[: self.held_out], max_completion_tokens=length
+        )
 
     def _fields_of(self, task: Any) -> dict[str, tuple[Any, str]]:
         length = super()._fields_of(task)

@@ -72,7 +72,9 @@ def check_loss_options(loss: str, options: Mapping[str, Any], cure: str = "") ->
             )
         if name not in names:
             mend = f"it takes {', '.join(names)}{nearest(name, names)}"
-            raise ValueError(f"loss_options has {name!r}, which {loss} does not take; {mend}{cure}")
+            raise ValueError(
+                f"loss_options has {name!r}, which {loss} does not take; {mend}{cure}"
+            )
         if name != "correct_kl":
             check_above_zero(f"loss_options[{name!r}]", value)
         elif not isinstance(value, bool):
@@ -93,7 +95,14 @@ _CHOICES = {
     "optimizer": (None, *OPTIMIZERS),
 }
 # None: the loss's own, the task's, none, or what the trainer is given.
-_MAY_BE_NONE = {*_PPO, "max_completion_tokens", "importance_sampling_cap", "reward_weights", "model", "task"}
+_MAY_BE_NONE = {
+    *_PPO,
+    "max_completion_tokens",
+    "importance_sampling_cap",
+    "reward_weights",
+    "model",
+    "task",
+}
 
 
 def checked(name: str, value: Any) -> Any:
@@ -122,7 +131,9 @@ def _min_p(name: str, value: Any) -> float:
 
 def _epsilon(name: str, value: Any) -> float:
     if check_number(name, value, 0) > 1:
-        raise ValueError(f"epsilon={value!r} must be at most 1, as no ratio falls below 0; 0.2 is usual")
+        raise ValueError(
+            f"epsilon={value!r} must be at most 1, as no ratio falls below 0; 0.2 is usual"
+        )
     return float(value)
 
 
@@ -148,10 +159,14 @@ def _name_of(name: str, value: Any) -> Any:
 
 def _reward_weights(name: str, value: Any) -> list[float]:
     if not isinstance(value, (list, tuple)) or not value:
-        raise ValueError(f"reward_weights={value!r} must be a list of numbers, one a reward, or None")
+        raise ValueError(
+            f"reward_weights={value!r} must be a list of numbers, one a reward, or None"
+        )
     weights = [check_number(name, weight) for weight in value]
     if not any(weights):
-        raise ValueError(f"reward_weights={value!r} are all 0, so that no weight of the model would move")
+        raise ValueError(
+            f"reward_weights={value!r} are all 0, so that no weight of the model would move"
+        )
     if max(map(abs, weights)) > LARGEST_REWARD:
         raise ValueError(
             f"reward_weights={value!r} must be at most {LARGEST_REWARD:g} in size, as rewards must"
@@ -161,7 +176,9 @@ def _reward_weights(name: str, value: Any) -> list[float]:
 
 def _options(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{name}={value!r} must be a dict of the {name.partition('_')[0]}'s arguments")
+        raise ValueError(
+            f"{name}={value!r} must be a dict of the {name.partition('_')[0]}'s arguments"
+        )
     return value
 
 
@@ -185,7 +202,9 @@ def check_scheduled(name: str, value: Any, label: str) -> float:
                 "noise"
             )
     elif check_number(label, value, 0) > FASTEST and name == "learning_rate":
-        raise ValueError(f"{label}={value!r} destroys the weights in one step; 1e-06 to 0.001 is usual")
+        raise ValueError(
+            f"{label}={value!r} destroys the weights in one step; 1e-06 to 0.001 is usual"
+        )
     return float(value)
 
 
@@ -198,9 +217,15 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "max_completion_tokens": partial(check_whole, hint=", or None for the task's"),
     "top_k": _top_k,
     **dict.fromkeys(SCHEDULED, _scheduled),
-    **dict.fromkeys(("epsilon_high", "entropy_bonus", "warmup"), partial(check_number, least=0)),
-    **dict.fromkeys(("positive_weight", "negative_weight", "weight_decay"), partial(check_number, least=0)),
-    **dict.fromkeys(("repetition_penalty", "max_grad_norm", "importance_sampling_cap"), _above_zero),
+    **dict.fromkeys(
+        ("epsilon_high", "entropy_bonus", "warmup"), partial(check_number, least=0)
+    ),
+    **dict.fromkeys(
+        ("positive_weight", "negative_weight", "weight_decay"), partial(check_number, least=0)
+    ),
+    **dict.fromkeys(
+        ("repetition_penalty", "max_grad_norm", "importance_sampling_cap"), _above_zero
+    ),
     "top_p": partial(_above_zero, most=1),
     "min_p": _min_p,
     "epsilon": _epsilon,
@@ -241,11 +266,17 @@ def check_together(config: Any) -> None:
             )
         by_name.check_options(config.task, config.task_options)
     if config.minibatches > config.prompts_per_step:
-        counts = f"minibatches={config.minibatches} with prompts_per_step={config.prompts_per_step}"
-        raise ValueError(f"{counts}: each takes whole groups; use at most {config.prompts_per_step}")
+        counts = (
+            f"minibatches={config.minibatches} with prompts_per_step={config.prompts_per_step}"
+        )
+        raise ValueError(
+            f"{counts}: each takes whole groups; use at most {config.prompts_per_step}"
+        )
     if config.warmup > config.steps:
         counts = f"warmup={config.warmup:g} with steps={config.steps}"
-        raise ValueError(f"{counts}: the learning rate is never reached; below 1 it is a share of the steps")
+        raise ValueError(
+            f"{counts}: the learning rate is never reached; below 1 it is a share of the steps"
+        )
     check_steps(config)
 
 
@@ -265,5 +296,10 @@ def check_steps(config: Any, **values: Any) -> None:
             f"learning_rate={config.learning_rate!r} moves no weight: no step has a rate above {fastest:g}, which "
             "rounding takes away; 1e-06 to 0.001 is usual"
         )
-    if config.positive_weight == config.negative_weight == config.entropy_bonus == 0 and config.beta == 0:
-        raise ValueError("positive_weight=0 and negative_weight=0 move no weight of the model; raise one")
+    if (
+        config.positive_weight == config.negative_weight == config.entropy_bonus == 0
+        and config.beta == 0
+    ):
+        raise ValueError(
+            "positive_weight=0 and negative_weight=0 move no weight of the model; raise one"
+        )

@@ -113,7 +113,9 @@ class Loop:
         check_run(model, tokenizer, task, config)
         self.sample, self.update = sample or generate, update or PaddedUpdate(config)
         if config.rollout_bits != getattr(self.sample, "bits", Sampler.bits):
-            raise ValueError("rollout_bits=16 is for the engine on a CPU; this run's sample is another")
+            raise ValueError(
+                "rollout_bits=16 is for the engine on a CPU; this run's sample is another"
+            )
         self.device = next(model.parameters()).device
         self.processes = Processes(config.prompts_per_step, self.device)
         self.processes.check(config, has_dropout(model))
@@ -121,11 +123,18 @@ class Loop:
         self.starts_from = trained_before(model, self.folder)
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.optimizer_name = choose_optimizer(config.optimizer, model)
-        rates = [config.at(step).learning_rate for step in (0, config.steps // 2, config.steps - 1)]
+        rates = [
+            config.at(step).learning_rate for step in (0, config.steps // 2, config.steps - 1)
+        ]
         self.optimizer = make_optimizer(
-            self.optimizer_name, model, learning_rate=max(rates), weight_decay=config.weight_decay
+            self.optimizer_name,
+            model,
+            learning_rate=max(rates),
+            weight_decay=config.weight_decay,
         )
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.autocast == "float16")
+        self.scaler = torch.amp.GradScaler(
+            self.device.type, enabled=config.autocast == "float16"
+        )
         self.reference = None
         if config.beta != 0:  # of the KL: the weights that the run begins with
             self.reference = {name: p.detach().clone() for name, p in self.trained.items()}
@@ -142,11 +151,14 @@ class Loop:
         self.kept_checkpoints: set[str] = set()
         self._changes, self._is_open, self._has_trained = Changes(config), False, False
         self._run_id: str | None = None  # drawn when the run is opened
-        self._sample_state = optional(self.sample, "state", None)  # after the last step that is done
-        self._step_tensors: list[Any] = []  # (parameter, tensor) of what is trained, as the step began
+        # after the last step that is done
+        self._sample_state = optional(self.sample, "state", None)
+        # (parameter, tensor) of what is trained, as the step began
+        self._step_tensors: list[Any] = []
         self._save_failed = False  # the last checkpoint that was due
         self._hooks_to_end: list[Hook] = []
-        self._half_done = False  # between the first update of a step and its last line: weights of no step
+        # between the first update of a step and its last line: weights of no step
+        self._half_done = False
         config.claim()
 
     # ---- the loop -------------------------------------------------------------------------------------------------
@@ -167,12 +179,18 @@ class Loop:
                 f"resume={str(resume)!r:.200}: give True, which goes on from the last whole checkpoint of this "
                 f"trainer's folder, {str(self.folder)!r}; to begin from another run's weights, load_policy(its folder)"
             )
-        with self.guard, random_state_comes_back(), modes_of_training(self.device.type), ExitStack() as locks:
+        with (
+            self.guard,
+            random_state_comes_back(),
+            modes_of_training(self.device.type),
+            ExitStack() as locks,
+        ):
             self._hooks_to_end = []
             self._begin(resume, locks)
             error: BaseException | None = None
             try:
-                self.processes.from_main(self._call_hooks, "begin")  # a hook may ask for more steps
+                # a hook may ask for more steps
+                self.processes.from_main(self._call_hooks, "begin")
                 if self.step >= self.config.steps and self.processes.is_main:
                     print(
                         f"All {self.step} steps are done; trainer.change(steps=...) and train() go on from here."
@@ -211,7 +229,9 @@ class Loop:
         self.processes.from_main(self._call_hooks, "before_step")
         repeated = self.processes.from_main(lambda: self.log.changes_at(self.step + 1))
         changes, values = self._changes.of_step(self, repeated)
-        numbers = replace(self.config.at(self.step), first=self.processes.first(self.config.prompts_per_step))
+        numbers = replace(
+            self.config.at(self.step), first=self.processes.first(self.config.prompts_per_step)
+        )
         self._step_tensors = [(p, p.data) for p in self.trained.values()]
         seed_everything(self.config.seed, self.step, "sample")
         batch, reported = self.roll_out(numbers)
@@ -220,12 +240,17 @@ class Loop:
         self.step += 1
         self._step_tensors = []
         self._sample_state = optional(self.sample, "state", None)
-        row, batch = self._write(batch, numbers, metrics | reported | changes, time.monotonic() - start)
+        row, batch = self._write(
+            batch, numbers, metrics | reported | changes, time.monotonic() - start
+        )
         self._half_done, self._changes.known = False, values
         self.processes.from_main(self._call_hooks, "after_step", row, batch)
-        is_kept = self.processes.from_main(lambda: f"checkpoint-{self.step}" in self.kept_checkpoints)
+        is_kept = self.processes.from_main(
+            lambda: f"checkpoint-{self.step}" in self.kept_checkpoints
+        )
         is_due = self.config.save_steps and self.step % self.config.save_steps == 0
-        if is_kept:  # weights that must not be lost: training ends where the disk does not take them
+        # weights that must not be lost: training ends where the disk does not take them
+        if is_kept:
             self.save()
         elif is_due or self._save_failed:
             self._save_or_warn()
@@ -236,9 +261,12 @@ class Loop:
     def roll_out(self, numbers: StepNumbers) -> tuple[Batch, dict[str, float]]:
         """Sample, score and compare within groups; with dynamic_sampling again, until every group has a signal."""
         config, rollouts, reported, signals = self.config, [], {}, 0
-        self.model.eval().zero_grad()  # no dropout while sampling and scoring; no gradient of a pass beside the loop
+        # no dropout while sampling and scoring; no gradient of a pass beside the loop
+        self.model.eval().zero_grad()
         for attempt in range(1 + config.dynamic_sampling):
-            rows = self.processes.share(rows_of_step(self.task.train, config, numbers.step, attempt))
+            rows = self.processes.share(
+                rows_of_step(self.task.train, config, numbers.step, attempt)
+            )
             batch = self.sample(self.model, self.tokenizer, self.task, rows, config, numbers)
             first_group = attempt * config.prompts_per_step + numbers.first
             batch.groups = [first_group + group for group in batch.groups]
@@ -260,7 +288,9 @@ class Loop:
         if numbers.beta:
             with weights_of(self.trained, self.reference):
                 batch.ref_logprobs = self.update.logprobs(self.model, batch, temperature)
-        needs_old = config.minibatches > 1 or (config.iterations > 1 and has_dropout(self.model))
+        needs_old = config.minibatches > 1 or (
+            config.iterations > 1 and has_dropout(self.model)
+        )
         if batch.old_logprobs is None and needs_old:
             batch.old_logprobs = self.update.logprobs(self.model, batch, temperature)
         self.model.train()
@@ -271,7 +301,9 @@ class Loop:
                 loss = PolicyLoss(part, config, numbers, device=self.device)
                 sizes = self.processes.sums({"rows": loss.rows, "tokens": loss.tokens})
                 loss.rows, loss.tokens = sizes["rows"], sizes["tokens"]
-                value = self.update.gradients(self.model, part, loss, temperature, self._backward)
+                value = self.update.gradients(
+                    self.model, part, loss, temperature, self._backward
+                )
                 norm = self._optimizer_step(numbers)
                 sums = self.processes.sums({"loss": value} | loss.measured(first))
                 numbers_of_update = {"loss": sums["loss"], "grad_norm": norm} | loss.means(sums)
@@ -291,13 +323,15 @@ class Loop:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)  # not a missing one: the moments still decay
         self.processes.add_gradients(self.trained.values())
-        self.scaler.scale(torch.zeros((), device=self.device))  # else none, where no loss was scaled
+        # else none, where no loss was scaled
+        self.scaler.scale(torch.zeros((), device=self.device))
         self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self.trained.values(), self.config.max_grad_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = numbers.learning_rate
         self.guard.begin_finish_first()
-        self._half_done = True  # half of an optimizer step is neither the old weights nor the new
+        # half of an optimizer step is neither the old weights nor the new
+        self._half_done = True
         if norm.isfinite():
             self.scaler.step(self.optimizer)
         elif self.processes.is_main:
@@ -315,12 +349,18 @@ class Loop:
     ) -> tuple[dict[str, Any], Batch]:
         """The step's row and completions, of all processes; the main one writes them. Returns the row and the batch."""
         if self.processes.count > 1:
-            batch = Batch.join(self.processes.gather(replace(batch, old_logprobs=None, ref_logprobs=None)))
+            batch = Batch.join(
+                self.processes.gather(replace(batch, old_logprobs=None, ref_logprobs=None))
+            )
         self.seconds += seconds
         tokens = sum(map(len, batch.prompt_ids)) + sum(map(len, batch.completion_ids))
         self.tokens += metrics.pop("num_tokens", tokens)
         row = measures(batch, numbers, self.sample, self.task)
-        row |= metrics | {"num_tokens": self.tokens, "step_seconds": seconds, "seconds": self.seconds}
+        row |= metrics | {
+            "num_tokens": self.tokens,
+            "step_seconds": seconds,
+            "seconds": self.seconds,
+        }
         self.completions = completions_table(batch, self.tokenizer, self.task, numbers)
         if self.log is not None:
             self.log.write(self.step, row, self.completions)
@@ -416,7 +456,9 @@ class Loop:
         path = path_of(folder)
         if run_path(folder) == self.folder:
             path = next_run_folder(self.folder, "model")
-            print(f"The model is saved in {path}: {folder} has the record of the run.", flush=True)
+            print(
+                f"The model is saved in {path}: {folder} has the record of the run.", flush=True
+            )
         if path.exists() and any(path.iterdir()):
             free = next_run_folder(path.parent, path.name)
             raise ValueError(f"folder={str(folder)!r} is not empty; {str(free)!r} is free")
@@ -444,14 +486,21 @@ class Loop:
         if self._is_open:
             return
         settings = settings_of(
-            self.model, self.task, self.config, self.reward_weights, self.optimizer_name, self.sample
+            self.model,
+            self.task,
+            self.config,
+            self.reward_weights,
+            self.optimizer_name,
+            self.sample,
         )
         if (self.folder / RUN).is_file():
             self._run_id = run_id(self.folder) or self._run_id
         elif not resume:
             self._run_id = uuid.uuid4().hex
         settings |= {"starts_from": self.starts_from, "notes": self.notes, RUN_ID: self._run_id}
-        log = self.processes.from_main(lambda: RunLog.open(self.folder, settings, resume=resume))
+        log = self.processes.from_main(
+            lambda: RunLog.open(self.folder, settings, resume=resume)
+        )
         self.log, self._is_open = log if self.processes.is_main else None, True
 
     def _begin(self, resume: bool, locks: ExitStack) -> None:
@@ -471,20 +520,24 @@ class Loop:
                 print(*lines, sep="\n", flush=True)
         if is_main and not self._has_trained:
             locks.enter_context(alone(self.folder))
-            warning = lacks_room(self.folder, self.model, self.optimizer_name, self.config, self.step)
+            warning = lacks_room(
+                self.folder, self.model, self.optimizer_name, self.config, self.step
+            )
             if warning is not None:
                 warnings.warn(warning, RuntimeWarning, stacklevel=4)
         self._has_trained, self._half_done = True, False
         if self._sample_state is not None:
             with reading(self.folder / f"checkpoint-{self.step}"):
-                self.sample.load_state(self._sample_state)  # of a step that was dropped nothing stays
+                # of a step that was dropped nothing stays
+                self.sample.load_state(self._sample_state)
         self.config.freeze()
         self.processes.from_main(lambda: self.log.go_on_from(self.step))
 
     def _save_where_it_stopped(self, reason: str) -> str:
         """Save what is done; the line that says how to go on."""
         self.guard.begin_finish_first()
-        for p, tensor in self._step_tensors:  # the stop may have come where other weights were in their place
+        # the stop may have come where other weights were in their place
+        for p, tensor in self._step_tensors:
             p.data = tensor
         self._step_tensors = []
         self.optimizer.zero_grad(set_to_none=True)

@@ -84,14 +84,18 @@ class PaddedUpdate:
             self.micro_batch = size // 2
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            print(f"Out of memory with {size} completions at once: the update starts over with {size // 2}")
+            print(
+                f"Out of memory with {size} completions at once: the update starts over with {size // 2}"
+            )
 
     def _forward(
         self, model: Any, batch: Batch, places: Sequence[int], temperature: float
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of these completions' tokens, both (len(places), T)."""
         parts = rows_together(model, [batch.prompt_ids[place] for place in places])
-        computed = [self._padded(model, batch, [places[n] for n in part], temperature) for part in parts]
+        computed = [
+            self._padded(model, batch, [places[n] for n in part], temperature) for part in parts
+        ]
         logprobs, entropies = (torch.cat(tensors) for tensors in zip(*computed, strict=True))
         order = torch.tensor(sum(parts, [])).argsort().to(logprobs.device)
         return logprobs[order], entropies[order]
@@ -101,7 +105,9 @@ class PaddedUpdate:
     ) -> tuple[Tensor, Tensor]:
         device, width = next(model.parameters()).device, batch.width
         completions = [batch.completion_ids[place] for place in places]
-        prompt_ids, prompt_mask = left_pad([batch.prompt_ids[place] for place in places], 0, device)
+        prompt_ids, prompt_mask = left_pad(
+            [batch.prompt_ids[place] for place in places], 0, device
+        )
         completion_ids = padded(completions, width, device)
         completion_mask = padded([[1] * len(ids) for ids in completions], width, device)
         ids = pad(torch.cat([prompt_ids, completion_ids], 1), (self._shift, 0))

@@ -46,17 +46,22 @@ class PolicyLoss:
     >>> loss([0, 1], logprobs, entropies).backward()  # doctest: +SKIP
     """
 
-    def __init__(self, batch: Batch, config: Config, numbers: StepNumbers, *, device: Any = None) -> None:
+    def __init__(
+        self, batch: Batch, config: Config, numbers: StepNumbers, *, device: Any = None
+    ) -> None:
         self.batch, self.config, self.beta = batch, config, numbers.beta
         self.mask = batch.mask(device)  # (N, T)
         if config.mask_truncated_completions:
-            self.mask = objectives.overlong_filter(self.mask, torch.tensor(batch.cut_off, device=device))
+            self.mask = objectives.overlong_filter(
+                self.mask, torch.tensor(batch.cut_off, device=device)
+            )
         self.advantages = torch.tensor(batch.advantages, dtype=torch.float32, device=device)
         self.sampler_logprobs = None  # (N, T), for truncated importance sampling
         if config.importance_sampling_cap is not None and batch.sampler_logprobs is not None:
             self.sampler_logprobs = padded(batch.sampler_logprobs, self.mask.size(1), device)
         self.rows, self.tokens = len(batch), max(int(self.mask.sum()), 1)
-        self.logprobs = torch.zeros_like(self.mask, dtype=torch.float32)  # as the update computed them
+        # as the update computed them
+        self.logprobs = torch.zeros_like(self.mask, dtype=torch.float32)
         self.scored = torch.zeros(len(batch), dtype=torch.bool, device=device)
         self.start_over()
 
@@ -72,7 +77,9 @@ class PolicyLoss:
         all_count = self.beta != 0 or self.config.entropy_bonus != 0
         lengths = self.mask.sum(1).tolist()
         rows = enumerate(zip(lengths, self.batch.advantages, strict=True))
-        return [place for place, (length, advantage) in rows if length and (all_count or advantage)]
+        return [
+            place for place, (length, advantage) in rows if length and (all_count or advantage)
+        ]
 
     def __call__(self, places: Sequence[int], logprobs: Tensor, entropies: Tensor) -> Tensor:
         """The share of these completions in the update's loss. logprobs, entropies: (len(places), T), with graph."""
@@ -89,7 +96,10 @@ class PolicyLoss:
         function = objectives.gspo_token if by_token else getattr(objectives, config.loss)
         loss = function(logprobs, old_logprobs, advantages, mask, **self._options(rows))
         if config.entropy_bonus:
-            loss = loss - config.entropy_bonus * objectives.masked_sum(entropies, mask) / self.tokens
+            loss = (
+                loss
+                - config.entropy_bonus * objectives.masked_sum(entropies, mask) / self.tokens
+            )
         with torch.no_grad():
             self._measure(rows, mask, logprobs, entropies, old_logprobs, advantages)
         return loss
@@ -150,11 +160,12 @@ class PolicyLoss:
         sums = {name: self.sums[name] for name in ("tokens", "entropy", "clip_ratio", "kl")}
         sums |= {"gap": 0.0, "compared": 0.0, "rows": float(len(self.batch))}
         sums["skipped"] = float((~self.scored).sum())
-        sums["entropies"] = (
-            self.sums["tokens"] if self.batch.entropies is None else 0.0
-        )  # the sampler gave none
+        # the sampler gave none
+        sums["entropies"] = self.sums["tokens"] if self.batch.entropies is None else 0.0
         if fresh and self.batch.sampler_logprobs is not None:
-            sampler_logprobs = padded(self.batch.sampler_logprobs, self.mask.size(1), self.mask.device)
+            sampler_logprobs = padded(
+                self.batch.sampler_logprobs, self.mask.size(1), self.mask.device
+            )
             is_compared = (self.mask != 0) & self.scored[:, None]
             sums["gap"] = (self.logprobs - sampler_logprobs).abs()[is_compared].sum().item()
             sums["compared"] = float(is_compared.sum())

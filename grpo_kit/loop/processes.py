@@ -37,13 +37,20 @@ class Processes:
 
     def __init__(self, prompts: int, device: torch.device) -> None:
         self.rank, self.count, self._runs_on_main = 0, 1, False
-        if int(os.environ.get("WORLD_SIZE", 1)) > 1 and dist.is_available() and not dist.is_initialized():
+        if (
+            int(os.environ.get("WORLD_SIZE", 1)) > 1
+            and dist.is_available()
+            and not dist.is_initialized()
+        ):
             backend = "nccl" if device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, timeout=timedelta(days=1))  # the others wait for an evaluation
+            # the others wait for an evaluation
+            dist.init_process_group(backend, timeout=timedelta(days=1))
         if dist.is_available() and dist.is_initialized():
             self.rank, self.count = dist.get_rank(), dist.get_world_size()
         if prompts % self.count:
-            raise ValueError(f"prompts_per_step={prompts} must be a multiple of the {self.count} processes")
+            raise ValueError(
+                f"prompts_per_step={prompts} must be a multiple of the {self.count} processes"
+            )
 
     def check(self, config: Config, dropout: bool) -> None:
         """Raises ValueError for what makes several processes train otherwise than one. dropout: has the model any?"""
@@ -270,5 +277,6 @@ def autocast(config: Config, device: torch.device) -> Any:
     """The context in which the model's products are computed in config.autocast."""
     if config.autocast == "none":
         return nullcontext()
-    torch.clear_autocast_cache()  # inside a caller's context it would hold copies of weights before their last step
+    # inside a caller's context it would hold copies of weights before their last step
+    torch.clear_autocast_cache()
     return torch.autocast(device.type, getattr(torch, config.autocast))

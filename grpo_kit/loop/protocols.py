@@ -49,10 +49,17 @@ class Sampler(Protocol):
     """Makes the completions of a step, as generate does. A function is one too: it need not have the methods."""
 
     bits: int = 32  # of its products; see Config.rollout_bits
-    phases: Mapping[CodeType, str] = {}  # what may hang in it, by the function's code, for the watchdog
+    # what may hang in it, by the function's code, for the watchdog
+    phases: Mapping[CodeType, str] = {}
 
     def __call__(
-        self, model: Any, tokenizer: Any, task: Any, rows: Sequence[Any], config: Config, numbers: StepNumbers
+        self,
+        model: Any,
+        tokenizer: Any,
+        task: Any,
+        rows: Sequence[Any],
+        config: Config,
+        numbers: StepNumbers,
     ) -> Batch:
         """group_size completions of each row. One that scores them itself fills in parts, rewards and advantages."""
         ...

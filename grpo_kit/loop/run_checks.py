@@ -25,7 +25,14 @@ from grpo_kit.record._digests import checkpoints
 from grpo_kit.rewards._parts import check_calls, with_parts
 
 # The arguments that score() gives every reward, besides the columns of its rows.
-_REWARD_ARGUMENTS = {"completions", "prompts", "completion_ids", "prefill", "log_extra", "log_metric"}
+_REWARD_ARGUMENTS = {
+    "completions",
+    "prompts",
+    "completion_ids",
+    "prefill",
+    "log_extra",
+    "log_metric",
+}
 _OPEN_TAG = re.compile(r"<(\w+)>\s*\Z")
 _GIB = 2**30
 _TRAINED = "_grpo_kit_trained"  # a model's own mark: (folder, steps)
@@ -40,10 +47,16 @@ def check_given(
     """Raises ValueError, with what would do, where an argument of a trainer is something else than it takes."""
     check_job(model, tokenizer, task)
     if config is not None and not isinstance(config, Config):
-        call = f"kit.preset({config!r})" if isinstance(config, str) else "kit.Config(...) or kit.preset(...)"
+        call = (
+            f"kit.preset({config!r})"
+            if isinstance(config, str)
+            else "kit.Config(...) or kit.preset(...)"
+        )
         raise ValueError(f"config={config!r:.100} must be a Config, as {call} makes one")
     check_together(config or Config())  # fields may have been assigned one by one since
-    embeddings = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    embeddings = (
+        model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    )
     count = getattr(embeddings, "num_embeddings", len(tokenizer))
     if len(tokenizer) > count:
         raise ValueError(
@@ -51,14 +64,20 @@ def check_given(
             "model.resize_token_embeddings(len(tokenizer)) first, or load the tokenizer that belongs to the model"
         )
     if sample is not None and not callable(sample):
-        raise ValueError(f"sample={sample!r:.100} must be a function as generate is; vLLM's is VllmSample()")
+        raise ValueError(
+            f"sample={sample!r:.100} must be a function as generate is; vLLM's is VllmSample()"
+        )
     if update is not None and not hasattr(update, "gradients"):
-        raise ValueError(f"update={update!r:.100} must have gradients and logprobs, as PaddedUpdate has")
+        raise ValueError(
+            f"update={update!r:.100} must have gradients and logprobs, as PaddedUpdate has"
+        )
     if not isinstance(hooks, Sequence):
         raise ValueError(f"hooks={hooks!r:.100} must be a list of them: hooks=[...]")
     for hook in hooks:
         if isinstance(hook, type):
-            raise ValueError(f"hooks has {hook!r:.100}, which is no Hook; make one: {hook.__name__}()")
+            raise ValueError(
+                f"hooks has {hook!r:.100}, which is no Hook; make one: {hook.__name__}()"
+            )
         if not hasattr(hook, "before_step"):
             raise ValueError(f"hooks has {hook!r:.100}, which is no Hook; subclass kit.Hook")
 
@@ -86,10 +105,14 @@ def _check_loaded(config: Config, model: torch.nn.Module) -> None:
         raise ValueError(f"tuning={config.tuning!r}: this model has {count}adapters; {load}")
     if config.dtype is not None and config.tuning != "qlora":
         frozen = has_adapters(model)  # adapters are float32 over weights of any dtype
-        largest = max((p for p in model.parameters() if p.requires_grad != frozen), key=torch.numel)
+        largest = max(
+            (p for p in model.parameters() if p.requires_grad != frozen), key=torch.numel
+        )
         dtype = str(largest.dtype).removeprefix("torch.")
         if dtype != config.dtype:
-            raise ValueError(f"dtype={config.dtype!r}: this model's weights are {dtype}; {load}")
+            raise ValueError(
+                f"dtype={config.dtype!r}: this model's weights are {dtype}; {load}"
+            )
 
 
 def _check_precision(config: Config, model: torch.nn.Module) -> None:
@@ -125,7 +148,11 @@ def _check_task(model: Any, tokenizer: Any, task: Task, config: Config) -> None:
     rows = [*task.train, *task.held_out]
     columns = set.intersection(*(set(row) for row in rows))
     check_calls(task.rewards, _REWARD_ARGUMENTS | columns, f"task {task.name!r}")
-    check_tags(task, template_tokens(tokenizer, end_ids(model, tokenizer)).values(), "ends a completion")
+    check_tags(
+        task,
+        template_tokens(tokenizer, end_ids(model, tokenizer)).values(),
+        "ends a completion",
+    )
     prompts = render(model, tokenizer, task, rows, config.max_completion_tokens)
     if config.autocast == "float16":
         _check_products(model, prompts[0], config)
@@ -191,7 +218,9 @@ def check_names(values: Mapping[str, Any]) -> None:
     check_fields(values)
     for name, value in values.items():
         if not FIELDS[name].metadata["changes"]:
-            changeable = ", ".join(field for field in FIELDS if FIELDS[field].metadata["changes"])
+            changeable = ", ".join(
+                field for field in FIELDS if FIELDS[field].metadata["changes"]
+            )
             cure = f"what can: {changeable}. For another {name} make a new trainer, with a new folder"
             raise ValueError(f"{name}={value!r} {CANNOT_CHANGE}; {cure}")
 
@@ -207,26 +236,33 @@ def check_values(trainer: Any, values: Mapping[str, Any]) -> None:
     _check_weights(trainer.task, values.get("reward_weights"))
     check_steps(trainer.config, **values)
     if values.get("steps", trainer.step) < trainer.step:
-        raise ValueError(f"steps={values['steps']!r}: {trainer.step} are done already; give more, or stop")
+        raise ValueError(
+            f"steps={values['steps']!r}: {trainer.step} are done already; give more, or stop"
+        )
 
 
 def _check_weights(task: Task, weights: list[float] | None) -> None:
     """Raises ValueError unless there is one a reward of the task, or None."""
     if weights is not None and len(weights) != len(task.reward_weights):
         count = len(task.reward_weights)
-        raise ValueError(f"reward_weights={weights!r}: the task has {count} rewards; give one number each")
+        raise ValueError(
+            f"reward_weights={weights!r}: the task has {count} rewards; give one number each"
+        )
 
 
 # ---- the disk ----------------------------------------------------------------------------------------------------
 
 
-def lacks_room(folder: Path, model: torch.nn.Module, optimizer: str, config: Config, step: int) -> str | None:
+def lacks_room(
+    folder: Path, model: torch.nn.Module, optimizer: str, config: Config, step: int
+) -> str | None:
     """One line where the folder's disk is too small for the checkpoints to come; None where it is not.
 
     optimizer: its name. step: steps that are done.
     """
     size = checkpoint_bytes(model, optimizer)
-    saves = math.ceil((config.steps - step) / config.save_steps) if config.save_steps else 1  # the newest
+    # the newest
+    saves = math.ceil((config.steps - step) / config.save_steps) if config.save_steps else 1
     count = len(checkpoints(folder))
     # The next one is written before the oldest goes.
     additional = max(min(saves, config.save_total_limit + 1 - count), 0)

@@ -14,11 +14,25 @@ import torch
 
 from grpo_kit._support.kernel import in_notebook
 from grpo_kit.engine.optim.choose import SETTINGS
-from grpo_kit.loop.config import CANNOT_CHANGE, FIELDS, SETUP, Config, Preset, as_json, from_json
+from grpo_kit.loop.config import (
+    CANNOT_CHANGE,
+    FIELDS,
+    SETUP,
+    Config,
+    Preset,
+    as_json,
+    from_json,
+)
 from grpo_kit.loop.config_checks import LOSSES, UNCLIPPED, check_steps
 from grpo_kit.loop.protocols import Sampler, Task, optional
 from grpo_kit.loop.run_checks import check_values, trained_before
-from grpo_kit.models._model_facts import base_model, end_ids, hardware, model_name, weights_digest
+from grpo_kit.models._model_facts import (
+    base_model,
+    end_ids,
+    hardware,
+    model_name,
+    weights_digest,
+)
 from grpo_kit.record._digests import file_digest
 from grpo_kit.record.files import RunFolderError
 from grpo_kit.rewards._parts import all_parts, answer_parts, range_of, reward_names
@@ -38,7 +52,12 @@ _LOADED = ("model", "tuning", "dtype")
 
 
 def settings_of(
-    model: Any, task: Task, config: Config, weights: list[float], optimizer: str, sample: Sampler
+    model: Any,
+    task: Task,
+    config: Config,
+    weights: list[float],
+    optimizer: str,
+    sample: Sampler,
 ) -> dict[str, Any]:
     """The settings of a run, for RunLog.open.
 
@@ -63,7 +82,9 @@ def settings_of(
         "reward_ranges": {name: limits for name, limits in ranges.items() if limits},
         "answer_parts": list(answer_parts(task.rewards, names)),
         "best_constant": task.best_constant_parts(),
-        "temperature_schedule": as_json(config.temperature) if callable(config.temperature) else None,
+        "temperature_schedule": as_json(config.temperature)
+        if callable(config.temperature)
+        else None,
         "optimizer": optimizer,
         "sample": name_of_sample(sample),
         "model": model_name(model),
@@ -133,7 +154,9 @@ def made_with(trainer: Any) -> dict[str, Any]:
     }
 
 
-def began_with(model: torch.nn.Module, reference: Mapping[str, torch.Tensor] | None) -> dict[str, str]:
+def began_with(
+    model: torch.nn.Module, reference: Mapping[str, torch.Tensor] | None
+) -> dict[str, str]:
     """Digests of the weights that a run keeps of the model that it began with: frozen ones, the reference of a KL."""
     frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
     weights = {"frozen_weights": frozen, "reference": list((reference or {}).values())}
@@ -229,12 +252,19 @@ class Changes:
             _print_other_numbers(config)
         changes = differences(self.known, config.values() | self._made_with)
         if changes:
-            texts = [f"{name} {before!r}, now {after!r}" for name, (before, after) in changes.items()]
-            print(f"From step {trainer.step + 1} on otherwise than before: {'; '.join(texts)}.", flush=True)
+            texts = [
+                f"{name} {before!r}, now {after!r}" for name, (before, after) in changes.items()
+            ]
+            print(
+                f"From step {trainer.step + 1} on otherwise than before: {'; '.join(texts)}.",
+                flush=True,
+            )
         if "steps" in changes and trainer.step:
             _print_schedules(config, changes["steps"][0], trainer.step)
 
-    def of_step(self, trainer: Any, repeated: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def of_step(
+        self, trainer: Any, repeated: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The changes of the next step, {"changes": {name: [before, after]}}, if any; and all values as they are.
 
         repeated: changes that a resumed run made at this step: made again, unless another value was assigned since.
@@ -249,13 +279,18 @@ class Changes:
         changes = differences(self.known, current)
         if not changes:
             return {}, current
-        check_values(trainer, {name: getattr(config, name) for name in changes if name in values})
+        check_values(
+            trainer, {name: getattr(config, name) for name in changes if name in values}
+        )
         return {"changes": changes}, current
 
 
-def _check_same_run(changes: Mapping[str, list[Any]], before: Mapping[str, Any], checkpoint: str) -> None:
+def _check_same_run(
+    changes: Mapping[str, list[Any]], before: Mapping[str, Any], checkpoint: str
+) -> None:
     """Raises RunFolderError, with a table, for changes that would make it another run."""
-    obeyed = () if before.get("sample") else _OBEYED  # batches that wait were made of the rows of then
+    # batches that wait were made of the rows of then
+    obeyed = () if before.get("sample") else _OBEYED
     lines = [
         f"  {name}: {pair[0]!r}, now {pair[1]!r}"
         for name, pair in changes.items()

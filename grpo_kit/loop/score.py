@@ -20,7 +20,9 @@ from grpo_kit.rewards.scoring import RewardError, score_all, totals
 _EPS = 1e-4  # added to a standard deviation that divides, as in TRL
 
 
-def score(batch: Batch, task: Any, weights: Sequence[float], tokenizer: Any) -> dict[str, float]:
+def score(
+    batch: Batch, task: Any, weights: Sequence[float], tokenizer: Any
+) -> dict[str, float]:
     """Fill in parts and rewards; returns the metrics that rewards reported by log_metric(name, value).
 
     Each reward is called by keyword with completions, prompts (as rendered), completion_ids, prefill, the columns of
@@ -42,12 +44,16 @@ def score(batch: Batch, task: Any, weights: Sequence[float], tokenizer: Any) -> 
         "log_extra": logs.log_extra,
         "log_metric": logs.log_metric,
     }
-    batch.parts = score_all(task.rewards, batch.completions, reward_names(task.rewards), **columns)
+    batch.parts = score_all(
+        task.rewards, batch.completions, reward_names(task.rewards), **columns
+    )
     batch.rewards = totals(list(batch.parts.values()), weights, batch.groups)
     return logs.metrics()
 
 
-def give_advantages(batch: Batch, config: Config, everyone: Sequence[float | None] | None = None) -> None:
+def give_advantages(
+    batch: Batch, config: Config, everyone: Sequence[float | None] | None = None
+) -> None:
     """Fill in advantages: rewards less their group's mean, divided as config.scale says, then weighted by their sign.
 
     everyone: the rewards that scale="batch" takes the spread of, where there are more than these (several processes).
@@ -55,9 +61,13 @@ def give_advantages(batch: Batch, config: Config, everyone: Sequence[float | Non
     A batch that has its advantages (episodes) keeps them, but for the weights by sign.
     """
     if not batch.advantages:
-        batch.advantages = advantages(batch.rewards, batch.groups, scale=config.scale, everyone=everyone)
+        batch.advantages = advantages(
+            batch.rewards, batch.groups, scale=config.scale, everyone=everyone
+        )
     weight_of_sign = {True: config.positive_weight, False: config.negative_weight}
-    batch.advantages = [advantage * weight_of_sign[advantage > 0] for advantage in batch.advantages]
+    batch.advantages = [
+        advantage * weight_of_sign[advantage > 0] for advantage in batch.advantages
+    ]
 
 
 def advantages(
@@ -94,7 +104,9 @@ def advantages(
     return of_all
 
 
-def _judged_places(rewards: Sequence[float | None], groups: Sequence[int]) -> dict[int, list[int]]:
+def _judged_places(
+    rewards: Sequence[float | None], groups: Sequence[int]
+) -> dict[int, list[int]]:
     """The places of each group's completions that have a reward."""
     places: dict[int, list[int]] = {}
     for place, (reward, group) in enumerate(zip(rewards, groups, strict=True)):
@@ -109,10 +121,16 @@ def with_signal(batch: Batch) -> list[int]:
     Of a batch that has its advantages (episodes): any advantage but 0.
     """
     if batch.advantages:
-        groups = {group for group, value in zip(batch.groups, batch.advantages, strict=True) if value}
+        groups = {
+            group for group, value in zip(batch.groups, batch.advantages, strict=True) if value
+        }
     else:
         places_of_group = _judged_places(batch.rewards, batch.groups)
-        groups = {g for g, places in places_of_group.items() if len({batch.rewards[i] for i in places}) > 1}
+        groups = {
+            g
+            for g, places in places_of_group.items()
+            if len({batch.rewards[i] for i in places}) > 1
+        }
     return [place for place, group in enumerate(batch.groups) if group in groups]
 
 
@@ -129,7 +147,9 @@ def first_groups(batches: Sequence[Batch], count: int) -> Batch:
 # ---- what a step leaves behind ----------------------------------------------------------------------------------
 
 
-def measures(batch: Batch, numbers: StepNumbers, sample: Sampler, task: Task) -> dict[str, float | None]:
+def measures(
+    batch: Batch, numbers: StepNumbers, sample: Sampler, task: Task
+) -> dict[str, float | None]:
     """One row of metrics: means over the step's completions, None where there is nothing to average; the sampler's own.
 
     reward and reward/<part>: of those that could be judged. reward_std: the mean over groups of their standard
@@ -140,7 +160,9 @@ def measures(batch: Batch, numbers: StepNumbers, sample: Sampler, task: Task) ->
     places_of_group = _judged_places(batch.rewards, batch.groups)
     groups = [[batch.rewards[i] for i in places] for places in places_of_group.values()]
     lengths = [len(ids) for ids in batch.completion_ids]
-    ended_lengths = [length for length, cut_off in zip(lengths, batch.cut_off, strict=True) if not cut_off]
+    ended_lengths = [
+        length for length, cut_off in zip(lengths, batch.cut_off, strict=True) if not cut_off
+    ]
     metrics = {
         "progress": numbers.progress,
         "temperature": numbers.temperature,
@@ -159,7 +181,9 @@ def measures(batch: Batch, numbers: StepNumbers, sample: Sampler, task: Task) ->
     return metrics | optional(sample, "measures", {}, batch, task)
 
 
-def completions_table(batch: Batch, tokenizer: Any, task: Task, numbers: StepNumbers) -> dict[str, list[Any]]:
+def completions_table(
+    batch: Batch, tokenizer: Any, task: Task, numbers: StepNumbers
+) -> dict[str, list[Any]]:
     """The completions as columns, one entry each."""
     prompts = {ids: tokenizer.decode(list(ids)) for ids in set(map(tuple, batch.prompt_ids))}
     answers = [row.get("answer") for row in batch.rows]
@@ -172,7 +196,9 @@ def completions_table(batch: Batch, tokenizer: Any, task: Task, numbers: StepNum
         "prefill": [task.prefill] * len(batch),
         "completion": batch.completions,
         "answer": [None if answer is None else str(answer) for answer in answers],
-        "tokens": [tokenizer.batch_decode([[token] for token in ids]) for ids in batch.completion_ids],
+        "tokens": [
+            tokenizer.batch_decode([[token] for token in ids]) for ids in batch.completion_ids
+        ],
         "logprobs": logprobs,
         **{f"reward/{name}": scores for name, scores in batch.parts.items()},
         "reward": batch.rewards,
@@ -188,7 +214,11 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def first_rollout(
-    rollouts: list[Batch], numbers: StepNumbers, processes: Processes, sample: Sampler, task: Task
+    rollouts: list[Batch],
+    numbers: StepNumbers,
+    processes: Processes,
+    sample: Sampler,
+    task: Task,
 ) -> dict[str, float]:
     """What a row says where groups were drawn anew: kept for their signal, they would show too good a reward.
 
@@ -198,7 +228,9 @@ def first_rollout(
     metrics = measures(first, numbers, sample, task)
     counts = {"completions": sum(map(len, rollouts)), "num_tokens": 0}
     for batch in rollouts:
-        counts["num_tokens"] += sum(map(len, batch.prompt_ids)) + sum(map(len, batch.completion_ids))
+        counts["num_tokens"] += sum(map(len, batch.prompt_ids)) + sum(
+            map(len, batch.completion_ids)
+        )
     counts = processes.sums(counts)
     metrics["rollout/extra_completions"] = counts["completions"] - len(first)
     return metrics | {"num_tokens": counts["num_tokens"]}
@@ -224,7 +256,9 @@ class _RewardLogs:
 
     def __init__(self, batch: Any, rewards: Sequence[Any]) -> None:
         self._batch, self._metrics = batch, {}
-        self._parts = {f"reward/{name}" for reward in rewards for name in getattr(reward, "names", ())}
+        self._parts = {
+            f"reward/{name}" for reward in rewards for name in getattr(reward, "names", ())
+        }
 
     def log_extra(self, column: str, values: Sequence[Any]) -> None:
         """A column of the completions. Raises ValueError for one that the record has."""

@@ -95,12 +95,14 @@ def load_merged(folder: Path, load_base: Callable[[str], Loaded]) -> Loaded:
         if reason := on_both_ends(adapted):
             raise ValueError(reason)
         merged = adapted.merge_and_unload(safe_merge=True)
-    except (ValueError, RuntimeError) as error:  # of peft: an adapter with a bias, on layers without
+    except (ValueError, RuntimeError) as error:
+        # of peft: an adapter with a bias, on layers without
         raise PolicyLoadError(
             f"name_or_path={str(folder)!r} holds an adapter that cannot be merged into weights: {error}; use "
             "tuning='lora'"
         ) from error
-    if hasattr(merged, "peft_config"):  # before 0.19 peft leaves it, the sign of a model with adapters
+    # before 0.19 peft leaves it, the sign of a model with adapters
+    if hasattr(merged, "peft_config"):
         del merged.peft_config
     merged.name_or_path = merged.config.name_or_path = os.fspath(folder)
     return merged.requires_grad_(True), tokenizer
@@ -133,7 +135,9 @@ def on_both_ends(model: Any) -> str | None:
     """
     base = base_model(model)
     ends = {"embedding": base.get_input_embeddings(), "head": base.get_output_embeddings()}
-    matrices = {id(getattr(end, "base_layer", end).weight) for end in ends.values() if end is not None}
+    matrices = {
+        id(getattr(end, "base_layer", end).weight) for end in ends.values() if end is not None
+    }
     adapted = [name for name, end in ends.items() if hasattr(end, "base_layer")]
     if not adapted or len(matrices) > 1:
         return None
@@ -190,7 +194,8 @@ def load_peft() -> ModuleType:
 
 
 BASE = "base"  # a folder beside an adapter, with the model that it is for
-_LOADED = "_grpo_kit_loaded"  # a base's own mark: what _look_of_base sees of it as its name gives it
+# a base's own mark: what _look_of_base sees of it as its name gives it
+_LOADED = "_grpo_kit_loaded"
 
 
 def is_adapter(name: str | Path) -> bool:
@@ -224,7 +229,9 @@ def has_named_base(model: Any, *, plain: bool = False) -> bool:
     return named.get_text_config().vocab_size == base.config.get_text_config().vocab_size
 
 
-def save_adapter(model: Any, tokenizer: Any, part: Path, target: Path, *, plain: bool = False) -> str:
+def save_adapter(
+    model: Any, tokenizer: Any, part: Path, target: Path, *, plain: bool = False
+) -> str:
     """Write the active adapter into `part`, which is renamed to `target`; returns its base's name or path.
 
     A base that its name does not give (has_named_base) is written too, with the tokenizer. plain: see there.
@@ -245,7 +252,9 @@ def save_adapter(model: Any, tokenizer: Any, part: Path, target: Path, *, plain:
     base = model_name(model)
     if not has_named_base(model, plain=plain):
         if getattr(base_model(model), "is_quantized", False):
-            raise ValueError(f"model has adapters on {base!r} in 4 bits, and such a base is not written")
+            raise ValueError(
+                f"model has adapters on {base!r} in 4 bits, and such a base is not written"
+            )
         base_model(model).save_pretrained(part / BASE, state_dict=weights_of_base(model))
         tokenizer.save_pretrained(part / BASE)
         base = str((target / BASE).absolute())
@@ -263,13 +272,16 @@ def weights_of_base(model: Any) -> dict[str, Tensor]:
     for name, tensor in base.state_dict().items():
         if not _is_the_bases(model, name) or name.endswith((".absmax", ".quant_map")):
             continue
-        state[re.sub(r"(\.base_layer)+\.", ".", name).replace(".original_module.", ".")] = tensor.detach()
+        state[re.sub(r"(\.base_layer)+\.", ".", name).replace(".original_module.", ".")] = (
+            tensor.detach()
+        )
     for name, module in base.named_modules():
         weight = getattr(module, "weight", None)
         if getattr(weight, "quant_state", None) is not None:
             from bitsandbytes.functional import dequantize_4bit
 
-            if weight.quant_state.absmax.dim() == 2:  # bitsandbytes' state_dict(), after an answer on a CPU
+            # bitsandbytes' state_dict(), after an answer on a CPU
+            if weight.quant_state.absmax.dim() == 2:
                 weight.quant_state.absmax = weight.quant_state.absmax.T.float().flatten()
             numbers = dequantize_4bit(weight.data, weight.quant_state)
             state[f"{name.removesuffix('.base_layer')}.weight"] = numbers.detach()
@@ -280,9 +292,12 @@ def _look_of_base(model: Any) -> tuple[list[torch.Size], str]:
     """Shapes of the weights under the adapters, and their digest."""
     parameters = base_model(model).named_parameters()
     weights = [p for name, p in parameters if _is_the_bases(model, name)]
-    return [p.shape for p in weights], weights_digest(p for p in weights if p.is_floating_point())
+    return [p.shape for p in weights], weights_digest(
+        p for p in weights if p.is_floating_point()
+    )
 
 
 def _is_the_bases(model: Any, name: str) -> bool:
-    prefix = getattr(getattr(model, "base_model", None), "prefix", "lora_")  # of the adapter's kind
+    # of the adapter's kind
+    prefix = getattr(getattr(model, "base_model", None), "prefix", "lora_")
     return not any(part in name for part in (prefix, ".modules_to_save.", ".quant_state."))

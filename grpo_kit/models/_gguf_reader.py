@@ -112,7 +112,9 @@ def _parsed_once() -> Iterator[None]:
 def load_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The file dequantised to float32 on the CPU, ready to be saved, and its tokenizer. Raises PolicyLoadError."""
     if importlib.util.find_spec("gguf") is None:
-        raise PolicyLoadError(f"name_or_path={str(path)!r} needs the package gguf; run `pip install gguf`")
+        raise PolicyLoadError(
+            f"name_or_path={str(path)!r} needs the package gguf; run `pip install gguf`"
+        )
     with _parsed_once():
         return _loaded(path)
 
@@ -120,8 +122,11 @@ def load_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 def _loaded(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    except Exception as error:  # of a file that is cut off, or no GGUF file, or of an unknown model
+        model = AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.float32
+        )
+    except Exception as error:
+        # of a file that is cut off, or no GGUF file, or of an unknown model
         raise PolicyLoadError(
             f"name_or_path={str(path)!r} cannot be read as a language model in GGUF ({error}); was it copied to its "
             "end, and does transformers know its architecture?"
@@ -136,7 +141,9 @@ def _loaded(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     return model, tokenizer
 
 
-def _take_ends_of_file(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
+def _take_ends_of_file(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path
+) -> None:
     """All tokens at which generation stops: of several transformers reads one.
 
     And before 5.5 it adds CodeLlama's tokens to any Llama's, and takes another token for the end.
@@ -148,7 +155,11 @@ def _take_ends_of_file(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
     ends = [ids[name] for name in ("eos", "eot", "eom") if name in ids]
     if len(ends) > 1:
         model.generation_config.eos_token_id = ends
-    for attribute, name in (("bos_token", "bos"), ("eos_token", "eos"), ("pad_token", "padding")):
+    for attribute, name in (
+        ("bos_token", "bos"),
+        ("eos_token", "eos"),
+        ("pad_token", "padding"),
+    ):
         if name in ids:
             setattr(tokenizer, attribute, tokenizer.convert_ids_to_tokens(ids[name]))
 
@@ -221,7 +232,9 @@ def _part_folder(cache: Path, needs: int) -> Path:
     free = shutil.disk_usage(part).free
     if free < needs:
         part.rmdir()
-        raise OSError(errno.ENOSPC, f"it needs {needs / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
+        raise OSError(
+            errno.ENOSPC, f"it needs {needs / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+        )
     return part
 
 

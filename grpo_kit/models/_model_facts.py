@@ -43,7 +43,9 @@ def _without_bars(factory: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 # A saved notebook would keep a widget for each reading or writing of weights. Downloads and transformers < 5.5 do.
-_bar_before = logging.set_tqdm_hook(_without_bars) if hasattr(logging, "set_tqdm_hook") else None
+_bar_before = (
+    logging.set_tqdm_hook(_without_bars) if hasattr(logging, "set_tqdm_hook") else None
+)
 
 
 def base_model(model: Any) -> PreTrainedModel:
@@ -101,7 +103,10 @@ def processor() -> str:
     """The CPU's model, its vector instructions and the threads torch uses."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
+    name = next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        "CPU",
+    )
     flags = next((line for line in lines if line.startswith("flags")), "")
     vector = platform.machine()
     if "avx512f" in flags:
@@ -162,7 +167,8 @@ def check_context(
 # alike, in generate and in every forward pass. What reads the head's weights directly asks token_rows(). Only rows
 # behind the last token count. Behind a head that caps its logits (Gemma 2) a closed row has the negative cap.
 
-_NEVER = -1e30  # -inf would make an entropy NaN, and so would a number that a low temperature makes -inf
+# -inf would make an entropy NaN, and so would a number that a low temperature makes -inf
+_NEVER = -1e30
 
 
 def close_rows(model: Any, tokenizer: Any) -> int:
@@ -202,7 +208,9 @@ def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[
     declared = base_model(model).generation_config.eos_token_id
     if not isinstance(declared, list | tuple):
         declared = [declared]
-    return [end for end in dict.fromkeys([tokenizer.eos_token_id, *declared]) if end is not None]
+    return [
+        end for end in dict.fromkeys([tokenizer.eos_token_id, *declared]) if end is not None
+    ]
 
 
 _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers")
@@ -229,7 +237,11 @@ def config_of(name: str) -> PretrainedConfig:
     """
     if name in _SHAPES:
         kind, vocabulary, tied, sizes = _SHAPES[name]
-        return kind(vocab_size=vocabulary, tie_word_embeddings=tied, **dict(zip(_SIZES, sizes, strict=True)))
+        return kind(
+            vocab_size=vocabulary,
+            tie_word_embeddings=tied,
+            **dict(zip(_SIZES, sizes, strict=True)),
+        )
     try:
         return AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as error:

@@ -22,7 +22,8 @@ from grpo_kit.models._adapters import Tuning
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _FLOAT32_TRAINING = 16  # bytes a weight in float32, with its gradient and AdamW's moments
-_SHARE_OF_CARD = 0.5  # share of the card that they may fill; the rest is for activations, keys and values
+# share of the card that they may fill; the rest is for activations, keys and values
+_SHARE_OF_CARD = 0.5
 
 
 @contextmanager
@@ -33,7 +34,8 @@ def float32_by_default() -> Iterator[None]:
     try:
         yield
     finally:
-        torch.set_default_dtype(before)  # transformers leaves another one where it is interrupted
+        # transformers leaves another one where it is interrupted
+        torch.set_default_dtype(before)
 
 
 def resolve_dtype(dtype: str | torch.dtype | None, tuning: Tuning) -> torch.dtype | None:
@@ -56,7 +58,8 @@ def from_pretrained(source: Path | str, kwargs: dict[str, Any]) -> PreTrainedMod
     config = AutoConfig.from_pretrained(source)
     if kwargs["dtype"] is None:
         kwargs = {**kwargs, "dtype": dtype_that_fits(config)}
-    if getattr(config, "attn_logit_softcapping", None):  # transformers 5.17 picks SDPA, which leaves it out
+    # transformers 5.17 picks SDPA, which leaves it out
+    if getattr(config, "attn_logit_softcapping", None):
         kwargs = {**kwargs, "attn_implementation": "eager"}
     return AutoModelForCausalLM.from_pretrained(source, **kwargs)
 
@@ -66,7 +69,9 @@ def dtype_that_fits(config: Any) -> torch.dtype:
     with torch.device("meta"):
         weights = AutoModelForCausalLM.from_config(config).num_parameters()
     training_gib = weights * _FLOAT32_TRAINING / 2**30
-    card_gib = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 2**30
+    card_gib = (
+        torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 2**30
+    )
     if training_gib <= _SHARE_OF_CARD * card_gib:
         return torch.float32
     print(
@@ -127,7 +132,10 @@ def judged(part: str, error: float, rounding: float, narrow: bool) -> Finding:
 def is_narrow(model: nn.Module, *, autocast: bool = False) -> bool:
     """Is any of the model's arithmetic in fewer bits than float32's?"""
     if hasattr(torch.backends, "fp32_precision"):
-        tf32 = "tf32" in (torch.backends.cuda.matmul.fp32_precision, torch.backends.fp32_precision)
+        tf32 = "tf32" in (
+            torch.backends.cuda.matmul.fp32_precision,
+            torch.backends.fp32_precision,
+        )
     else:  # torch 2.8
         tf32 = torch.backends.cuda.matmul.allow_tf32
     if autocast or tf32:
@@ -137,7 +145,9 @@ def is_narrow(model: nn.Module, *, autocast: bool = False) -> bool:
 
 def relative(changed: Sequence[Tensor], plain: Sequence[Tensor]) -> float:
     """Norm of the difference by the norm of the plain way's; infinite where that is 0, and for a NaN."""
-    difference = sum((a - b).double().square().sum().item() for a, b in zip(changed, plain, strict=True))
+    difference = sum(
+        (a - b).double().square().sum().item() for a, b in zip(changed, plain, strict=True)
+    )
     size = sum(b.double().square().sum().item() for b in plain)
     error = math.sqrt(difference / size) if size else math.inf
     return error if math.isfinite(error) else math.inf

@@ -22,7 +22,12 @@ from transformers import (
 )
 
 from grpo_kit._support.argument_checks import check_choice, check_model, check_whole, nearest
-from grpo_kit._support.cuda import has_bf16, own_device, stay_on_the_card, use_expandable_segments
+from grpo_kit._support.cuda import (
+    has_bf16,
+    own_device,
+    stay_on_the_card,
+    use_expandable_segments,
+)
 from grpo_kit._support.unsloth import warn_if_late
 from grpo_kit.models._adapters import (
     Tuning,
@@ -35,11 +40,17 @@ from grpo_kit.models._adapters import (
 )
 from grpo_kit.models._gguf_reader import PolicyLoadError, embedded_folder, gguf_folder
 from grpo_kit.models._model_facts import EMBEDDED, TINY, base_model, close_rows
-from grpo_kit.models._precision import dtype_that_fits, float32_by_default, from_pretrained, resolve_dtype
+from grpo_kit.models._precision import (
+    dtype_that_fits,
+    float32_by_default,
+    from_pretrained,
+    resolve_dtype,
+)
 from grpo_kit.record._digests import DIGESTS, REPORT, newest_whole, what_is_wrong
 from grpo_kit.record._run_folder import path_of
 
-PRESETS = ("smoke", "cpu", "t4", "gpu24")  # of grpo_kit.trainer.presets; no model has such a name
+# of grpo_kit.trainer.presets; no model has such a name
+PRESETS = ("smoke", "cpu", "t4", "gpu24")
 
 
 @float32_by_default()
@@ -87,7 +98,9 @@ def load_policy(
         )
     check_whole("seed", seed, 0)
     if lora is not None and not isinstance(lora, Mapping):
-        raise ValueError(f"lora={lora!r} must be a dict of peft.LoraConfig's fields, such as {{'r': 32}}")
+        raise ValueError(
+            f"lora={lora!r} must be a dict of peft.LoraConfig's fields, such as {{'r': 32}}"
+        )
     name, cuda = os.fspath(name_or_path), torch.cuda.is_available()
     kwargs: dict[str, Any] = {"dtype": resolve_dtype(dtype, tuning)}
     if cuda:
@@ -96,7 +109,8 @@ def load_policy(
                 print(message)
         kwargs["device_map"] = {"": own_device()}
         if torch.cuda.get_device_capability()[0] >= 8:
-            torch.set_float32_matmul_precision("high")  # tf32: fp32 range, 10-bit mantissa in products
+            # tf32: fp32 range, 10-bit mantissa in products
+            torch.set_float32_matmul_precision("high")
     if tuning == "qlora":
         kwargs["quantization_config"] = _four_bit(cuda)
     model, tokenizer = _load(name, kwargs, tuning)
@@ -109,17 +123,23 @@ def load_policy(
     elif lora and tuning != "full":
         raise ValueError(f"lora={dict(lora)!r}: the adapter in {name!r} has its own settings")
     elif lora:
-        raise ValueError(f"lora={dict(lora)!r} has no effect with tuning='full'; use tuning='lora'")
+        raise ValueError(
+            f"lora={dict(lora)!r} has no effect with tuning='full'; use tuning='lora'"
+        )
     if not quiet:
         if tuning == "full" and is_adapter(name):
-            print(f"the adapter in {name} is merged into {base_of(path_of(name))}, added up in float32")
+            print(
+                f"the adapter in {name} is merged into {base_of(path_of(name))}, added up in float32"
+            )
         print(describe(model))
     return model, tokenizer
 
 
 def _four_bit(cuda: bool) -> Any:
     if not cuda:
-        raise PolicyLoadError("tuning='qlora' needs a CUDA GPU and none was found; use tuning='lora'")
+        raise PolicyLoadError(
+            "tuning='qlora' needs a CUDA GPU and none was found; use tuning='lora'"
+        )
     if importlib.util.find_spec("bitsandbytes") is None:
         raise PolicyLoadError(
             "tuning='qlora' needs bitsandbytes: `pip install \"grpo-kit[cuda]\"`, or use 'lora'"
@@ -170,10 +190,13 @@ def _load(
         model.name_or_path = name if name == EMBEDDED else str(path.absolute())
         return model, tokenizer
     if name.endswith(".gguf"):
-        raise PolicyLoadError(f"name_or_path={name!r} is no file; give the path of a .gguf file")
+        raise PolicyLoadError(
+            f"name_or_path={name!r} is no file; give the path of a .gguf file"
+        )
     if path.is_dir():
         model, tokenizer = _load_folder(path, kwargs)
-        model.name_or_path = str(path.absolute())  # an adapter on it must find it from another folder too
+        # an adapter on it must find it from another folder too
+        model.name_or_path = str(path.absolute())
         return model, tokenizer
     if name in PRESETS:
         raise PolicyLoadError(
@@ -202,7 +225,9 @@ def _check_digests(folder: Path) -> None:
         )
 
 
-def _load_folder(folder: Path, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _load_folder(
+    folder: Path, kwargs: dict[str, Any]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if any(folder.glob("metrics.*")) and not any(folder.glob("*.safetensors")):
         raise PolicyLoadError(
             f"name_or_path={str(folder)!r} is the folder of a run; its model, adapter or checkpoint lies inside"
@@ -228,14 +253,18 @@ def _load_folder(folder: Path, kwargs: dict[str, Any]) -> tuple[PreTrainedModel,
         ) from error
 
 
-def _load_hub(name: str, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _load_hub(
+    name: str, kwargs: dict[str, Any]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
         return from_pretrained(name, kwargs), tokenizer
     except (OSError, ValueError) as error:
         text = f"{error}\n{error.__cause__ or ''}".lower()
         if "gated" in text or "401" in text or "403" in text:
-            advice = "the model is gated: accept its terms on its page, then run `hf auth login`"
+            advice = (
+                "the model is gated: accept its terms on its page, then run `hf auth login`"
+            )
         elif "not a valid model identifier" in text or "404" in text:
             advice = "no folder and no model of that name on the hub; check the spelling (owner/name)"
         else:
@@ -248,7 +277,9 @@ def _load_hub(name: str, kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTr
 
 def _tiny_random(kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if "quantization_config" in kwargs:
-        raise ValueError(f"name_or_path={TINY!r} cannot be quantised; use tuning='full' or 'lora'")
+        raise ValueError(
+            f"name_or_path={TINY!r} cannot be quantised; use tuning='full' or 'lora'"
+        )
     tokenizer = AutoTokenizer.from_pretrained(embedded_folder())
     config = LlamaConfig(
         vocab_size=len(tokenizer),

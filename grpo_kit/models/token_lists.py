@@ -24,7 +24,9 @@ _SMALL = 2**16  # numbers of a weight whose gradient is compared
 _LIMITS = {"log-probabilities": (1e-5, 1e-2), "gradient": (1e-3, 5e-2)}
 
 
-def left_pad(prompts: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def left_pad(
+    prompts: Sequence[Sequence[int]], pad: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Token ids and attention mask, both long (B, T), padded in front to the longest prompt.
 
     >>> left_pad([[5, 6], [7]], 0, torch.device("cpu"))[0].tolist()
@@ -53,14 +55,18 @@ def why_not_padded(model: nn.Module, *, gradient: bool = False) -> str | None:
             size = alone.norm()
             change, rounding = (padded - alone).norm() / size, (in_pair - alone).norm() / size
             if not change <= max(_LIMITS[name][narrow], 4 * rounding):
-                reasons[gradient] = f"padding changes a row's {name} by {change:.2g} of their size"
+                reasons[gradient] = (
+                    f"padding changes a row's {name} by {change:.2g} of their size"
+                )
     return reasons[gradient]
 
 
 def _three_times(model: nn.Module, gradient: bool) -> dict[str, list[Tensor]]:
     """A short row's log-probabilities and their gradient: alone, beside the same row, padded beside a longer one."""
     device, generator = next(model.parameters()).device, torch.Generator().manual_seed(0)
-    tables = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
+    tables = [
+        module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)
+    ]
     tokens = min(tables, default=2)
     length = int(min(_LONGEST, context_length(model)))
     longer = torch.randint(tokens, (length,), generator=generator).tolist()
@@ -87,9 +93,14 @@ def _three_times(model: nn.Module, gradient: bool) -> dict[str, list[Tensor]]:
 def rows_together(model: nn.Module, rows: Sequence[Sequence[int]]) -> list[list[int]]:
     """The places of rows that go through the model in one batch: all, or, where it hides no padding, of one length."""
     lengths = [len(row) for row in rows]
-    if len(set(lengths)) == 1 or why_not_padded(model, gradient=torch.is_grad_enabled()) is None:
+    if (
+        len(set(lengths)) == 1
+        or why_not_padded(model, gradient=torch.is_grad_enabled()) is None
+    ):
         return [list(range(len(rows)))]
-    return [[i for i, n in enumerate(lengths) if n == length] for length in dict.fromkeys(lengths)]
+    return [
+        [i for i, n in enumerate(lengths) if n == length] for length in dict.fromkeys(lengths)
+    ]
 
 
 def logits_of(model: nn.Module, ids: Tensor, mask: Tensor, last: int, shift: int = 0) -> Tensor:

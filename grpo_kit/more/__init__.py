@@ -16,6 +16,16 @@ from typing import TYPE_CHECKING
 from grpo_kit._support.lazy import lazy
 
 if TYPE_CHECKING:
-    from grpo_kit.more import bridges, code, commands, doctor, episodes, export, lab, memory, tasks
+    from grpo_kit.more import (
+        bridges,
+        code,
+        commands,
+        doctor,
+        episodes,
+        export,
+        lab,
+        memory,
+        tasks,
+    )
 
 __all__ = lazy(__name__)

@@ -91,7 +91,9 @@ def soft_overlong_punishment(lengths: Tensor, *, max_length: int, cache: int) ->
     return ((max_length - cache - lengths) / cache).clamp(-1.0, 0.0)
 
 
-def token_rewards(rewards: Tensor, kl: Tensor, completion_mask: Tensor, *, beta: float) -> Tensor:
+def token_rewards(
+    rewards: Tensor, kl: Tensor, completion_mask: Tensor, *, beta: float
+) -> Tensor:
     """The reward of each token in RLHF: r_t = -beta kl_t, and the completion's reward on its last token.
 
     rewards: (R,). kl: (R, T), `k1` of each token. Returns (R, T), 0 behind the end, without a gradient; its sum(1) is
@@ -111,11 +113,18 @@ def token_rewards(rewards: Tensor, kl: Tensor, completion_mask: Tensor, *, beta:
             "completion_mask has a row without tokens, so its reward has no place; leave the row out"
         )
     is_last = is_token & (is_token.cumsum(1) == is_token.sum(1, keepdim=True))
-    return torch.where(is_last, rewards.unsqueeze(1), 0.0) - beta * kl.detach().masked_fill(~is_token, 0.0)
+    return torch.where(is_last, rewards.unsqueeze(1), 0.0) - beta * kl.detach().masked_fill(
+        ~is_token, 0.0
+    )
 
 
 def gae(
-    rewards: Tensor, values: Tensor, completion_mask: Tensor, *, gamma: float = 1.0, lam: float = 0.95
+    rewards: Tensor,
+    values: Tensor,
+    completion_mask: Tensor,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
 ) -> Tensor:
     """Generalised advantage estimation: A_t = sum_l (gamma lam)^l delta_(t+l), delta_t = r_t + gamma V_(t+1) - V_t.
 
@@ -131,7 +140,11 @@ def gae(
     ([[0.5, 0.5]], [[0.0, 0.5]])
     """
     require_same_shape(values=values, rewards=rewards, completion_mask=completion_mask)
-    rewards, values, mask = rewards.detach(), values.detach(), (completion_mask != 0).to(values.dtype)
+    rewards, values, mask = (
+        rewards.detach(),
+        values.detach(),
+        (completion_mask != 0).to(values.dtype),
+    )
     advantages = torch.zeros_like(values)
     next_advantage = next_value = torch.zeros_like(values[:, 0])
     for t in reversed(range(values.size(1))):

@@ -76,7 +76,9 @@ def grpo(
     0.0
     """
     ratio = importance_ratio(logprobs, old_logprobs, completion_mask, **options)
-    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + kl_term(ratio, logprobs, **options)
+    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + kl_term(
+        ratio, logprobs, **options
+    )
     return row_mean(masked_mean(loss, completion_mask, dim=1), num_rows)
 
 
@@ -103,7 +105,9 @@ def dr_grpo(
     -0.125
     """
     ratio = importance_ratio(logprobs, old_logprobs, completion_mask, **options)
-    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + kl_term(ratio, logprobs, **options)
+    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + kl_term(
+        ratio, logprobs, **options
+    )
     return row_mean(masked_sum(loss, completion_mask, dim=1), num_rows) / max_completion_tokens
 
 
@@ -130,7 +134,9 @@ def bnpo(
     -0.3333
     """
     ratio = importance_ratio(logprobs, old_logprobs, completion_mask, **options)
-    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + kl_term(ratio, logprobs, **options)
+    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + kl_term(
+        ratio, logprobs, **options
+    )
     return token_mean(loss, completion_mask, num_tokens)
 
 
@@ -159,7 +165,9 @@ def dapo(
     -0.125
     """
     ratio = importance_ratio(logprobs, old_logprobs, completion_mask, **options)
-    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + kl_term(ratio, logprobs, **options)
+    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + kl_term(
+        ratio, logprobs, **options
+    )
     return token_mean(loss, completion_mask, num_tokens)
 
 
@@ -213,7 +221,9 @@ def gspo(
     2.0
     """
     ratio = sequence_ratio(logprobs, old_logprobs, completion_mask)
-    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + kl_term(ratio, logprobs, **options)
+    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + kl_term(
+        ratio, logprobs, **options
+    )
     return row_mean(masked_mean(loss, completion_mask, dim=1), num_rows)
 
 
@@ -239,7 +249,9 @@ def gspo_token(
     """
     ratio = sequence_ratio(logprobs, old_logprobs, completion_mask).detach()
     ratio = ratio * torch.exp(logprobs - logprobs.detach())
-    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + kl_term(ratio, logprobs, **options)
+    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + kl_term(
+        ratio, logprobs, **options
+    )
     return row_mean(masked_mean(loss, completion_mask, dim=1), num_rows)
 
 
@@ -269,7 +281,9 @@ def kl_term(
     if beta == 0.0:
         return torch.zeros_like(logprobs)
     if ref_logprobs is None:
-        raise ValueError(f"beta={beta!r} needs ref_logprobs, those of the reference; or use beta=0")
+        raise ValueError(
+            f"beta={beta!r} needs ref_logprobs, those of the reference; or use beta=0"
+        )
     kl = k3(logprobs, ref_logprobs)
     return beta * (ratio * kl if correct_kl else kl)
 
@@ -279,7 +293,9 @@ def row_mean(rows: Tensor, num_rows: int | None) -> Tensor:
     return rows.sum() / (len(rows) if num_rows is None else num_rows)
 
 
-def token_mean(loss: Tensor, completion_mask: Tensor, num_tokens: int | Tensor | None) -> Tensor:
+def token_mean(
+    loss: Tensor, completion_mask: Tensor, num_tokens: int | Tensor | None
+) -> Tensor:
     """The sum over tokens, divided by num_tokens or their own number."""
     if num_tokens is None:
         return masked_mean(loss, completion_mask)

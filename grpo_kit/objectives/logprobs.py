@@ -29,10 +29,16 @@ def token_logprobs(logits: Tensor, ids: Tensor, *, temperature: float = 1.0) -> 
         raise ValueError(
             f"ids has shape {tuple(ids.shape)}; logits {tuple(logits.shape)} need one id a position"
         )
-    return torch.log_softmax(logits / temperature, dim=-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+    return (
+        torch.log_softmax(logits / temperature, dim=-1)
+        .gather(-1, ids.unsqueeze(-1))
+        .squeeze(-1)
+    )
 
 
-def sequence_logprobs(logprobs: Tensor, completion_mask: Tensor, *, average: bool = False) -> Tensor:
+def sequence_logprobs(
+    logprobs: Tensor, completion_mask: Tensor, *, average: bool = False
+) -> Tensor:
     """log pi(y) of each completion: the sum over its tokens, or with `average` the mean a token.
 
     logprobs, completion_mask: (R, T). Returns (R,), in nats (a token). The sum is the log-probability; the mean is
@@ -137,12 +143,21 @@ def sequence_ratio(logprobs: Tensor, old_logprobs: Tensor, completion_mask: Tens
     >>> sequence_ratio(torch.tensor([[4.0, 1.0]]).log(), torch.zeros(1, 2), torch.ones(1, 2)).item()
     2.0
     """
-    require_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, completion_mask=completion_mask)
-    return torch.exp(masked_mean(logprobs - old_logprobs.detach(), completion_mask, dim=1)).unsqueeze(1)
+    require_same_shape(
+        logprobs=logprobs, old_logprobs=old_logprobs, completion_mask=completion_mask
+    )
+    return torch.exp(
+        masked_mean(logprobs - old_logprobs.detach(), completion_mask, dim=1)
+    ).unsqueeze(1)
 
 
 def importance_ratio(
-    logprobs: Tensor, old_logprobs: Tensor, completion_mask: Tensor, *, level: str = "token", **options: Any
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    completion_mask: Tensor,
+    *,
+    level: str = "token",
+    **options: Any,
 ) -> Tensor:
     """`token_ratio` (R, T), or at level "sequence" `sequence_ratio` (R, 1). options: Options that it does not need.
 
@@ -166,7 +181,9 @@ def clipped_surrogate(
     """
     advantages = column(advantages, ratio)
     epsilon_high = epsilon if epsilon_high is None else epsilon_high
-    return -torch.min(ratio * advantages, ratio.clamp(1 - epsilon, 1 + epsilon_high) * advantages)
+    return -torch.min(
+        ratio * advantages, ratio.clamp(1 - epsilon, 1 + epsilon_high) * advantages
+    )
 
 
 def clip_fraction(
@@ -192,7 +209,9 @@ def clip_fraction(
     epsilon_high = epsilon if epsilon_high is None else epsilon_high
     low = (ratio < 1 - epsilon) & (advantages < 0)
     high = (ratio > 1 + epsilon_high) & (advantages > 0)
-    return tuple(masked_mean(clipped.to(ratio.dtype), completion_mask) for clipped in (low, high))
+    return tuple(
+        masked_mean(clipped.to(ratio.dtype), completion_mask) for clipped in (low, high)
+    )
 
 
 def column(advantages: Tensor, ratio: Tensor) -> Tensor:

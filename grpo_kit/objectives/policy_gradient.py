@@ -15,7 +15,11 @@ from grpo_kit.objectives.logprobs import (
 
 
 def reinforce(
-    logprobs: Tensor, rewards: Tensor, completion_mask: Tensor, *, baseline: float | Tensor = 0.0
+    logprobs: Tensor,
+    rewards: Tensor,
+    completion_mask: Tensor,
+    *,
+    baseline: float | Tensor = 0.0,
 ) -> Tensor:
     """L = -mean_i (R_i - b_i) sum_t log pi(y_it): its gradient is minus that of the expected reward.
 
@@ -53,9 +57,13 @@ def rloo(
     >>> round(rloo(p, old, torch.tensor([1.0]), torch.ones(1, 2)).item(), 4)  # the ratio is e, clipped to 1.2
     -1.2
     """
-    require_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, completion_mask=completion_mask)
+    require_same_shape(
+        logprobs=logprobs, old_logprobs=old_logprobs, completion_mask=completion_mask
+    )
     require_same_shape(rows=logprobs[:, 0], advantages=advantages)
-    ratio = torch.exp(sequence_logprobs(logprobs - old_logprobs.detach(), completion_mask)).unsqueeze(1)
+    ratio = torch.exp(
+        sequence_logprobs(logprobs - old_logprobs.detach(), completion_mask)
+    ).unsqueeze(1)
     return clipped_surrogate(ratio, advantages, epsilon, epsilon_high).mean()
 
 
@@ -78,13 +86,20 @@ def ppo_policy(
     >>> round(ppo_policy(torch.tensor([[1.5, 1.5]]).log(), old, A, torch.ones(1, 2)).item(), 4)  # (-1.2 + 1.5) / 2
     0.15
     """
-    require_same_shape(logprobs=logprobs, advantages=advantages, completion_mask=completion_mask)
+    require_same_shape(
+        logprobs=logprobs, advantages=advantages, completion_mask=completion_mask
+    )
     loss = clipped_surrogate(token_ratio(logprobs, old_logprobs), advantages, epsilon)
     return masked_mean(loss, completion_mask)
 
 
 def ppo_value(
-    values: Tensor, old_values: Tensor, returns: Tensor, completion_mask: Tensor, *, epsilon: float = 0.2
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    completion_mask: Tensor,
+    *,
+    epsilon: float = 0.2,
 ) -> Tensor:
     """L = 1/2 mean over tokens of max((V - R)^2, (clip(V, V_old - epsilon, V_old + epsilon) - R)^2).
 
@@ -96,6 +111,10 @@ def ppo_value(
     >>> round(ppo_value(torch.tensor([[0.5]]), old, R, mask).item(), 4)  # (1 - 0.2)^2 / 2
     0.32
     """
-    require_same_shape(values=values, old_values=old_values, returns=returns, completion_mask=completion_mask)
+    require_same_shape(
+        values=values, old_values=old_values, returns=returns, completion_mask=completion_mask
+    )
     clipped = old_values + (values - old_values).clamp(-epsilon, epsilon)
-    return 0.5 * masked_mean(torch.max((values - returns) ** 2, (clipped - returns) ** 2), completion_mask)
+    return 0.5 * masked_mean(
+        torch.max((values - returns) ** 2, (clipped - returns) ** 2), completion_mask
+    )

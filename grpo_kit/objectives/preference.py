@@ -95,7 +95,9 @@ def ipo(
     >>> ipo(*torch.tensor([[-1.0], [-4.0], [-2.0], [-3.0]]), beta=0.5).item()  # (2 - 1)^2
     1.0
     """
-    gap = _gap(chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, ref_rejected_logprobs, 1.0)
+    gap = _gap(
+        chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, ref_rejected_logprobs, 1.0
+    )
     return ((gap - 1 / (2 * beta)) ** 2).mean()
 
 
@@ -115,11 +117,15 @@ def hinge(
     >>> hinge(*torch.tensor([[-1.0], [-4.0], [-2.0], [-3.0]]), beta=0.25).item()  # 1 - 0.25 * 2
     0.5
     """
-    gap = _gap(chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, ref_rejected_logprobs, beta)
+    gap = _gap(
+        chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, ref_rejected_logprobs, beta
+    )
     return (1 - gap).clamp(min=0).mean()
 
 
-def _gap(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float) -> Tensor:
+def _gap(
+    chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float
+) -> Tensor:
     """How much more the chosen of each pair gained than the rejected, (P,)."""
     chosen = implicit_reward(chosen, ref_chosen, beta=beta)
     rejected = implicit_reward(rejected, ref_rejected, beta=beta)
@@ -149,7 +155,9 @@ def kto(
     """
     require_same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs, desirable=desirable)
     gain = beta * (logprobs - ref_logprobs - reference_point)
-    weight = torch.where(desirable, gain.new_tensor(desirable_weight), gain.new_tensor(undesirable_weight))
+    weight = torch.where(
+        desirable, gain.new_tensor(desirable_weight), gain.new_tensor(undesirable_weight)
+    )
     return (weight * (1 - torch.sigmoid(torch.where(desirable, gain, -gain)))).mean()
 
 
@@ -168,7 +176,11 @@ def kto_reference_point(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 def orpo(
-    chosen_logprobs: Tensor, rejected_logprobs: Tensor, *, beta: float = 0.1, nll: Tensor | None = None
+    chosen_logprobs: Tensor,
+    rejected_logprobs: Tensor,
+    *,
+    beta: float = 0.1,
+    nll: Tensor | None = None,
 ) -> Tensor:
     """L = NLL(chosen) - beta mean log sigma(log odds(chosen) - log odds(rejected)), odds = p / (1 - p).
 

@@ -16,9 +16,16 @@ import torch
 from torch import Tensor
 
 from grpo_kit.objectives.group_losses import Options, kl_term, row_mean, token_mean
-from grpo_kit.objectives.logprobs import clipped_surrogate, column, importance_ratio, masked_mean, masked_sum
+from grpo_kit.objectives.logprobs import (
+    clipped_surrogate,
+    column,
+    importance_ratio,
+    masked_mean,
+    masked_sum,
+)
 
-_LOWEST, _HIGHEST = -18.420680743952367, 20.0  # log(1e-8), 20: bounds of VESPO's log-ratios, as in TRL
+# log(1e-8), 20: bounds of VESPO's log-ratios, as in TRL
+_LOWEST, _HIGHEST = -18.420680743952367, 20.0
 
 
 def sapo(
@@ -45,7 +52,9 @@ def sapo(
     ratio = importance_ratio(logprobs, old_logprobs, completion_mask, **options)
     advantages = column(advantages, ratio).to(ratio.dtype)
     tau = _by_sign(advantages > 0, advantages, temperature_pos, temperature_neg)
-    loss = -torch.sigmoid(tau * (ratio - 1)) * 4 / tau * advantages + kl_term(ratio, logprobs, **options)
+    loss = -torch.sigmoid(tau * (ratio - 1)) * 4 / tau * advantages + kl_term(
+        ratio, logprobs, **options
+    )
     return row_mean(masked_mean(loss, completion_mask, dim=1), num_rows)
 
 
@@ -70,7 +79,9 @@ def luspo(
     -0.5
     """
     ratio = importance_ratio(logprobs, old_logprobs, completion_mask, **options)
-    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + kl_term(ratio, logprobs, **options)
+    loss = clipped_surrogate(ratio, advantages, epsilon, epsilon_high) + kl_term(
+        ratio, logprobs, **options
+    )
     return row_mean(masked_sum(loss, completion_mask, dim=1), num_rows)
 
 
@@ -101,7 +112,9 @@ def vespo(
     advantages = column(advantages, ratio).to(ratio.dtype)
     with torch.no_grad():
         log_ratios = (logprobs - old_logprobs).clamp(-_HIGHEST, _HIGHEST)
-        log_w = masked_sum(log_ratios, completion_mask, dim=1).unsqueeze(1).clamp(_LOWEST, _HIGHEST)
+        log_w = (
+            masked_sum(log_ratios, completion_mask, dim=1).unsqueeze(1).clamp(_LOWEST, _HIGHEST)
+        )
         k = _by_sign(advantages >= 0, advantages, k_pos, k_neg)
         fall = _by_sign(advantages >= 0, advantages, lambda_pos, lambda_neg).clamp(min=1e-4)
         phi = torch.exp(fall + k * log_w - fall * log_w.exp()).nan_to_num(0.0, 0.0, 0.0)

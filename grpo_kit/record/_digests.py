@@ -51,7 +51,10 @@ def what_is_wrong(checkpoint: str | Path, *, digests: bool = True) -> str | None
     try:
         record = read_json(folder / DIGESTS)
         with reading(folder / DIGESTS):
-            files = [(name, int(size), str(digest)) for name, (size, digest) in record["files"].items()]
+            files = [
+                (name, int(size), str(digest))
+                for name, (size, digest) in record["files"].items()
+            ]
     except RunFolderError:
         return f"{DIGESTS} cannot be read"
     for name, size, _ in files:

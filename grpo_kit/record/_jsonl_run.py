@@ -32,7 +32,14 @@ from grpo_kit.record._lines import (
     reading,
     write_lines,
 )
-from grpo_kit.record.files import REDONE, holds_run, next_run_folder, rename_fields, steps_done, write_whole
+from grpo_kit.record.files import (
+    REDONE,
+    holds_run,
+    next_run_folder,
+    rename_fields,
+    steps_done,
+    write_whole,
+)
 
 
 class RunLog:
@@ -44,9 +51,12 @@ class RunLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._files = {name: LineFile(path / name) for name in (METRICS_LINES, COMPLETIONS_LINES)}
+        self._files = {
+            name: LineFile(path / name) for name in (METRICS_LINES, COMPLETIONS_LINES)
+        }
         self._tags: dict[str, dict[str, Any]] = {}  # table -> what its next line says besides
-        self._later: dict[int, dict[str, Any]] | None = None  # changes of steps to be done again
+        # changes of steps to be done again
+        self._later: dict[int, dict[str, Any]] | None = None
         self._disk_works = True
 
     @staticmethod
@@ -65,7 +75,8 @@ class RunLog:
             raise RunFolderError(
                 f"folder={str(path)!r}: {parent} is no folder that can be written; name another."
             )
-        is_before_first_step = (path / RUN).is_file() and not steps_done(path)  # nothing is lost
+        # nothing is lost
+        is_before_first_step = (path / RUN).is_file() and not steps_done(path)
         if holds_run(path) and not is_before_first_step and not any(path.glob("checkpoint-*")):
             raise RunFolderError(
                 f"folder={str(path)!r} already holds a run, without a checkpoint to go on from, and no run is "
@@ -73,7 +84,9 @@ class RunLog:
             )
 
     @classmethod
-    def open(cls, path: str | Path, settings: Mapping[str, Any], *, resume: bool = False) -> RunLog:
+    def open(
+        cls, path: str | Path, settings: Mapping[str, Any], *, resume: bool = False
+    ) -> RunLog:
         """Begin a run in `path`, or with `resume` go on with the one that is there.
 
         settings: kept as run.json; of a resumed run, where they differ, as run-resumed-<n>.json.
@@ -111,7 +124,9 @@ class RunLog:
         """The steps after `step` are done again; with the changes that they were made with, each at its step."""
         self.flush()
         metrics = self._files[METRICS_LINES]
-        repeated = [line for line in lines_of(metrics.path, metrics.waiting) if line["step"] > step]
+        repeated = [
+            line for line in lines_of(metrics.path, metrics.waiting) if line["step"] > step
+        ]
         if repeated or self._later is None:
             taken_back = lines_of(metrics.path, metrics.waiting, taken_back=True)
             with reading(metrics.path):
@@ -121,9 +136,8 @@ class RunLog:
                         changes = {name: after for name, (_, after) in line["changes"].items()}
                         rename_fields(changes)
                         self._later[line["step"]] = changes
-        if (
-            not repeated and last_step(self.path / COMPLETIONS_LINES) <= step
-        ):  # their metrics may have been lost
+        # their metrics may have been lost
+        if not repeated and last_step(self.path / COMPLETIONS_LINES) <= step:
             return
         for name in self._files:
             self._append(name, {RESUMED: step})
@@ -138,7 +152,9 @@ class RunLog:
         """A line for each table that lacks some of the steps that are done: a disk or a person took them."""
         messages = []
         for file in self._files.values():
-            steps = {line["step"] for line in lines_of(file.path, file.waiting)} - {file.torn_step()}
+            steps = {line["step"] for line in lines_of(file.path, file.waiting)} - {
+                file.torn_step()
+            }
             lost = [number for number in range(1, step + 1) if number not in steps]
             if lost:
                 messages.append(
@@ -152,7 +168,10 @@ class RunLog:
         return (self._later or {}).pop(step, {})
 
     def write(
-        self, step: int, metrics: Mapping[str, Any], completions: Mapping[str, Sequence[Any]] | None = None
+        self,
+        step: int,
+        metrics: Mapping[str, Any],
+        completions: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
         """A line of metrics of this step, and a line for each completion. Never raises because of the disk."""
         columns = completions or {}
@@ -170,7 +189,8 @@ class RunLog:
     def flush(self) -> bool:
         """Write what waits in memory; True if nothing waits any more. Warns once each time the disk fails."""
         advice = "Training goes on; the lines are kept in memory and tried again at the next step. Free some space."
-        files = reversed(self._files.values())  # the metrics last: a step with a row has its completions
+        # the metrics last: a step with a row has its completions
+        files = reversed(self._files.values())
         self._disk_works = write_lines(files, self.path, advice, warns=self._disk_works)
         return self._disk_works
 

@@ -20,9 +20,11 @@ from grpo_kit.record._run_folder import RunFolderError, path_of
 RUN = "run.json"  # a run's settings: no library writes a file of this name
 METRICS_LINES, COMPLETIONS_LINES = "metrics.jsonl", "completions.jsonl"
 RESUMED = "resumed_from"  # the key of a line that takes lines of later steps back
-RUN_ID = "run_id"  # of run.json, of a checkpoint, and of the first line of a table that a process writes
+# of run.json, of a checkpoint, and of the first line of a table that a process writes
+RUN_ID = "run_id"
 CHECKSUM = "line_crc32"  # the last key of a line: zlib.crc32 of the line as it is without it
-_LARGEST, _DEEPEST = 2**28, 200  # bytes of one JSON text, and lists and objects inside one another
+# bytes of one JSON text, and lists and objects inside one another
+_LARGEST, _DEEPEST = 2**28, 200
 
 
 class LineFile:
@@ -52,9 +54,11 @@ class LineFile:
             data = b"".join(self.waiting)
             size = self._size + len(data)
             try:
-                while data:  # a nearly full disk accepts a part of a line, then refuses the rest
+                # a nearly full disk accepts a part of a line, then refuses the rest
+                while data:
                     data = data[file.write(data) :]
-            except BaseException:  # also the stop button: the lines still wait, so no half line may stay
+            except BaseException:
+                # also the stop button: the lines still wait, so no half line may stay
                 file.truncate(self._size)
                 raise
             self._size = size
@@ -83,7 +87,9 @@ def write_lines(files: Iterable[LineFile], subject: Path, advice: str, *, warns:
             file.write()
     except OSError as error:
         if warns:
-            warnings.warn(f"{subject} cannot be written ({error}). {advice}", RuntimeWarning, stacklevel=4)
+            warnings.warn(
+                f"{subject} cannot be written ({error}). {advice}", RuntimeWarning, stacklevel=4
+            )
         return False
     return True
 
@@ -98,7 +104,9 @@ def plain(value: object) -> object:
 
 def as_line(values: Mapping[str, Any]) -> bytes:
     """A line of a table, with its checksum. NaN becomes None."""
-    text = json.dumps({key: plain(value) for key, value in values.items()}, default=str).encode()
+    text = json.dumps(
+        {key: plain(value) for key, value in values.items()}, default=str
+    ).encode()
     return b'%b, "%b": %d}\n' % (text[:-1], CHECKSUM.encode(), zlib.crc32(text))
 
 
@@ -121,7 +129,9 @@ def reading(path: str | Path, advice: str = "Mend it or move it away.") -> Itera
         raise RunFolderError(f"{path} cannot be read ({reason:.500}). {advice}") from error
 
 
-def read_json(path: str | Path, kind: type = dict, names: Mapping[str, Any] | None = None) -> Any:
+def read_json(
+    path: str | Path, kind: type = dict, names: Mapping[str, Any] | None = None
+) -> Any:
     """What a JSON file holds, a `kind`. Raises RunFolderError, naming the file; also later, for a name that it lacks.
 
     names: what the values of these are, where they are there. A text of more than 256 MiB or 200 levels is refused;
@@ -131,7 +141,9 @@ def read_json(path: str | Path, kind: type = dict, names: Mapping[str, Any] | No
 
     class Known(dict):
         def __missing__(self, name: str) -> Any:
-            raise RunFolderError(f"{path} cannot be read (it has no {name!r}). Mend it or move it away.")
+            raise RunFolderError(
+                f"{path} cannot be read (it has no {name!r}). Mend it or move it away."
+            )
 
     with reading(path):
         if (size := os.path.getsize(path)) > _LARGEST:
@@ -208,7 +220,9 @@ def _all_lines(path: Path, waiting: Sequence[bytes]) -> Iterator[dict[str, Any]]
     expected_id = run_id(path.parent)
     for number, line in enumerate([*whole_lines, *waiting], 1):
         start = line[:60].decode(errors="replace")
-        with reading(f"{path}, line {number}", f"It begins: {start!r}. Mend the line or delete it."):
+        with reading(
+            f"{path}, line {number}", f"It begins: {start!r}. Mend the line or delete it."
+        ):
             values = _value_of(line)
             checksum = zlib.crc32(line.rpartition(b', "')[0] + b"}")
             if values.pop(CHECKSUM, checksum) != checksum:

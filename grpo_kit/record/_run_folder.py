@@ -80,12 +80,15 @@ def run_path(folder: Any, argument: str = "folder") -> Path:
             f"{label} is {real}, where other things lie; name a folder of its own, such as 'runs/demo'."
         )
     if os.name == "posix" and real.parts[1] in _NOT_A_DISK and real.parts[2:3] != ("shm",):
-        raise RunFolderError(f"{label}: nothing can be written to /{real.parts[1]}; name another.")
+        raise RunFolderError(
+            f"{label}: nothing can be written to /{real.parts[1]}; name another."
+        )
     return path
 
 
 GOING = ".going"
-MARK = b"A process trains here, or was killed.\n"  # an empty file is a lock's that begins or looks
+# an empty file is a lock's that begins or looks
+MARK = b"A process trains here, or was killed.\n"
 _PATIENCE = 1.0  # seconds: whoever asks is_locked holds the lock for a moment
 
 
@@ -100,7 +103,9 @@ def alone(folder: Path) -> Iterator[None]:
         lock.acquire(timeout=_PATIENCE, poll_interval=0.05)
     except Timeout:
         is_locked(folder)  # puts back its mark
-        raise RunFolderError(f"{folder} is being trained into by another process; wait, or stop it") from None
+        raise RunFolderError(
+            f"{folder} is being trained into by another process; wait, or stop it"
+        ) from None
     except OSError as error:
         raise RunFolderError(
             f"{folder} cannot be written ({error.strerror}); make it writable, or free space. What is in memory stays"

@@ -36,7 +36,8 @@ METRIC_COLUMNS: tuple[str, ...] = (
 )  # fmt: skip
 """The first columns of every run's metrics; the reward parts follow `reward_std`."""
 
-_TABLE = "metrics.csv"  # of runs recorded before there were lines: benchmarks/results, tests/fixtures
+# of runs recorded before there were lines: benchmarks/results, tests/fixtures
+_TABLE = "metrics.csv"
 KEPT = "kept.json"  # names the step whose weights a run with keep="best" ended with
 REDONE = "redone"  # in a run's folder: files of steps that a resumed run repeated
 _KINDS = {
@@ -101,7 +102,11 @@ def next_run_folder(root: str | Path, name: str) -> Path:
             f"name={name!r} leads out of root={str(root)!r}; give a folder's name, or the whole path as folder="
         )
     run_path(os.path.join(root, name), "name")
-    return next(p for p in numbered(root, name) if not p.exists() or (p.is_dir() and not any(p.iterdir())))
+    return next(
+        p
+        for p in numbered(root, name)
+        if not p.exists() or (p.is_dir() and not any(p.iterdir()))
+    )
 
 
 def numbered(root: str | Path, name: str) -> Iterator[Path]:
@@ -157,12 +162,16 @@ def read_metrics(folder: str | Path) -> pd.DataFrame:
     if not steps:
         return pd.DataFrame(columns=list(METRIC_COLUMNS), dtype=float)
     rows = [steps[step] for step in sorted(steps)]
-    names = dict.fromkeys(name for row in rows for name in row if name not in ("changes", "refused"))
+    names = dict.fromkeys(
+        name for row in rows for name in row if name not in ("changes", "refused")
+    )
     parts = [name for name in names if name.startswith("reward/")]
     after = METRIC_COLUMNS.index("reward_std") + 1
     columns = dict.fromkeys([*METRIC_COLUMNS[:after], *parts, *METRIC_COLUMNS[after:], *names])
     with reading(lines):
-        return _as_numbers(pd.DataFrame(rows, columns=list(columns)), {*METRIC_COLUMNS[1:], *parts})
+        return _as_numbers(
+            pd.DataFrame(rows, columns=list(columns)), {*METRIC_COLUMNS[1:], *parts}
+        )
 
 
 def read_completions(folder: str | Path) -> pd.DataFrame:
@@ -173,7 +182,15 @@ def read_completions(folder: str | Path) -> pd.DataFrame:
     path = _existing(folder) / COMPLETIONS_LINES
     lines = list(lines_of(path))
     if not lines:
-        names = ("prompt", "prefill", "completion", "reward", "advantage", "group", "temperature")
+        names = (
+            "prompt",
+            "prefill",
+            "completion",
+            "reward",
+            "advantage",
+            "group",
+            "temperature",
+        )
         return pd.DataFrame(columns=["step", *names])
     with reading(path):
         table = pd.DataFrame(lines)
@@ -199,7 +216,9 @@ def _as_numbers(table: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
 def _existing(folder: str | Path) -> Path:
     path = run_path(folder)
     if not path.is_dir():
-        raise RunFolderError(f"folder={str(folder)!r} does not exist; give a run's folder, like 'runs/full'.")
+        raise RunFolderError(
+            f"folder={str(folder)!r} does not exist; give a run's folder, like 'runs/full'."
+        )
     return path
 
 
@@ -223,7 +242,13 @@ def read_changes(folder: str | Path) -> list[dict[str, Any]]:
                 before = {name: was for name, (was, _) in changes.items()}
                 entries.append({"step": row["step"], "change": change, "was": before})
             if refusal:
-                entries.append({"step": row["step"] + 1, "refused": refusal["change"], "why": refusal["why"]})
+                entries.append(
+                    {
+                        "step": row["step"] + 1,
+                        "refused": refusal["change"],
+                        "why": refusal["why"],
+                    }
+                )
     return entries
 
 

@@ -16,7 +16,9 @@ Reward = Callable[..., list[float | None]]
 _TRL_ARGUMENTS = frozenset(
     "self prompts completions completion_ids trainer_state log_extra log_metric environments".split()
 )
-_RESERVED = dict.fromkeys(_TRL_ARGUMENTS, "rewards are given something else under that name") | {
+_RESERVED = dict.fromkeys(
+    _TRL_ARGUMENTS, "rewards are given something else under that name"
+) | {
     "self": "a reward that is an object cannot be given it",
     "prompt": "the rendered prompt is kept under that name",
     "prefill": "the prompt's prefill is kept under that name",
@@ -96,7 +98,9 @@ def bare_name(reward: Any) -> str:
     """A reward's own name, as in TRL. Raises ValueError for an object that cannot be called."""
     reward = unwrapped(reward)
     if not callable(reward):
-        raise ValueError(f"reward {reward!r:.200} cannot be called; give a function of completions")
+        raise ValueError(
+            f"reward {reward!r:.200} cannot be called; give a function of completions"
+        )
     if hasattr(reward, "state_dict"):
         raise ValueError(
             f"reward {type(reward).__name__} is no function of completions; write one that calls it"
@@ -193,7 +197,9 @@ def check_calls(rewards: Sequence[Reward], keywords: Collection[str], owner: str
         required = [parameter for parameter, is_required in by_keyword.items() if is_required]
         unknown = [parameter for parameter in required if parameter not in keywords]
         if unknown:
-            raise ValueError(f"reward {name!r} asks for {unknown}, which it is not given in training")
+            raise ValueError(
+                f"reward {name!r} asks for {unknown}, which it is not given in training"
+            )
         unexpected = sorted(set(keywords) - by_keyword.keys())
         if unexpected and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             raise ValueError(
@@ -208,7 +214,9 @@ def check_columns(rewards: Sequence[Reward], columns: Collection[str], owner: st
     owner: of these columns, for the message.
     """
     for reward in rewards:
-        missing_columns = [column for column in required_columns(reward) if column not in columns]
+        missing_columns = [
+            column for column in required_columns(reward) if column not in columns
+        ]
         if missing_columns:
             plural = "s" if len(missing_columns) > 1 else ""
             raise ValueError(
@@ -242,7 +250,9 @@ def keyword_parameters(function: Callable) -> dict[str, bool]:
     return {p.name: p.default is p.empty for p in parameters if p.kind in by_keyword}
 
 
-def answer_parts(rewards: Sequence[Reward], names: Sequence[str] | None = None) -> dict[str, Reward]:
+def answer_parts(
+    rewards: Sequence[Reward], names: Sequence[str] | None = None
+) -> dict[str, Reward]:
     """The rewards that judge the answer, by name: a reward does so if it needs a column of the row besides the prefill.
 
     Format, length and language need none. The parts of a WeightedSum count, not the sum. names: default reward_names().
@@ -255,7 +265,9 @@ def answer_parts(rewards: Sequence[Reward], names: Sequence[str] | None = None) 
     for reward, name in zip(rewards, names or reward_names(rewards), strict=True):
         if getattr(reward, "sums", False):
             part_names = _part_names([reward])
-            judges |= answer_parts(reward.parts, [part_names[id(part)] for part in reward.parts])
+            judges |= answer_parts(
+                reward.parts, [part_names[id(part)] for part in reward.parts]
+            )
         elif judges_answer(reward):
             judges[name] = reward
     return judges
@@ -268,7 +280,9 @@ def judges_answer(reward: Reward) -> bool:
     >>> judges_answer(Gated(ExactAnswer(), on=SoftFormat())), judges_answer(SoftFormat())
     (True, False)
     """
-    return any(set(required_columns(r)) - {"prompt", "prefill"} for r in [reward, *all_parts(reward)])
+    return any(
+        set(required_columns(r)) - {"prompt", "prefill"} for r in [reward, *all_parts(reward)]
+    )
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -17,7 +17,14 @@ from grpo_kit._support.argument_checks import (
     check_whole,
 )
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
-from grpo_kit.rewards.response import ResponseReward, check_tag, gold_text, own_answer, pair_prefill, shown
+from grpo_kit.rewards.response import (
+    ResponseReward,
+    check_tag,
+    gold_text,
+    own_answer,
+    pair_prefill,
+    shown,
+)
 from grpo_kit.rewards.response import column as get_column
 
 # The room of verdicts is imported by the first reward that judges an answer.
@@ -41,7 +48,8 @@ class AnswerReward(ResponseReward):
 
     also: tuple[str, ...] = ()
     soft = False  # True: a partial score is no wrong answer; results lead with the mean reward
-    takes_whole = False  # True allows tag=None, which judges the whole completion, without the prefill
+    # True allows tag=None, which judges the whole completion, without the prefill
+    takes_whole = False
 
     def __init__(self, name: str, *columns: str, tag: str | None) -> None:
         self.__name__, self.columns, self.tag = name, columns, tag
@@ -52,11 +60,17 @@ class AnswerReward(ResponseReward):
             check_tag("tag", tag)
 
     def __call__(
-        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
+        self,
+        completions: Sequence[Any],
+        *,
+        prefill: Sequence[str | None] | str | None = None,
+        **columns: Any,
     ) -> list[float | None]:
         pairs = pair_prefill(completions, prefill)
         names = [*self.columns, *(name for name in self.also if name in columns)]
-        values = [get_column(columns, name, reward=self.__name__, rows=len(pairs)) for name in names]
+        values = [
+            get_column(columns, name, reward=self.__name__, rows=len(pairs)) for name in names
+        ]
         scores = []
         for (text, start), *row in zip(pairs, *values, strict=True):
             answer = text if self.tag is None else own_answer(text, start, self.tag)
@@ -201,12 +215,18 @@ class MathAnswer(_ReadAnswer):
         tag: str = "answer",
     ) -> None:
         rules = _rules(
-            units=units, tolerance=tolerance, significant=significant, case=case, expressions=expressions
+            units=units,
+            tolerance=tolerance,
+            significant=significant,
+            case=case,
+            expressions=expressions,
         )
         super().__init__("math_answer", rules, timeout, column, tag)
 
 
-def _rules(*, units: str, tolerance: float | None, significant: int | None, **options: bool) -> Rules:
+def _rules(
+    *, units: str, tolerance: float | None, significant: int | None, **options: bool
+) -> Rules:
     from grpo_kit.verdicts import Rules
 
     check_choice("units", units, ("optional", "required"))

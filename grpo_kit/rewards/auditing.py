@@ -13,7 +13,13 @@ import pandas as pd
 
 from grpo_kit._support.argument_checks import check_whole
 from grpo_kit._support.display import wilson_interval
-from grpo_kit.rewards._parts import Reward, answer_parts, reaches_rewards, reward_names, with_parts
+from grpo_kit.rewards._parts import (
+    Reward,
+    answer_parts,
+    reaches_rewards,
+    reward_names,
+    with_parts,
+)
 from grpo_kit.rewards.cheat_cases import Case, TaskWithCases, answer_cases, score_cases
 from grpo_kit.rewards.response import gold_text
 from grpo_kit.verdicts._neighbours import equal_texts, excused, near_misses, why
@@ -40,7 +46,10 @@ class Audit:
     def table(self) -> pd.DataFrame:
         """One row per kind of error: rate, low, high (95 %, Wilson), wrong, n texts, and how many were not judged."""
         rows = {}
-        for name, right in (("right spellings refused", True), ("near misses paid in full", False)):
+        for name, right in (
+            ("right spellings refused", True),
+            ("near misses paid in full", False),
+        ):
             scores = self.texts.loc[self.texts["right"] == right, "score"]
             n = int(scores.count())
             wrong = int(((scores.dropna() >= 1 - _PAYS) != right).sum())
@@ -49,7 +58,9 @@ class Audit:
                 rates = (wrong / n, *wilson_interval(wrong, n))
             rows[name] = (*rates, wrong, n, len(scores) - n)
         columns = ["rate", "low", "high", "wrong", "n", "not judged"]
-        table = pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis(self.reward)
+        table = pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis(
+            self.reward
+        )
         return table.astype({"rate": float, "low": float, "high": float})
 
     @property
@@ -62,7 +73,9 @@ class Audit:
         wrong = scored[(scored["score"] >= 1 - _PAYS) != scored["right"]]
         times = wrong.groupby(["right", "name"])["text"].transform("size").astype(int)
         examples = wrong.assign(times=times, why=wrong["name"].map(why))
-        examples = examples.sort_values(["right", "times"], ascending=[True, False], kind="stable")
+        examples = examples.sort_values(
+            ["right", "times"], ascending=[True, False], kind="stable"
+        )
         examples = examples.drop_duplicates(["right", "name"]).reset_index(drop=True)
         return examples[["gold", "text", "score", "name", "why", "times"]]
 
@@ -78,9 +91,7 @@ class Audit:
         if self.left_out:
             gold, score = self.left_out[0]
             reason = "cannot judge" if score is None else "pays nothing for"
-            summary += (
-                f" Left out are {len(self.left_out)} golds whose own text it {reason}, such as {gold!r:.60}."
-            )
+            summary += f" Left out are {len(self.left_out)} golds whose own text it {reason}, such as {gold!r:.60}."
         return summary
 
     def __repr__(self) -> str:
@@ -142,13 +153,19 @@ def audit(
         column, tag = "answer", task.answer_tag
         rewards = list(answer_parts(task.rewards).values())
     if not rows or not rewards:
-        raise ValueError(f"rows={rows!r:.100}: give rows with a gold, and a reward that judges the answer")
-    skipped = set().union(*(excused(getattr(part, "rules", None)) for part in with_parts(rewards)))
+        raise ValueError(
+            f"rows={rows!r:.100}: give rows with a gold, and a reward that judges the answer"
+        )
+    skipped = set().union(
+        *(excused(getattr(part, "rules", None)) for part in with_parts(rewards))
+    )
     left_out: list[tuple[str, float | None]] = []
     trials: list[_Trial] = []
     for place, row in enumerate(rows):
         if column not in row:
-            raise ValueError(f"row {place} has no column {column!r}; it has {sorted(map(str, row))}")
+            raise ValueError(
+                f"row {place} has no column {column!r}; it has {sorted(map(str, row))}"
+            )
         gold = gold_text(row[column])
         if gold is None:
             left_out.append((str(row[column]), None))
@@ -185,7 +202,9 @@ class _Trial(NamedTuple):
 
 
 def _score_trials(
-    rewards: Sequence[Reward], trials: Sequence[_Trial], left_out: list[tuple[str, float | None]]
+    rewards: Sequence[Reward],
+    trials: Sequence[_Trial],
+    left_out: list[tuple[str, float | None]],
 ) -> Audit:
     """The texts with their scores, divided by those of the honest case, which comes first for each gold."""
     names = reward_names(rewards)
@@ -206,4 +225,6 @@ def _score_trials(
             share = min(map(operator.truediv, scores, honest_scores)) if is_judged else None
             texts.append((trial.gold, trial.text, trial.case.name, trial.right, share))
     table = pd.DataFrame(texts, columns=["gold", "text", "name", "right", "score"])
-    return Audit(" + ".join(names), golds, left_out, table.astype({"right": bool, "score": float}))
+    return Audit(
+        " + ".join(names), golds, left_out, table.astype({"right": bool, "score": float})
+    )

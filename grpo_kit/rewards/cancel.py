@@ -54,7 +54,8 @@ def cancelled_groups(
             "read_completions gives them"
         )
     steps = table["step"].unique()
-    table = table.dropna(subset=["reward"]).astype(dict.fromkeys([*parts, "reward"], float))  # None to NaN
+    # None to NaN
+    table = table.dropna(subset=["reward"]).astype(dict.fromkeys([*parts, "reward"], float))
     table = table[table.groupby(["step", "group"])["reward"].transform("size") > 1]
     groups = table.groupby(["step", "group"])[[*parts, "reward"]]
     least, most = groups.min(), groups.max()
@@ -76,7 +77,9 @@ def cancelled_groups(
     return pd.DataFrame(rows, columns=["step", "groups", "cancelled", "share", "example"])
 
 
-def cancelled_share(parts: Sequence[Scores], totals: Scores, prompts: Sequence[Any]) -> float | None:
+def cancelled_share(
+    parts: Sequence[Scores], totals: Scores, prompts: Sequence[Any]
+) -> float | None:
     """The share of groups whose parts vary while the total does not. A group: adjacent completions of equal prompts.
 
     None if no group has two judged completions. `WeightedSum` logs this number as "frac_cancelled_groups".
@@ -95,11 +98,15 @@ def _as_table(
     lengths = {name: len(values) for name, values in scores.items()}
     rows = next(iter(lengths.values()), 0)
     if len(set(lengths.values())) != 1 or not rows:
-        raise ValueError(f"scores has lengths {lengths}; give every part one score per completion")
+        raise ValueError(
+            f"scores has lengths {lengths}; give every part one score per completion"
+        )
     if weights is None or len(weights) != len(scores):
         raise ValueError(f"weights={weights!r} for {len(scores)} parts; give one per part")
     if not group_size or group_size < 2 or rows % group_size:
-        raise ValueError(f"group_size={group_size!r} for {rows} completions; give a divisor from 2 up")
+        raise ValueError(
+            f"group_size={group_size!r} for {rows} completions; give a divisor from 2 up"
+        )
     groups = [row // group_size for row in range(rows)]
     weight_of = dict(zip(scores, weights, strict=True))
     weighted = {name: part for name, part in scores.items() if weight_of[name] != 0}

@@ -34,11 +34,15 @@ class Case:
     prefill: str = ""
     columns: Mapping[str, Any] = field(default_factory=dict)
 
-    def cheat(self, name: str, completion: str, tie: Tie = "never", *, prefill: str | None = None) -> Case:
+    def cheat(
+        self, name: str, completion: str, tie: Tie = "never", *, prefill: str | None = None
+    ) -> Case:
         """A cheat on the same row: another completion, by default behind the same prefill."""
         if prefill is None:
             prefill = self.prefill
-        return replace(self, name=name, completion=completion, honest=False, tie=tie, prefill=prefill)
+        return replace(
+            self, name=name, completion=completion, honest=False, tie=tie, prefill=prefill
+        )
 
 
 class TaskWithCases(Protocol):
@@ -80,7 +84,9 @@ def crafted_cases(
         raise ValueError(
             f"prefill={prefill!r} closes <{tag}>, so that no completion has the answer; end it before"
         )
-    unclosed = [name for name in tags if name[0] != "/" and tags.count(name) > tags.count(f"/{name}")]
+    unclosed = [
+        name for name in tags if name[0] != "/" and tags.count(name) > tags.count(f"/{name}")
+    ]
     body = "".join(f"Reasoning.\n</{name}>\n" for name in reversed(unclosed) if name != tag)
     if think and not {think, f"/{think}"} & {*tags} and tag not in unclosed:
         body += f"<{think}>\nReasoning.\n</{think}>\n"
@@ -104,7 +110,11 @@ def crafted_cases(
         honest.cheat("answer twice, right last", f"{wrong_body}{opening}{right}{closing}"),
         honest.cheat("both answers in one block", both_body, "format"),
         honest.cheat("answer in the prefill", "", prefill=prefill + body),
-        honest.cheat("prefill said again", f"{prefill}{body}", "never" if opening in prefill else "always"),
+        honest.cheat(
+            "prefill said again",
+            f"{prefill}{body}",
+            "never" if opening in prefill else "always",
+        ),
         honest.cheat("right answer, wrong format", f" The answer is {right}.", "always"),
         honest.cheat("wrong answer, right format", wrong_body, "format"),
     ]
@@ -120,7 +130,9 @@ def score_cases(
     return score_all(rewards, [case.completion for case in cases], names, **columns)
 
 
-def answer_cases(honest: Case, texts: Mapping[str, str], *, tag: str | None = "answer") -> list[Case]:
+def answer_cases(
+    honest: Case, texts: Mapping[str, str], *, tag: str | None = "answer"
+) -> list[Case]:
     """Cheats from the texts {name: text}: each replaces the honest completion's answer, and the rest stays.
 
     A reward's `cheats` returns such cases; a format reward may tie. tag: None replaces the whole completion. No cases
@@ -137,4 +149,6 @@ def answer_cases(honest: Case, texts: Mapping[str, str], *, tag: str | None = "a
             return []
         start, end = (place - len(honest.prefill) for place in span)
         prefix, suffix = honest.completion[: max(start, 0)], honest.completion[end:]
-    return [honest.cheat(name, prefix + text + suffix, "format") for name, text in texts.items()]
+    return [
+        honest.cheat(name, prefix + text + suffix, "format") for name, text in texts.items()
+    ]

@@ -49,10 +49,14 @@ def check_rewards(
     if not rewards:
         raise ValueError("rewards is empty; give at least one reward")
     is_task = hasattr(cases, "cases_for")
-    is_list = isinstance(cases, Sequence) and cases and all(isinstance(case, Case) for case in cases)
+    is_list = (
+        isinstance(cases, Sequence) and cases and all(isinstance(case, Case) for case in cases)
+    )
     if not is_task and not is_list:
         raise ValueError(f"cases={cases!r:.100} must be a task or a list of Case, at least one")
-    if weights is not None and (not isinstance(weights, Sequence) or not all(map(is_number, weights))):
+    if weights is not None and (
+        not isinstance(weights, Sequence) or not all(map(is_number, weights))
+    ):
         raise ValueError(f"weights={weights!r} must be a list of numbers, one a reward")
     names = reward_names(rewards)
     check_whole("rows", rows)
@@ -90,7 +94,9 @@ def check_rewards(
     return tables[0]
 
 
-def _score(rewards: Mapping[str, Reward], weights: Sequence[float], cases: Sequence[Case]) -> pd.DataFrame:
+def _score(
+    rewards: Mapping[str, Reward], weights: Sequence[float], cases: Sequence[Case]
+) -> pd.DataFrame:
     table: dict[str, list] = {
         "case": [case.name for case in cases],
         "response": [case.prefill + case.completion for case in cases],
@@ -99,21 +105,30 @@ def _score(rewards: Mapping[str, Reward], weights: Sequence[float], cases: Seque
         parts = score_cases(list(rewards.values()), cases, list(rewards))
     except RewardError as error:
         raise RewardCheckError(f"a reward breaks its contract: {error}") from error
-    weighted = totals(list(parts.values()), weights, [0] * len(cases))  # completions of one prompt
+    # completions of one prompt
+    weighted = totals(list(parts.values()), weights, [0] * len(cases))
     return pd.DataFrame(table | parts | {"total": weighted})
 
 
-def _faults(rewards: Mapping[str, Reward], cases: Sequence[Case], table: pd.DataFrame) -> list[str]:
+def _faults(
+    rewards: Mapping[str, Reward], cases: Sequence[Case], table: pd.DataFrame
+) -> list[str]:
     honest = [place for place, case in enumerate(cases) if case.honest]
     if not honest:
         raise ValueError(
             "cases holds no case with honest=True; the cheats need something to be compared with"
         )
-    reads_no_column = {name: not getattr(reward, "columns", True) for name, reward in rewards.items()}
+    reads_no_column = {
+        name: not getattr(reward, "columns", True) for name, reward in rewards.items()
+    }
     reads_no_column["total"] = all(reads_no_column.values())
     names = list(rewards)
     if len(names) > 1:
-        names = [name for name, reward in rewards.items() if not getattr(reward, "only_a_part", False)]
+        names = [
+            name
+            for name, reward in rewards.items()
+            if not getattr(reward, "only_a_part", False)
+        ]
         names.append("total")
     faults = []
     for name in names:
@@ -121,7 +136,9 @@ def _faults(rewards: Mapping[str, Reward], cases: Sequence[Case], table: pd.Data
         honest_scores = scores.iloc[honest]
         if honest_scores.isna().any():
             if name == "total" or len(rewards) == 1:
-                faults.append(f"- {name} cannot judge the honest completion {cases[honest[0]].completion!r}")
+                faults.append(
+                    f"- {name} cannot judge the honest completion {cases[honest[0]].completion!r}"
+                )
             continue
         low = honest_scores.min()
         for case, score in zip(cases, scores, strict=True):
@@ -129,7 +146,8 @@ def _faults(rewards: Mapping[str, Reward], cases: Sequence[Case], table: pd.Data
                 continue
             may_tie = case.tie == "always" or (case.tie == "format" and reads_no_column[name])
             outranks = score > low + _PAYS
-            if outranks or (score > low - _PAYS and not may_tie):  # False where a cheat is not judged (NaN)
+            # False where a cheat is not judged (NaN)
+            if outranks or (score > low - _PAYS and not may_tie):
                 verb = "outranks" if outranks else "ties with"
                 faults.append(
                     f"- {name}: {case.name!r} ({score:.3g}) {verb} the honest answer ({low:.3g}); "

@@ -48,14 +48,16 @@ class _Composite:
         **columns: Any,
     ) -> list[float | None]:
         part_scores: dict[str, list[float | None]] = {}
-        loggers = {"log_metric": log_metric, "log_extra": log_extra}  # a part may log values of its own
+        # a part may log values of its own
+        loggers = {"log_metric": log_metric, "log_extra": log_extra}
         columns |= {key: log for key, log in loggers.items() if log is not None}
 
         def scores_of(part: Reward, *, finite: bool = True) -> list[float | None]:
             name = self._name_of[id(part)]
             if name not in part_scores and isinstance(part, _Composite):
                 part_scores[name] = part._judge(scores_of)
-            elif name not in part_scores:  # Clipped accepts infinite scores; elsewhere see check_scores
+            elif name not in part_scores:
+                # Clipped accepts infinite scores; elsewhere see check_scores
                 part_scores[name] = score(part, completions, name, False, **columns)
             check_scores(part_scores[name], completions, part, name, finite=finite)
             return part_scores[name]
@@ -87,7 +89,10 @@ class _Composite:
         raise NotImplementedError
 
     def _metrics(
-        self, totals: list[float | None], parts: list[list[float | None]], columns: dict[str, Any]
+        self,
+        totals: list[float | None],
+        parts: list[list[float | None]],
+        columns: dict[str, Any],
     ) -> dict[str, float]:
         return {}
 
@@ -114,12 +119,20 @@ class WeightedSum(_Composite):
     def __init__(self, parts: Mapping[Reward, float] | Sequence[tuple[Reward, float]]) -> None:
         pairs = list(parts.items()) if isinstance(parts, Mapping) else list(parts)
         if any(not isinstance(pair, Sequence) or len(pair) != 2 for pair in pairs):
-            raise ValueError(f"parts={parts!r}: give {{reward: weight}}, or pairs (reward, weight)")
+            raise ValueError(
+                f"parts={parts!r}: give {{reward: weight}}, or pairs (reward, weight)"
+            )
         if any(not is_number(weight) and weight == weight for _, weight in pairs):
             raise ValueError(f"parts={parts!r}: each weight must be a number, such as 0.75")
         self.weights: list[float] = [float(weight) for _, weight in pairs]
-        if not pairs or min(self.weights) <= 0 or not math.isclose(sum(self.weights), 1, abs_tol=1e-9):
-            raise ValueError(f"parts has the weights {self.weights}; use positive weights that sum to 1")
+        if (
+            not pairs
+            or min(self.weights) <= 0
+            or not math.isclose(sum(self.weights), 1, abs_tol=1e-9)
+        ):
+            raise ValueError(
+                f"parts has the weights {self.weights}; use positive weights that sum to 1"
+            )
         if len({id(part) for part, _ in pairs}) < len(pairs):
             raise ValueError(f"parts={parts!r} has one reward twice; add its weights up")
         super().__init__("weighted_sum", [part for part, _ in pairs])
@@ -179,7 +192,8 @@ def score_in_full(
     Pay(scores=[0.875], verdicts=[True], credit=[1.0])
     """
     logged: dict[str, Scores] = {}
-    if isinstance(reward, WeightedSum | Gated):  # it reports its parts' scores: none is called twice
+    # it reports its parts' scores: none is called twice
+    if isinstance(reward, WeightedSum | Gated):
         columns = {**columns, "log_extra": logged.__setitem__}
 
     def scores_of(part: Reward) -> Scores:
@@ -230,7 +244,10 @@ def all_in_full(verdicts: Sequence[Verdicts]) -> Verdicts:
     >>> all_in_full([[True, True, None], [True, False, None], [None, True, None]])
     [True, False, None]
     """
-    judged = [[verdict for verdict in row if verdict is not None] for row in zip(*verdicts, strict=True)]
+    judged = [
+        [verdict for verdict in row if verdict is not None]
+        for row in zip(*verdicts, strict=True)
+    ]
     return [all(row) if row else None for row in judged]
 
 
@@ -274,7 +291,9 @@ class Gated(_Composite):
         scores, gates = map(scores_of, self.parts)
         lowest, _ = range_of(self.parts[0]) or (0.0, 1.0)
         least = self.least
-        return _where_judged(lambda score, gate: _behind_gate(score, gate >= least, lowest), scores, gates)
+        return _where_judged(
+            lambda score, gate: _behind_gate(score, gate >= least, lowest), scores, gates
+        )
 
 
 class Clipped(_Composite):

@@ -10,7 +10,13 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_kit._support.argument_checks import check_choice, check_number
-from grpo_kit.rewards.response import ResponseReward, check_tag, is_blank, own_answer, pair_prefill
+from grpo_kit.rewards.response import (
+    ResponseReward,
+    check_tag,
+    is_blank,
+    own_answer,
+    pair_prefill,
+)
 from grpo_kit.rewards.response import column as get_column
 
 # Scripts without spaces: each character, with the signs on it, counts as a word, as in sacrebleu's "zh".
@@ -19,8 +25,12 @@ _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
 )
 # Vowel signs, tones and accents: of the word that they stand in. `re` has no class for them.
-_SIGNS = "".join(chr(code) for code in range(0x300, 0x1F000) if unicodedata.category(chr(code))[0] == "M")
-WORD = re.compile(rf"[{_UNSPACED}][{_SIGNS}]*|[^\W_{_UNSPACED}](?:[^\W_{_UNSPACED}]|[{_SIGNS}])*")
+_SIGNS = "".join(
+    chr(code) for code in range(0x300, 0x1F000) if unicodedata.category(chr(code))[0] == "M"
+)
+WORD = re.compile(
+    rf"[{_UNSPACED}][{_SIGNS}]*|[^\W_{_UNSPACED}](?:[^\W_{_UNSPACED}]|[{_SIGNS}])*"
+)
 
 
 def words(text: str) -> list[str]:
@@ -55,7 +65,9 @@ _NEUTRAL = re.compile(
 )
 _ASCII = re.compile(r"[ -~\s]+")
 # Accents written apart, small capitals, and mathematical letters too.
-_GREEK = r"\u0300-\u03ff\u1d26-\u1d2a\u1f00-\u1fff\u2126\u213c-\u213f\uab65\xb5\U0001d6a8-\U0001d7cb"
+_GREEK = (
+    r"\u0300-\u03ff\u1d26-\u1d2a\u1f00-\u1fff\u2126\u213c-\u213f\uab65\xb5\U0001d6a8-\U0001d7cb"
+)
 _GREEK_SYMBOLS = re.compile(rf"(?<![{_GREEK}])[{_GREEK}]{{1,3}}(?![{_GREEK}])")
 _SAMPLES = {
     "han": "我们一步一步地思考这个问题，然后给出最后的答案。",
@@ -89,7 +101,9 @@ class SoftFormat(ResponseReward):
         if think is not None:
             check_tag("think", think)
         if think == answer:
-            raise ValueError(f"think={think!r}, answer={answer!r}: use two different names, or think=None")
+            raise ValueError(
+                f"think={think!r}, answer={answer!r}: use two different names, or think=None"
+            )
         self.think, self.answer = think, answer
         self.__name__ = "soft_format"
         names = [name for name in (think, answer) if name is not None]
@@ -104,7 +118,9 @@ class SoftFormat(ResponseReward):
         has_answer = own_answer(completion, prefill, self.answer) is not None
         has_thought = True  # one that the prefill closes is not asked for
         if self.think is not None and f"</{self.think}>" not in prefill:
-            has_thought = not is_blank(own_answer(completion, prefill, self.think) or "", words=True)
+            has_thought = not is_blank(
+                own_answer(completion, prefill, self.think) or "", words=True
+            )
         if in_order and has_answer and has_thought:
             score += 0.25
         if once[-1] and is_blank(response.rpartition(self._tags[-1])[2]):
@@ -132,7 +148,12 @@ class RightSize(ResponseReward):
     only_a_part = True  # a part of a good answer; see check_rewards
 
     def __init__(
-        self, expected: int, limit: int, *, unit: Literal["tokens", "characters"], shortest: int = 0
+        self,
+        expected: int,
+        limit: int,
+        *,
+        unit: Literal["tokens", "characters"],
+        shortest: int = 0,
     ) -> None:
         for name, size in (("expected", expected), ("limit", limit), ("shortest", shortest)):
             check_number(name, size, 0)
@@ -169,8 +190,14 @@ class RightSize(ResponseReward):
         """Filler of the expected length and of ten times the limit; no cases for tokens, since a case has text only."""
         if self.unit == "tokens":
             return []
-        sizes = {"filler of the right length": self.expected, "filler without end": 10 * self.limit}
-        return [honest.cheat(name, ("well so " * size)[:size], "format") for name, size in sizes.items()]
+        sizes = {
+            "filler of the right length": self.expected,
+            "filler without end": 10 * self.limit,
+        }
+        return [
+            honest.cheat(name, ("well so " * size)[:size], "format")
+            for name, size in sizes.items()
+        ]
 
     def _rate(self, length: int) -> float:
         if length < self.shortest:
@@ -253,7 +280,9 @@ class Language(ResponseReward):
         sample = next(text for script, text in _SAMPLES.items() if script not in self._expected)
         return [
             honest.cheat("another script", sample * 3, "format"),
-            honest.cheat("another script before the answer", sample + honest.completion, "always"),
+            honest.cheat(
+                "another script before the answer", sample + honest.completion, "always"
+            ),
         ]
 
     def _score(self, text: str, prefill: str) -> float:

@@ -19,17 +19,25 @@ import numpy as np
 from grpo_kit.rewards._parts import Reward, keyword_parameters
 
 # A minus belongs to the number unless it could be a subtraction from the text before it.
-_NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
+_NUMBER = re.compile(
+    r"(?:(?<![\w)])-)?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?"
+)
 
 # Invisible characters, each a piece of a character class.
 _INVISIBLE = (
-    r"\s\x00-\x1f\x7f-\x9f"  # white space of every width (no-break, thin, ideographic), control characters
-    r"\u200b-\u200f\u2060-\u2064\ufeff\u180e"  # zero width: spaces, joiners, marks of direction, a byte order mark
+    # white space of every width (no-break, thin, ideographic), control characters
+    r"\s\x00-\x1f\x7f-\x9f"
+    # zero width: spaces, joiners, marks of direction, a byte order mark
+    r"\u200b-\u200f\u2060-\u2064\ufeff\u180e"
     r"\u061c\u202a-\u202e\u2066-\u206f"  # direction of the text around
-    r"\xad\u034f\u17b4\u17b5\u180b-\u180d\u180f"  # soft hyphen, grapheme joiner, vowels and selectors without a shape
-    r"\u115f\u1160\u3164\uffa0\u2800"  # letters that are blank: Hangul fillers, the Braille cell without dots
-    r"\ufe00-\ufe0f\ufff0-\ufffb\U0001d159\U0001d173-\U0001d17a"  # variation selectors, annotation, blank notes
-    r"\U0001bca0-\U0001bca3\U000e0000-\U000e0fff"  # shorthand format controls, tags and the other selectors
+    # soft hyphen, grapheme joiner, vowels and selectors without a shape
+    r"\xad\u034f\u17b4\u17b5\u180b-\u180d\u180f"
+    # letters that are blank: Hangul fillers, the Braille cell without dots
+    r"\u115f\u1160\u3164\uffa0\u2800"
+    # variation selectors, annotation, blank notes
+    r"\ufe00-\ufe0f\ufff0-\ufffb\U0001d159\U0001d173-\U0001d17a"
+    # shorthand format controls, tags and the other selectors
+    r"\U0001bca0-\U0001bca3\U000e0000-\U000e0fff"
 )
 _VISIBLE = re.compile(f"[^{_INVISIBLE}]")
 _BREAK = re.compile(r"<br ?/?>", re.IGNORECASE)
@@ -50,7 +58,9 @@ def is_blank(text: str, *, words: bool = False) -> bool:
 
 
 def on_response(
-    fn: Callable[..., list[float | None]] | None = None, *, range: tuple[float, float] | None = None
+    fn: Callable[..., list[float | None]] | None = None,
+    *,
+    range: tuple[float, float] | None = None,
 ) -> Reward | Callable[[Callable[..., list[float | None]]], Reward]:
     """Turn `fn(responses, **columns)` into a reward; fn receives prefill + completion, ready to read.
 
@@ -76,7 +86,9 @@ def on_response(
     keywords.pop(first_name, None)
 
     @functools.wraps(fn)
-    def reward(completions: Sequence[Any], *, prefill: Any = None, **columns: Any) -> list[float | None]:
+    def reward(
+        completions: Sequence[Any], *, prefill: Any = None, **columns: Any
+    ) -> list[float | None]:
         arguments = {
             name: values
             for name, values in columns.items()
@@ -84,7 +96,9 @@ def on_response(
         }
         if "prefill" in keywords:
             arguments["prefill"] = prefill
-        return fn([start + text for text, start in pair_prefill(completions, prefill)], **arguments)
+        return fn(
+            [start + text for text, start in pair_prefill(completions, prefill)], **arguments
+        )
 
     # Without this, inspect.signature shows fn's own signature, which is not the reward's.
     del reward.__wrapped__
@@ -101,7 +115,11 @@ class ResponseReward:
     columns: tuple[str, ...] = ()
 
     def __call__(
-        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
+        self,
+        completions: Sequence[Any],
+        *,
+        prefill: Sequence[str | None] | str | None = None,
+        **columns: Any,
     ) -> list[float | None]:
         return [self._score(text, start) for text, start in pair_prefill(completions, prefill)]
 
@@ -123,7 +141,10 @@ def shown(instance: Any, values: Mapping[str, Any]) -> str:
             arguments += map(repr, value)
         elif parameter.kind is parameter.VAR_KEYWORD:
             arguments += [f"{key}={item!r}" for key, item in value.items()]
-        elif parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty:
+        elif (
+            parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            and parameter.default is parameter.empty
+        ):
             arguments.append(repr(value))
         else:
             arguments.append(f"{name}={value!r}")
@@ -240,8 +261,11 @@ def python_value(value: Any) -> Any:
         return float(str(getattr(np, kind)(item)))
     if kind == "bfloat16":  # numpy has none
         decimals = (float(f"{item:.{digits}g}") for digits in range(1, 5))
-        return next((decimal for decimal in decimals if value.new_tensor(decimal) == value), item)
-    if kind.startswith(("datetime64", "timedelta64")) and isinstance(item, int):  # of nanoseconds
+        return next(
+            (decimal for decimal in decimals if value.new_tensor(decimal) == value), item
+        )
+    # of nanoseconds
+    if kind.startswith(("datetime64", "timedelta64")) and isinstance(item, int):
         return value.astype(f"{value.dtype.kind}8[us]").item()
     return item
 
@@ -288,7 +312,9 @@ def column(columns: dict[str, Any], name: str, *, reward: str, rows: int) -> Seq
             f"column {name}={values!r:.100} in {reward!r} must be a list, one value a completion"
         )
     if len(values) != rows:
-        raise ValueError(f"column {name!r} has {len(values)} rows for {rows} completions in {reward!r}")
+        raise ValueError(
+            f"column {name!r} has {len(values)} rows for {rows} completions in {reward!r}"
+        )
     return values
 
 

@@ -19,7 +19,13 @@ from traceback import format_exception
 from typing import Any
 
 from grpo_kit._support.argument_checks import LARGEST_REWARD
-from grpo_kit.rewards._parts import Reward, bare_name, check_column_names, range_of, reward_names
+from grpo_kit.rewards._parts import (
+    Reward,
+    bare_name,
+    check_column_names,
+    range_of,
+    reward_names,
+)
 
 Scores = list[float | None]
 _ROUNDING = 1e-6  # how far a sum of float32 parts may lie outside its range, relative to 1
@@ -62,7 +68,9 @@ class _Completions(list):
         if len(completions) == 1:
             return f"row 0, completion {completions[0]!r}"
         if self.row is None:
-            return f"it was not reading a row; the first is row 0, completion {completions[0]!r}"
+            return (
+                f"it was not reading a row; the first is row 0, completion {completions[0]!r}"
+            )
         return f"row {self.row}, completion {completions[self.row]!r}, the last that it read"
 
 
@@ -99,10 +107,14 @@ def score(
     [0.5, 2.0]
     """
     name = name or bare_name(reward)
-    check_column_names({"self", "completions"} & columns.keys(), f"what reward {name!r} is given")
+    check_column_names(
+        {"self", "completions"} & columns.keys(), f"what reward {name!r} is given"
+    )
     copies = _Completions(_copy(list(completions)))
     try:
-        result = reward(completions=copies, **{key: _copy(value) for key, value in columns.items()})
+        result = reward(
+            completions=copies, **{key: _copy(value) for key, value in columns.items()}
+        )
         if inspect.iscoroutine(result):
             with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has a running loop
                 result = thread.submit(asyncio.run, result).result()
@@ -132,9 +144,15 @@ def _copy(value: Any) -> Any:
     return value
 
 
-def _checked(result: Any, completions: Sequence[Any], reward: Reward, name: str, finite: bool) -> Scores:
+def _checked(
+    result: Any, completions: Sequence[Any], reward: Reward, name: str, finite: bool
+) -> Scores:
     """The result as a list of float and None."""
-    is_flat = getattr(result, "ndim", 1) == 1 and hasattr(result, "__len__") and hasattr(result, "__iter__")
+    is_flat = (
+        getattr(result, "ndim", 1) == 1
+        and hasattr(result, "__len__")
+        and hasattr(result, "__iter__")
+    )
     if not is_flat or isinstance(result, str | bytes | Mapping | Set):
         kind = type(result).__name__
         if hasattr(result, "shape"):
@@ -154,7 +172,12 @@ def _checked(result: Any, completions: Sequence[Any], reward: Reward, name: str,
 
 
 def check_scores(
-    scores: Scores, completions: Sequence[Any], reward: Reward, name: str, *, finite: bool = True
+    scores: Scores,
+    completions: Sequence[Any],
+    reward: Reward,
+    name: str,
+    *,
+    finite: bool = True,
 ) -> None:
     """Raises RewardError, naming row and completion, for a score that is neither None nor a finite number in the range.
 
@@ -173,7 +196,8 @@ def check_scores(
 def _advice(score: Any, stated_range: tuple[float, float] | None, finite: bool) -> str | None:
     """A valid score in words; None if this one is valid."""
     value = math.nan
-    if not isinstance(score, str | bytes) and not getattr(score, "ndim", 0):  # float() would take "1" and [1]
+    # float() would take "1" and [1]
+    if not isinstance(score, str | bytes) and not getattr(score, "ndim", 0):
         with suppress(TypeError, ValueError, OverflowError):
             value = float(score)
     if math.isnan(value):
@@ -209,7 +233,8 @@ def score_all(
         futures = {
             name: threads.submit(score, reward, completions, name, **columns)
             for name, reward in named.items()
-            if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
+            if inspect.iscoroutinefunction(reward)
+            or inspect.iscoroutinefunction(type(reward).__call__)
         }
         scores = {}
         for name, reward in named.items():
@@ -283,8 +308,12 @@ def off_scale(
     >>> off_scale("points", lambda completions, **columns: [0, 2], [0.0, 2.0])[:72]
     "reward 'points' gave 2 (row 1; so far 0 to 2): any finite scale is fine."
     """
-    numbers = {row: score for row, score in enumerate(scores) if score is not None and score == score}
-    off_range = [row for row, score in numbers.items() if not -_ROUNDING <= score <= 1 + _ROUNDING]
+    numbers = {
+        row: score for row, score in enumerate(scores) if score is not None and score == score
+    }
+    off_range = [
+        row for row, score in numbers.items() if not -_ROUNDING <= score <= 1 + _ROUNDING
+    ]
     if not off_range or range_of(reward) is not None:
         return None
     row = off_range[0]
@@ -296,7 +325,9 @@ def off_scale(
     )
 
 
-def warn_off_scale(rewards: Sequence[Reward], parts: Mapping[str, Sequence[float | None]]) -> None:
+def warn_off_scale(
+    rewards: Sequence[Reward], parts: Mapping[str, Sequence[float | None]]
+) -> None:
     """Warns once about each reward with scores outside [0, 1]. parts: the result of score_all for these rewards."""
     for (name, scores), reward in zip(parts.items(), rewards, strict=True):
         message = off_scale(name, reward, scores)

@@ -6,7 +6,10 @@ from grpo_kit._support.lazy import lazy
 
 if TYPE_CHECKING:
     from grpo_kit.more.code.code import code
-    from grpo_kit.more.episodes.reasoning_gym import from_reasoning_gym, from_reasoning_gym_tries
+    from grpo_kit.more.episodes.reasoning_gym import (
+        from_reasoning_gym,
+        from_reasoning_gym_tries,
+    )
     from grpo_kit.more.tasks.from_file import from_file
     from grpo_kit.more.tasks.gsm8k import gsm8k
     from grpo_kit.more.tasks.interval_scheduling import interval_scheduling

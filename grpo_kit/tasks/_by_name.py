@@ -32,7 +32,9 @@ def make(name: str | None, options: Mapping[str, Any], held_out: int) -> Task:
     Raises ValueError for no name, and for arguments that the task does not take.
     """
     if name is None:
-        raise ValueError(f"task=None: name one of {', '.join(NAMES)}, or give the trainer a task of your own")
+        raise ValueError(
+            f"task=None: name one of {', '.join(NAMES)}, or give the trainer a task of your own"
+        )
     check_options(name, options)
     if name not in _GIVEN_ROWS:
         options = {"n_held_out": held_out, **options}
@@ -40,4 +42,5 @@ def make(name: str | None, options: Mapping[str, Any], held_out: int) -> Task:
 
 
 def _function(name: str) -> Callable[..., Task]:
-    return getattr(import_module("grpo_kit.tasks"), name)  # its list of names says in which file
+    # its list of names says in which file
+    return getattr(import_module("grpo_kit.tasks"), name)

@@ -75,9 +75,17 @@ def reads_tag(task: Any) -> bool:
         return True
     if has_accuracy(task) and not task.answer_rewards:
         return True
-    if any(getattr(part, "tag", None) or isinstance(part, SoftFormat) for part in with_parts(task.rewards)):
+    if any(
+        getattr(part, "tag", None) or isinstance(part, SoftFormat)
+        for part in with_parts(task.rewards)
+    ):
         return True
-    prompt = [task.prefill, task.system or "", task.train[0]["question"], *chain(*task.examples)]
+    prompt = [
+        task.prefill,
+        task.system or "",
+        task.train[0]["question"],
+        *chain(*task.examples),
+    ]
     return any(f"<{task.answer_tag}>" in text for text in prompt)
 
 

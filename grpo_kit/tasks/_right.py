@@ -37,7 +37,15 @@ from grpo_kit.rewards.scoring import RewardError, Scores, score
 Columns = Mapping[str, Sequence[Any]]  # name -> one entry a completion
 _NO_COLUMNS: Columns = {}
 _OWN_ANSWERS = 8  # rows whose own answers are scored when a task is made
-_SCORED = ("train", "rewards", "reward_weights", "prefill", "answer_tag", "read_answer", "write_answer")
+_SCORED = (
+    "train",
+    "rewards",
+    "reward_weights",
+    "prefill",
+    "answer_tag",
+    "read_answer",
+    "write_answer",
+)
 # Where the rewards of others look for an answer, besides the task's own tags and the text alone.
 _HABITS = (
     "<think>\nReasoning.\n</think>\n<answer>{}</answer>",
@@ -59,7 +67,9 @@ class PaidInFull:
     """
 
     def __init__(self, task: Any, before: PaidInFull | None = None) -> None:
-        if before is not None and all(getattr(task, n) is getattr(before.task, n) for n in _SCORED):
+        if before is not None and all(
+            getattr(task, n) is getattr(before.task, n) for n in _SCORED
+        ):
             self.__dict__ |= before.__dict__ | {"task": task}  # known, and warned of
             return
         self.task = task
@@ -67,14 +77,18 @@ class PaidInFull:
             bare_name(reward)  # refuses what is no reward
         pairs = zip(task.rewards, task.reward_weights, strict=True)
         weighted = [reward for reward, weight in pairs if weight > 0]
-        judging = list(filter(judges_answer, weighted)) or list(filter(judges_answer, task.rewards))
+        judging = list(filter(judges_answer, weighted)) or list(
+            filter(judges_answer, task.rewards)
+        )
         answered = [row for row in task.train if str(row["answer"]).strip()]
         step = max(1, len(answered) // _OWN_ANSWERS)
         judges = [part for reward in judging for part in _innermost(reward)]
         unpaid = _not_payable(task, judges, answered[::step][:_OWN_ANSWERS])
         self.judges = [part for part in judges if part not in unpaid]
         self.left_out = [
-            reward for reward in with_parts(judging) if all(part in unpaid for part in _innermost(reward))
+            reward
+            for reward in with_parts(judging)
+            if all(part in unpaid for part in _innermost(reward))
         ]
         self.rewards = [reward for reward in judging if reward not in self.left_out]
         if not judging and not answered:
@@ -114,9 +128,8 @@ def _not_payable(task: Any, judges: Sequence[Reward], rows: Sequence[dict]) -> l
         if not (is_own(judge) or isinstance(judge, AnswerReward | Clipped)):
             continue  # the kit's, whose gold is a program or a state of a game
         full = full_score(judge)
-        scores = _best_scores(
-            judge, writings[:1], columns
-        )  # most pay the first way: a call may cost something
+        # most pay the first way: a call may cost something
+        scores = _best_scores(judge, writings[:1], columns)
         if not scores or not _pays_half(scores, full):
             scores = _best_scores(judge, writings, columns)
         if _pays_half(scores, full):  # or it can score none of them
@@ -148,7 +161,10 @@ def _pays_half(scores: Sequence[float], full: float) -> bool:
 
 
 def _best_scores(
-    reward: Reward, writings: Sequence[Sequence[str]], columns: Columns, least: float | None = None
+    reward: Reward,
+    writings: Sequence[Sequence[str]],
+    columns: Columns,
+    least: float | None = None,
 ) -> list[float]:
     """The highest score of each row over several ways to write its answer.
 
@@ -157,7 +173,9 @@ def _best_scores(
     by_row = [[least] for _ in writings[0]]
     for texts in writings:
         with suppress(RewardError):  # a reward made for completions of a model
-            for scores, score_of_text in zip(by_row, score(reward, texts, **columns), strict=True):
+            for scores, score_of_text in zip(
+                by_row, score(reward, texts, **columns), strict=True
+            ):
                 scores.append(score_of_text)
     judged = [[value for value in scores if value is not None] for scores in by_row]
     return [max(scores) for scores in judged if scores]
@@ -217,7 +235,8 @@ def full_pay(task: Any, rows: Sequence[dict], columns: Columns) -> FullPay:
     cost something. A row's answer that earns less than 1.0 does not lower the bar: if a reward pays for format too, a
     wrong answer in that format earns as much as the bare answer.
     """
-    gold_scores = task.__dict__.setdefault("_full_pay", {})  # (id of the reward, question, gold) -> score
+    # (id of the reward, question, gold) -> score
+    gold_scores = task.__dict__.setdefault("_full_pay", {})
 
     def bars(reward: Reward, scores: Scores) -> Sequence[float]:
         if range_of(reward) is not None or not is_own(reward):
@@ -257,7 +276,9 @@ def leniently_right(
         return list(strict)
     keys_of = []
     places = {}  # (row, text) -> its first place: each is judged once
-    for place, (row, completion, right) in enumerate(zip(rows, completions, strict, strict=True)):
+    for place, (row, completion, right) in enumerate(
+        zip(rows, completions, strict, strict=True)
+    ):
         keys = []
         if not right:
             keys = [(id(row), text) for text in _read(task, completion)]
@@ -268,7 +289,10 @@ def leniently_right(
     text_rows = [rows[place] for place in places.values()]
     correct = are_correct(task, texts, text_rows, entries(columns, places.values()))
     right_keys = {key for key, right in zip(places, correct, strict=True) if right}
-    return [right or not right_keys.isdisjoint(keys) for right, keys in zip(strict, keys_of, strict=True)]
+    return [
+        right or not right_keys.isdisjoint(keys)
+        for right, keys in zip(strict, keys_of, strict=True)
+    ]
 
 
 def _read(task: Any, completion: str) -> list[str]:
@@ -304,7 +328,9 @@ def giving(task: Any, texts: Sequence[str]) -> list[str]:
 
 def think_of(rewards: Sequence[Reward]) -> str | None:
     """The reasoning tag of a format reward among the rewards; None without one."""
-    return next((part.think for part in with_parts(rewards) if getattr(part, "think", None)), None)
+    return next(
+        (part.think for part in with_parts(rewards) if getattr(part, "think", None)), None
+    )
 
 
 def same_text(text: str, row: Mapping[str, Any]) -> bool:

@@ -45,7 +45,9 @@ def task_digest(task: Any) -> str:
         prompt["system"], prompt["prefill"] = task.system, task.prefill
         prompt["examples"], prompt["weights"] = task.examples, task.reward_weights
         prompt["rewards"] = [getattr(r, "__name__", type(r).__name__) for r in task.rewards]
-    return content_digest([prompt, task.train, task.held_out], lambda value: type(value).__name__)
+    return content_digest(
+        [prompt, task.train, task.held_out], lambda value: type(value).__name__
+    )
 
 
 def reward_digest(reward: Reward) -> str:
@@ -64,10 +66,14 @@ def reward_digest(reward: Reward) -> str:
             functions = _members(part, inspect.isfunction).values()
         for function in functions:
             contents += _code_of(function)
-            contents += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+            contents += [
+                cell.cell_contents for cell in getattr(function, "__closure__", None) or ()
+            ]
         owner = part.__self__ if inspect.ismethod(part) else part
         contents.append(_attributes(owner))
-    return sha256(json.dumps(contents, skipkeys=True, default=_json_value).encode()).hexdigest()[:8]
+    return sha256(
+        json.dumps(contents, skipkeys=True, default=_json_value).encode()
+    ).hexdigest()[:8]
 
 
 def _code_of(function: Any) -> list[Any]:
@@ -88,7 +94,9 @@ def _members(value: Any, fits: Callable[[Any], bool]) -> dict[str, Any]:
 
 def _attributes(value: Any) -> dict[str, Any]:
     """Attributes of an object by name, those of its classes and those in slots too; of a private dict only the name."""
-    shared = _members(value, lambda member: not (callable(member) or hasattr(member, "__get__")))
+    shared = _members(
+        value, lambda member: not (callable(member) or hasattr(member, "__get__"))
+    )
     attributes = {name: member for name, member in shared.items() if not name.startswith("__")}
     for name in _members(value, inspect.ismemberdescriptor):
         if hasattr(value, name):
@@ -111,5 +119,7 @@ def _json_value(value: Any) -> Any:
     text = repr(value)
     if " at 0x" not in text:
         return text
-    attributes = {name: repr(item).partition(" at 0x")[0] for name, item in _attributes(value).items()}
+    attributes = {
+        name: repr(item).partition(" at 0x")[0] for name, item in _attributes(value).items()
+    }
     return [type(value).__name__, attributes]

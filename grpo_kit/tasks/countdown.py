@@ -24,12 +24,19 @@ from grpo_kit.tasks.rows import check_range, split_distinct
 from grpo_kit.tasks.task import Strategy, Task, with_answer_tag
 from grpo_kit.verdicts._spelling import plain
 
-_TRIES = 4000  # then other operators: with 4 numbers up to 50, 1 product in 7,000 is at most 100
+# then other operators: with 4 numbers up to 50, 1 product in 7,000 is at most 100
+_TRIES = 4000
 _BY_SIGN = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
-_BY_NODE = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_BY_NODE = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 _ALLOWED = re.compile(r"[0-9+\-*/() ]{1,100}")
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
-_CALL = re.compile(r"[0-9)]\s*\(|\)\s*[0-9]")  # "3 (4)" parses as a call, and Python warns about it
+# "3 (4)" parses as a call, and Python warns about it
+_CALL = re.compile(r"[0-9)]\s*\(|\)\s*[0-9]")
 _EXAMPLES = {
     2: ("Use 3 and 5, each exactly once, with + - * / to make 15.", "3 * 5"),
     3: ("Use 3, 5 and 2, each exactly once, with + - * / to make 16.", "(3 + 5) * 2"),
@@ -60,7 +67,12 @@ _SEARCHES = (
         ),
     },
     {
-        2: ((48, 4), 12, ("48 + 4 = 52", "48 - 4 = 44", "48 * 4 = 192", "48 / 4 = 12"), "48 / 4"),
+        2: (
+            (48, 4),
+            12,
+            ("48 + 4 = 52", "48 - 4 = 44", "48 * 4 = 192", "48 / 4 = 12"),
+            "48 / 4",
+        ),
         3: (
             (40, 11, 6),
             35,
@@ -122,7 +134,11 @@ def countdown(
     True
     """
     low, high = check_range("numbers", numbers, 2, 4)
-    for name, value in (("think", think), ("balanced", balanced), ("partial_credit", partial_credit)):
+    for name, value in (
+        ("think", think),
+        ("balanced", balanced),
+        ("partial_credit", partial_credit),
+    ):
         check_choice(name, value, (True, False))
     check_whole("seed", seed, 0)
     if not is_whole(highest, 10) or highest > 999:
@@ -137,7 +153,8 @@ def countdown(
         task_prefill, length, reasoning_tag = "<think>\n", 64 * high, "think"
     else:
         examples = [
-            (question, f"<answer>{answer}</answer>") for question, answer in map(_EXAMPLES.get, counts)
+            (question, f"<answer>{answer}</answer>")
+            for question, answer in map(_EXAMPLES.get, counts)
         ]
         system = "Answer in <answer> tags with one expression."
         task_prefill, length, reasoning_tag = "<answer>", 24, None
@@ -156,7 +173,10 @@ def countdown(
         name="countdown",
         train=train,
         held_out=held_out,
-        rewards=[CountdownAnswer(partial_credit=partial_credit), SoftFormat(think=reasoning_tag)],
+        rewards=[
+            CountdownAnswer(partial_credit=partial_credit),
+            SoftFormat(think=reasoning_tag),
+        ],
         reward_weights=[0.75, 0.25],
         strategies=_strategies(high),
         system=system,
@@ -182,7 +202,12 @@ def _draw_row(rng: random.Random, low: int, high: int, highest: int, balanced: b
             if value is not None and value.denominator == 1 and 1 <= value <= 2 * highest:
                 target = int(value)
                 question = _question(numbers, target)
-                return {"question": question, "answer": solution, "numbers": numbers, "target": target}
+                return {
+                    "question": question,
+                    "answer": solution,
+                    "numbers": numbers,
+                    "target": target,
+                }
 
 
 class CountdownAnswer(AnswerReward):
@@ -243,7 +268,8 @@ def evaluate(expression: str) -> Fraction | None:
 def _parse(text: str) -> ast.expr | None:
     if len(text) > 200:
         return None
-    text = plain(text).replace(r"\times", "*").replace(r"\cdot", "*")  # what stands around an answer is gone
+    # what stands around an answer is gone
+    text = plain(text).replace(r"\times", "*").replace(r"\cdot", "*")
     if not _ALLOWED.fullmatch(text) or _CALL.search(text):
         return None
     try:
@@ -314,7 +340,9 @@ def _strategies(most: int) -> dict[str, Strategy]:
     strategies = {}
     for signs in itertools.product("+-*/", repeat=most - 1):
         pattern = _joined("abcd", signs)
-        strategies[f"always {pattern}"] = lambda row, signs=signs: _joined(row["numbers"], signs)
+        strategies[f"always {pattern}"] = lambda row, signs=signs: _joined(
+            row["numbers"], signs
+        )
         strategies[f"always {pattern}, largest first"] = lambda row, signs=signs: _joined(
             sorted(row["numbers"], reverse=True), signs
         )
@@ -329,7 +357,9 @@ def _joined(values: Sequence[Any], signs: Sequence[str]) -> str:
     return text
 
 
-def _thinking(numbers: Sequence[int], target: int, tries: Sequence[str], answer: str) -> tuple[str, str]:
+def _thinking(
+    numbers: Sequence[int], target: int, tries: Sequence[str], answer: str
+) -> tuple[str, str]:
     """The question, and a response that thinks: each try, and why it fails."""
     thoughts = "<think>\n"
     for equations in tries:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 _WORKED = re.compile(r"####[ \t]*[^\s#][^\n]*\s*\Z")  # a solution, then "#### 18"
 _NARROW = {pa.float16(): np.float16, pa.float32(): np.float32}
 
-Rows = Iterable[dict] | Mapping[str, Sequence] | pd.DataFrame  # a datasets.Dataset is an iterable of dicts
+# a datasets.Dataset is an iterable of dicts
+Rows = Iterable[dict] | Mapping[str, Sequence] | pd.DataFrame
 
 
 def from_rows(
@@ -156,7 +157,10 @@ def _adding_up_to_1(name: str, weights: Any, count: int) -> Any:
     shares = [weight / total for weight in weights]
     if len({*weights}) > 1:
         words = ", ".join(f"{share:.4g}" for share in shares)
-        print(f"reward_weights={weights!r} add up to {total:g}; task {name!r} has {words}.", flush=True)
+        print(
+            f"reward_weights={weights!r} add up to {total:g}; task {name!r} has {words}.",
+            flush=True,
+        )
     return shares
 
 
@@ -181,7 +185,9 @@ def _rows(
     for place, record in enumerate(_records(name, split, records)):
         row_name = f"task {name!r}: {split} row {place}"
         if not isinstance(record, Mapping):
-            raise ValueError(f"{row_name} is a {type(record).__name__}; use a dict of its columns")
+            raise ValueError(
+                f"{row_name} is a {type(record).__name__}; use a dict of its columns"
+            )
         record = {column: _without_nan(python_value(value)) for column, value in record.items()}
         _check_record(row_name, record, question, answer)
         gold = _answer(row_name, record, answer)
@@ -248,7 +254,9 @@ def _records(name: str, split: str, rows: Rows) -> Iterable[Any]:
         )
     if not isinstance(rows, Mapping):
         return rows
-    if datasets and any(isinstance(split_rows, datasets.Dataset) for split_rows in rows.values()):
+    if datasets and any(
+        isinstance(split_rows, datasets.Dataset) for split_rows in rows.values()
+    ):
         raise ValueError(
             f"task {name!r}: {split} is a DatasetDict; give one of its splits {sorted(rows)}, and another as held_out"
         )

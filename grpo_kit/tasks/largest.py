@@ -47,7 +47,11 @@ def largest(
         return {"question": question, "answer": str(max(row_numbers)), "numbers": row_numbers}
 
     train, held_out = split_distinct(
-        draw, n_train, n_held_out, what=f"largest with numbers={numbers!r}", avoid=[_question(_EXAMPLE)]
+        draw,
+        n_train,
+        n_held_out,
+        what=f"largest with numbers={numbers!r}",
+        avoid=[_question(_EXAMPLE)],
     )
     strategies = {f"always number {i + 1}": _at(i) for i in range(high)}
     strategies["always the last number"] = _at(-1)

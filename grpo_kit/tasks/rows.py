@@ -13,7 +13,8 @@ from typing import Any
 from grpo_kit._support.argument_checks import check_whole, is_whole
 
 Draw = Callable[[], dict | None]  # a row; None where there are no more
-_HELD_OUT_FIRST = 256  # so many rows are drawn before the train rows, though fewer may be held out
+# so many rows are drawn before the train rows, though fewer may be held out
+_HELD_OUT_FIRST = 256
 
 
 def split_distinct(
@@ -34,7 +35,9 @@ def split_distinct(
     return train, held_out[:n_held_out]
 
 
-def distinct_rows(draw: Draw, count: int, *, what: str, avoid: Iterable[str] = ()) -> list[dict]:
+def distinct_rows(
+    draw: Draw, count: int, *, what: str, avoid: Iterable[str] = ()
+) -> list[dict]:
     """Draws rows until `count` have distinct questions, none of them in `avoid`; a draw of None ends it early.
 
     Raises ValueError if draws keep repeating, with the number of distinct questions drawn.
@@ -43,7 +46,9 @@ def distinct_rows(draw: Draw, count: int, *, what: str, avoid: Iterable[str] = (
     return _draw_distinct(draw, count, count, what, avoid)
 
 
-def _draw_distinct(draw: Draw, enough: int, most: int, what: str, avoid: Iterable[str]) -> list[dict]:
+def _draw_distinct(
+    draw: Draw, enough: int, most: int, what: str, avoid: Iterable[str]
+) -> list[dict]:
     """Draws until there are `most` distinct questions. If draws repeat or end, `enough` will do."""
     rows = {}
     avoid = set(avoid)

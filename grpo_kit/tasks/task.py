@@ -84,21 +84,31 @@ class Task:
     def __post_init__(self) -> None:
         check_text("name", self.name, hint="; runs are named by it")
         if {"/", "\\", "\0"} & {*self.name}:
-            raise ValueError(f"name={self.name!r} holds a '/', and runs/<name> is a folder's; leave it out")
+            raise ValueError(
+                f"name={self.name!r} holds a '/', and runs/<name> is a folder's; leave it out"
+            )
         check_parts(self.system, self.prefill, self.examples)
         check_tag("answer_tag", self.answer_tag)
         if not isinstance(self.strategies, Mapping):
-            raise ValueError(f"strategies={self.strategies!r:.100} must be a dict: name -> function of a row")
+            raise ValueError(
+                f"strategies={self.strategies!r:.100} must be a dict: name -> function of a row"
+            )
         if not (self.is_correct is None or callable(self.is_correct)):
             raise ValueError(
                 f"correct={self.is_correct!r:.100} must be a function of (answer text, row), or None"
             )
         weights = self.reward_weights  # a NaN is refused below
-        if not isinstance(weights, list | tuple) or not all(is_number(w) or w != w for w in weights):
-            raise ValueError(f"reward_weights={weights!r} must be a list of numbers, one a reward")
+        if not isinstance(weights, list | tuple) or not all(
+            is_number(w) or w != w for w in weights
+        ):
+            raise ValueError(
+                f"reward_weights={weights!r} must be a list of numbers, one a reward"
+            )
         _check_rows(f"task {self.name!r}: train", self.train, self.rewards)
         _check_rows(f"task {self.name!r}: held_out", self.held_out, self.rewards)
-        shared = {row["question"] for row in self.train} & {row["question"] for row in self.held_out}
+        shared = {row["question"] for row in self.train} & {
+            row["question"] for row in self.held_out
+        }
         if shared:
             raise ValueError(
                 f"task {self.name!r}: {len(shared)} questions are in train and held_out, such as "
@@ -107,16 +117,21 @@ class Task:
             )
         example_questions = {question for question, _ in self.examples}
         if any(row["question"] in example_questions for row in [*self.train, *self.held_out]):
-            raise ValueError(f"task {self.name!r}: an examples question is also a row; drop the row")
+            raise ValueError(
+                f"task {self.name!r}: an examples question is also a row; drop the row"
+            )
         if not self.rewards or len(self.rewards) != len(weights):
             raise ValueError(
                 f"task {self.name!r}: reward_weights={weights!r} for {len(self.rewards)} rewards; "
                 "give one weight per reward, and at least one"
             )
         if min(weights) < 0 or not abs(sum(weights) - 1) <= 1e-9:  # NaN too
-            raise ValueError(f"task {self.name!r}: reward_weights={weights!r} must be >= 0, sum 1")
+            raise ValueError(
+                f"task {self.name!r}: reward_weights={weights!r} must be >= 0, sum 1"
+            )
         check_whole("max_completion_tokens", self.max_completion_tokens)
-        if self.is_correct is None or isinstance(self.is_correct, PaidInFull):  # another task's: replace()
+        # another task's: replace()
+        if self.is_correct is None or isinstance(self.is_correct, PaidInFull):
             object.__setattr__(self, "is_correct", PaidInFull(self, self.is_correct))
 
     def dataset(
@@ -136,7 +151,11 @@ class Task:
         """The rows' prompts as in training, each ending in the prefill."""
         return [
             build_prompt(
-                tokenizer, row["question"], system=self.system, prefill=self.prefill, examples=self.examples
+                tokenizer,
+                row["question"],
+                system=self.system,
+                prefill=self.prefill,
+                examples=self.examples,
             )
             for row in rows
         ]
@@ -171,8 +190,12 @@ class Task:
         """
         columns = columns_of([{**row, "prefill": self.prefill}] * len(completions))
         parts = score_all(self.rewards, completions, **columns)
-        table = pd.DataFrame({"response": [self.prefill + text for text in completions], **parts})
-        table["reward"] = totals(list(parts.values()), self.reward_weights, [0] * len(completions))
+        table = pd.DataFrame(
+            {"response": [self.prefill + text for text in completions], **parts}
+        )
+        table["reward"] = totals(
+            list(parts.values()), self.reward_weights, [0] * len(completions)
+        )
         return table
 
     def cases_for(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
@@ -191,7 +214,9 @@ class Task:
                 f"task {self.name!r}: cases has no case with honest=True for {row['question']!r:.300}"
             )
         # A lenient reward pays for a copy of the question.
-        cases += answer_cases(honest, {"the question as the answer": row["question"]}, tag=self.answer_tag)
+        cases += answer_cases(
+            honest, {"the question as the answer": row["question"]}, tag=self.answer_tag
+        )
         cases += answer_cases(honest, {"the question said again": row["question"]}, tag=None)
         for reward in rewards:
             if hasattr(reward, "cheats"):
@@ -200,14 +225,14 @@ class Task:
             cases += self.cheats(row, honest)
         distinct = {}
         for case in cases:
-            distinct.setdefault(
-                (case.prefill, case.completion), case
-            )  # a cheat equal to the honest text is none
+            # a cheat equal to the honest text is none
+            distinct.setdefault((case.prefill, case.completion), case)
         return list(distinct.values())
 
     def _crafted(self, row: Mapping[str, Any], rewards: Sequence[Reward]) -> list[Case]:
         right = str(row["answer"])
-        by_reward = isinstance(self.is_correct, PaidInFull)  # the check shows what the reward pays for it
+        # the check shows what the reward pays for it
+        by_reward = isinstance(self.is_correct, PaidInFull)
         if not right or not (by_reward or self.is_correct(right, row)):
             raise ValueError(
                 f"task {self.name!r}: the row's own answer {right!r} is not correct; give a list of Case"
@@ -217,7 +242,12 @@ class Task:
         for text in (*answers, f"{right}1", "0"):
             if not (same_text(text, row) or self.is_correct(text, row)):
                 return crafted_cases(
-                    right, text, prefill=self.prefill, tag=self.answer_tag, think=think, columns=row
+                    right,
+                    text,
+                    prefill=self.prefill,
+                    tag=self.answer_tag,
+                    think=think,
+                    columns=row,
                 )
         raise RewardCheckError(
             f"task {self.name!r}: is_correct takes any answer for {row['question']!r:.300}"
@@ -227,7 +257,9 @@ class Task:
         """Accuracy of every strategy on the rows (default held_out), best first; ties by name."""
 
         def right(answers: Sequence[str | None], rows: Sequence[dict]) -> list[bool]:
-            pairs = [(text, row) for text, row in zip(answers, rows, strict=True) if text is not None]
+            pairs = [
+                (text, row) for text, row in zip(answers, rows, strict=True) if text is not None
+            ]
             verdicts = are_correct(self, [text for text, _ in pairs], [row for _, row in pairs])
             return verdicts + [False] * (len(rows) - len(pairs))
 
@@ -239,7 +271,9 @@ class Task:
         Raises ValueError if the task has no strategy.
         """
         if not self.strategies:
-            raise ValueError(f"task {self.name!r} has no strategies; give at least the most frequent answer")
+            raise ValueError(
+                f"task {self.name!r} has no strategies; give at least the most frequent answer"
+            )
         return next(iter(self.constant_accuracies(rows).items()))
 
     def best_constant_parts(self) -> dict[str, Any] | None:
@@ -256,7 +290,8 @@ class Task:
             judges += list(answer_parts([reward]).values()) or [reward]
         task = self
         if not all(isinstance(judge, AnswerReward) for judge in judges):
-            task = replace(self, is_correct=same_text)  # another's reward may be expensive to call
+            # another's reward may be expensive to call
+            task = replace(self, is_correct=same_text)
         name, accuracy = task.best_constant(rows)
         parts = {}
         for part, reward in answer_parts(self.rewards).items():
@@ -271,7 +306,9 @@ class Task:
 
 def _mean_score(reward: AnswerReward, strategy: Strategy, rows: Sequence[dict]) -> float:
     """Mean score of a strategy's answers, over the rows that the reward can judge; 0.0 if there is none."""
-    scores = [reward.score(strategy(row), *(row[column] for column in reward.columns)) for row in rows]
+    scores = [
+        reward.score(strategy(row), *(row[column] for column in reward.columns)) for row in rows
+    ]
     judged = [score for score in scores if score is not None]
     return sum(judged) / len(judged) if judged else 0.0
 
@@ -349,9 +386,13 @@ def _check_rows(split: str, rows: Sequence[dict], rewards: Sequence[Reward]) -> 
     for place, row in enumerate(rows):
         missing_columns = [name for name in dict.fromkeys(columns) if name not in row]
         if missing_columns:
-            raise ValueError(f"{split} row {place} lacks the columns {missing_columns}, it has {sorted(row)}")
+            raise ValueError(
+                f"{split} row {place} lacks the columns {missing_columns}, it has {sorted(row)}"
+            )
         if not isinstance(row["question"], str) or not row["question"].strip():
-            raise ValueError(f"{split} row {place} has the question {row['question']!r}; use text")
+            raise ValueError(
+                f"{split} row {place} has the question {row['question']!r}; use text"
+            )
 
 
 def with_answer_tag(task: Task, tag: str) -> Task:

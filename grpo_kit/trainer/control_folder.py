@@ -41,7 +41,8 @@ class ControlFolder(Hook):
 
     def __init__(self, say: Callable[[str], None] | None = None) -> None:
         self._say = say or partial(print, flush=True)
-        self._hears_since = time.time()  # `grpo-kit train` evaluates between this and its first step
+        # `grpo-kit train` evaluates between this and its first step
+        self._hears_since = time.time()
 
     def begin(self, trainer: Any) -> None:
         """Throw away what waited for another run, and obey what came since this one was made."""
@@ -66,7 +67,9 @@ class ControlFolder(Hook):
 
     def _throw_away(self, trainer: Any, before: float, reason: str) -> None:
         for request in take_requests(trainer.folder, before):
-            self._say(f"Not obeyed: {json.dumps(request)}. {reason}; ask again, or set it in the trainer.")
+            self._say(
+                f"Not obeyed: {json.dumps(request)}. {reason}; ask again, or set it in the trainer."
+            )
 
     def _pause(self, trainer: Any) -> None:
         """Wait until a request ends the pause, or the stop button."""
@@ -75,7 +78,9 @@ class ControlFolder(Hook):
         while self._obey(trainer, True):
             time.sleep(_LOOK)
             trainer.guard.raise_if_pending()
-        self._say(f"Going on after step {trainer.step}, {time.monotonic() - start:.0f} s later.")
+        self._say(
+            f"Going on after step {trainer.step}, {time.monotonic() - start:.0f} s later."
+        )
 
     def _obey(self, trainer: Any, paused: bool) -> bool:
         """Is the run paused afterwards? Raises KeyboardInterrupt for a stop, when the other requests are obeyed."""
@@ -113,7 +118,9 @@ class ControlFolder(Hook):
             values = request["change"].items()
             trainer.change(**{name: from_json(name, value, None) for name, value in values})
         except ValueError as error:
-            trainer.log.write(trainer.step, {"refused": {"change": request["change"], "why": str(error)}})
+            trainer.log.write(
+                trainer.step, {"refused": {"change": request["change"], "why": str(error)}}
+            )
             self._say(f"Refused: {error}")
 
 
@@ -134,7 +141,9 @@ class Control:
         can hold no other.
         """
         check_names(values)
-        config = Config(**{name: from_json(name, value, None) for name, value in values.items()})
+        config = Config(
+            **{name: from_json(name, value, None) for name, value in values.items()}
+        )
         for value in filter(callable, values.values()):
             schedule_from(repr(value))
         self._ask({"change": {name: as_json(getattr(config, name)) for name in values}})
@@ -176,7 +185,9 @@ def control(folder: str | Path) -> Control:
     >>> control("runs/full").change(learning_rate=5e-6)  # doctest: +SKIP
     """
     if not holds_run(folder):
-        raise RunFolderError(f"folder={str(folder)!r} holds no run; give a run's folder, like 'runs/full'.")
+        raise RunFolderError(
+            f"folder={str(folder)!r} holds no run; give a run's folder, like 'runs/full'."
+        )
     return Control(path_of(folder))
 
 
@@ -204,7 +215,9 @@ class Autosave(Hook):
         try:
             trainer.save()
         except CheckpointNotSaved as error:
-            warnings.warn(f"{error}. Training goes on, and tries again.", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"{error}. Training goes on, and tries again.", RuntimeWarning, stacklevel=2
+            )
         self._due = trainer.seconds + max(self.EVERY, (time.monotonic() - start) / self.SHARE)
 
     def end(self, trainer: Any, error: BaseException | None) -> None:
@@ -225,7 +238,9 @@ class Autosave(Hook):
             content = f", the weights of its last step in {newest.name}"
         else:
             steps = (
-                f"steps {saved + 1} to {trainer.step}" if saved + 1 < trainer.step else f"step {trainer.step}"
+                f"steps {saved + 1} to {trainer.step}"
+                if saved + 1 < trainer.step
+                else f"step {trainer.step}"
             )
             content = f". Not saved in it: the weights of {steps}; the newest is {newest.name}"
         cure = f"trainer.save_model({str(folder / 'model')!r}) saves the model."

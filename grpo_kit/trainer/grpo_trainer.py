@@ -109,7 +109,9 @@ def _check_unknown(arguments: dict[str, Any]) -> None:
     for name, value in arguments.items():
         if name in FIELDS:
             call = "kit.preset('auto', " if name in SETUP else "kit.Config("
-            raise ValueError(f"{name} is a field of the config: config={call}{name}={value!r:.100})")
+            raise ValueError(
+                f"{name} is a field of the config: config={call}{name}={value!r:.100})"
+            )
     known = ["model", "task", "config", *GRPOTrainer.__init__.__kwdefaults__]
     check_known("GRPOTrainer has no such argument", arguments, known)
 
@@ -119,7 +121,9 @@ def _held_out_hook(held_out: Any, keep: str) -> Hook:
     from grpo_kit.trainer.held_out import HeldOut, HeldOutHook
 
     if not isinstance(held_out, HeldOut):
-        raise ValueError(f"held_out={held_out!r:.100} must be a kit.HeldOut(task, rows=64, every=8), or None")
+        raise ValueError(
+            f"held_out={held_out!r:.100} must be a kit.HeldOut(task, rows=64, every=8), or None"
+        )
     return HeldOutHook(held_out, keep)
 
 
@@ -129,7 +133,9 @@ class ReboundConfig(Hook):
     def __init__(self, config: Config, task: Any) -> None:
         digests = {id(reward): reward_digest for reward in with_parts(task.rewards)}
         digests |= {id(task): task_digest, id(config): None}
-        variables = [(name, value) for name, value in _variables().items() if id(value) in digests]
+        variables = [
+            (name, value) for name, value in _variables().items() if id(value) in digests
+        ]
         self._variables = {name: (value, digests[id(value)]) for name, value in variables}
 
     def begin(self, trainer: Any) -> None:
@@ -153,11 +159,15 @@ class ReboundConfig(Hook):
 def _differing_fields(config: Config, other: Config) -> str:
     """The fields in which another config differs, in words; "" for none."""
     ours, theirs = config.values(), other.values()
-    for name in ("task", "task_options", "max_completion_tokens"):  # filled in by the trainer's task
+    # filled in by the trainer's task
+    for name in ("task", "task_options", "max_completion_tokens"):
         if theirs.get(name) in (None, {}):
             theirs[name] = ours.get(name)
     fields = differences(ours, theirs)
-    texts = [f"{name}={value!r}, not {other_value!r}" for name, (value, other_value) in fields.items()]
+    texts = [
+        f"{name}={value!r}, not {other_value!r}"
+        for name, (value, other_value) in fields.items()
+    ]
     return f": {', '.join(texts)}" if texts else ""
 
 

@@ -64,7 +64,9 @@ class HeldOut:
         """
         return "accuracy" if measure_of(self.task) == "accuracy" else "reward"
 
-    def measure(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
+    def measure(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    ) -> dict[str, float]:
         """The model's scores, each in [0, 1] but the reward, with a 95 % interval (<name>_low, <name>_high).
 
         accuracy: strict, if the task has right and wrong answers. reward: the mean, if judged_by is "reward".
@@ -127,7 +129,8 @@ class HeldOutHook(Hook):
     def __init__(self, held_out: HeldOut, keep: str = "last") -> None:
         self.held_out, self.keep = held_out, keep
         self._best: tuple[float, int] | None = None
-        self._has_best = False  # does the model have the best step's weights, not the last one's?
+        # does the model have the best step's weights, not the last one's?
+        self._has_best = False
 
     def begin(self, trainer: Any) -> None:
         """Before the first step; of a run that goes on, what was measured is taken up."""
@@ -139,7 +142,8 @@ class HeldOutHook(Hook):
         for step, value in zip(metrics["step"], metrics[name], strict=True):
             self._note(trainer, float(value), int(step))
         self._keep_or_forget_best(trainer)
-        if self._is_due(trainer) and trainer.step not in set(metrics["step"]):  # or it was cut short
+        # or it was cut short
+        if self._is_due(trainer) and trainer.step not in set(metrics["step"]):
             self._measure(trainer, {})
             if f"checkpoint-{trainer.step}" in trainer.kept_checkpoints:
                 trainer.save()

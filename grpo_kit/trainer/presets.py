@@ -22,7 +22,13 @@ NAMES = ("smoke", "cpu", "t4", "gpu24")
 T4_NEEDS_GIB, GPU24_NEEDS_GIB = 14, 20
 _SMALL = {"n_train": 32, "max_completion_tokens": 8}
 _TWO = {"n_train": 800, "numbers": (2, 2), "think": True, "balanced": True}
-_THREE = {"n_train": 1000, "numbers": (2, 3), "think": True, "balanced": True, "max_completion_tokens": 256}
+_THREE = {
+    "n_train": 1000,
+    "numbers": (2, 3),
+    "think": True,
+    "balanced": True,
+    "max_completion_tokens": 256,
+}
 _05B, _15B = "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct"
 
 # field, presets ("lora": with adapters alone; a later line wins), value, reason
@@ -200,5 +206,8 @@ def _pick() -> tuple[str, str]:
     if memory < GPU24_NEEDS_GIB:
         return "t4", f"{card}, gpu24 needs {GPU24_NEEDS_GIB}"
     if not has_bf16():
-        return "t4", f"{card} but no bfloat16 of its own, which gpu24 trains in; t4 computes in float32"
+        return (
+            "t4",
+            f"{card} but no bfloat16 of its own, which gpu24 trains in; t4 computes in float32",
+        )
     return "gpu24", card

@@ -88,8 +88,11 @@ class WatchRun(Hook):
             return
         try:
             model_card(trainer.folder)
-        except (OSError, RunFolderError) as failure:  # a full disk, whose rows wait in memory; a damaged file
-            warnings.warn(f"The model card was not written ({failure})", RuntimeWarning, stacklevel=2)
+        except (OSError, RunFolderError) as failure:
+            # a full disk, whose rows wait in memory; a damaged file
+            warnings.warn(
+                f"The model card was not written ({failure})", RuntimeWarning, stacklevel=2
+            )
 
     def say(self, text: str) -> None:
         """A sentence under the chart, where its buttons are; elsewhere a printed line."""
@@ -110,11 +113,14 @@ class OffScale(Hook):
 
     def __init__(self) -> None:
         self._named: set[str] = set()
-        self._ranges: dict[str, tuple[float, float]] = {}  # lowest and highest score of each reward
+        # lowest and highest score of each reward
+        self._ranges: dict[str, tuple[float, float]] = {}
 
     def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
         """Look at the step's scores."""
-        for (name, scores), reward in zip(batch.parts.items(), trainer.task.rewards, strict=False):
+        for (name, scores), reward in zip(
+            batch.parts.items(), trainer.task.rewards, strict=False
+        ):
             numbers = [score for score in scores if score is not None]
             if not numbers or name in self._named:
                 continue
@@ -144,7 +150,13 @@ class StillStep(Hook):
         """Look at the step's gradient, rewards and weights."""
         if self._printed:
             return
-        distance = (few_weights(trainer.trained.values()) - self._weights).square().mean().sqrt().item()
+        distance = (
+            (few_weights(trainer.trained.values()) - self._weights)
+            .square()
+            .mean()
+            .sqrt()
+            .item()
+        )
         earlier_distance, self._distance = self._distance, distance
         if row.get("grad_norm"):
             return
@@ -157,7 +169,9 @@ class StillStep(Hook):
                 reason += f", all are {rewards.pop():g}"
         movement = "No weight moved."
         if distance:
-            movement = f"The optimizer's moments still moved each weight by {distance:.1e} on average"
+            movement = (
+                f"The optimizer's moments still moved each weight by {distance:.1e} on average"
+            )
             if earlier_distance:
                 movement += f", {distance / earlier_distance:.2f} times as far as step {trainer.step - 1}"
             movement += "."
@@ -168,7 +182,8 @@ class StillStep(Hook):
         )
 
 
-_FIRST = 600.0  # seconds of a step with no steps before it: a model is compiled, a kernel is built
+# seconds of a step with no steps before it: a model is compiled, a kernel is built
+_FIRST = 600.0
 _STEPS = 20  # whose median counts
 _PHASES = {  # of the innermost of these functions that runs
     grpo.Loop.roll_out.__code__: "sampling",
@@ -177,7 +192,9 @@ _PHASES = {  # of the innermost of these functions that runs
     grpo.Loop.learn.__code__: "the update",
 }
 _KIT = str(Path(__file__).parents[1])
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_LIBRARIES = tuple(
+    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
 
 
 class Watchdog(Hook):
@@ -195,7 +212,11 @@ class Watchdog(Hook):
     def __init__(
         self, *, factor: float = 10.0, at_least: float = 60.0, stack_after: float | None = None
     ) -> None:
-        for name, value in (("factor", factor), ("at_least", at_least), ("stack_after", stack_after)):
+        for name, value in (
+            ("factor", factor),
+            ("at_least", at_least),
+            ("stack_after", stack_after),
+        ):
             if value is not None and not 0 < value < threading.TIMEOUT_MAX:
                 raise ValueError(f"{name}={value!r} must be a number above 0")
         self.factor, self.at_least, self.stack_after = factor, at_least, stack_after
@@ -218,7 +239,10 @@ class Watchdog(Hook):
             usual = median(self._seconds)
             limit = self.factor * usual
         limit = max(self.at_least, limit)
-        self._said, self._phases = False, _PHASES | getattr(trainer.sample, "phases", Sampler.phases)
+        self._said, self._phases = (
+            False,
+            _PHASES | getattr(trainer.sample, "phases", Sampler.phases),
+        )
         self._wait(limit, limit, usual, trainer.step + 1, threading.get_ident())
         if self._file is not None:
             faulthandler.dump_traceback_later(self.stack_after or limit, file=self._file)
@@ -228,7 +252,9 @@ class Watchdog(Hook):
         self._rest()
         self._seconds.append(row["step_seconds"])
         if self._said:
-            print(f"Step {trainer.step} is done, after {row['step_seconds']:.0f} s.", flush=True)
+            print(
+                f"Step {trainer.step} is done, after {row['step_seconds']:.0f} s.", flush=True
+            )
 
     def end(self, trainer: Any, error: BaseException | None) -> None:
         """No step runs."""
@@ -247,14 +273,20 @@ class Watchdog(Hook):
         if self._file is not None:
             faulthandler.cancel_dump_traceback_later()
 
-    def _wait(self, seconds: float, so_far: float, usual: float | None, step: int, thread: int) -> None:
+    def _wait(
+        self, seconds: float, so_far: float, usual: float | None, step: int, thread: int
+    ) -> None:
         self._timer = threading.Timer(seconds, self._say, (so_far, usual, step, thread))
         self._timer.daemon = True
         self._timer.start()
 
     def _say(self, so_far: float, usual: float | None, step: int, thread: int) -> None:
-        median_words = "" if usual is None else f" (the median of the steps before: {usual:.3g} s)"
-        stack_words = "" if self._file is None else f" The stack of every thread goes to {self._stack}."
+        median_words = (
+            "" if usual is None else f" (the median of the steps before: {usual:.3g} s)"
+        )
+        stack_words = (
+            "" if self._file is None else f" The stack of every thread goes to {self._stack}."
+        )
         print(
             f"Step {step} has taken {so_far:.3g} s{median_words} and is still in {where(thread, self._phases)}. "
             f"Interrupt it to stop the run; what is done is saved.{stack_words}",

@@ -28,7 +28,8 @@ _DEEPEST = 60
 _TERMS = {"+": "add", "-": "sub", "\\pm": "pm", "\\mp": "mp"}
 _FACTORS = {"*": "mul", "\\cdot": "mul", "\\times": "mul", "/": "div"}
 _NO_FACTOR = frozenset(
-    rf"\{name}" for name in "rfloor rceil pm mp cdot times choose circ rangle permille over".split()
+    rf"\{name}"
+    for name in "rfloor rceil pm mp cdot times choose circ rangle permille over".split()
 )
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _OF_SEVERAL = ("gcd", "lcm", "max", "min")
@@ -137,7 +138,12 @@ class _Parser:
                 tree = (_FACTORS[token.kind], tree, right)
             elif self.begins_factor():
                 right = self.power()
-                if token.kind == "(" and token.spaced and _plain_number(tree) and _plain_number(right):
+                if (
+                    token.kind == "("
+                    and token.spaced
+                    and _plain_number(tree)
+                    and _plain_number(right)
+                ):
                     raise NotUnderstoodError("a number, and another one in brackets")
                 tree = ("mul", tree, right)
             else:
@@ -334,7 +340,10 @@ class _Parser:
     def index(self) -> str:
         """The text of the next token of an index."""
         token = self.take()
-        if token.kind not in ("num", "name", "letter", "function", ",", "+", "-") and token.kind[0] != "\\":
+        if (
+            token.kind not in ("num", "name", "letter", "function", ",", "+", "-")
+            and token.kind[0] != "\\"
+        ):
             raise NotUnderstoodError("an index")
         return token.text
 
@@ -402,7 +411,16 @@ class _Parser:
                 return ("call", name[1:], tree)
             case "sum" | "prod" as name:
                 return self.series(name)
-            case "overline" | "vec" | "hat" | "bar" | "mathbb" | "mathcal" | "widehat" | "tilde" as name:
+            case (
+                "overline"
+                | "vec"
+                | "hat"
+                | "bar"
+                | "mathbb"
+                | "mathcal"
+                | "widehat"
+                | "tilde" as name
+            ):
                 self.take("{")
                 letters = self.take("name").text
                 while self.next.kind == "name":

@@ -10,7 +10,13 @@ FUNCTIONS = frozenset(
     "Abs sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc asin acos atan sinh cosh tanh log ln lg exp "
     "abs floor ceil ceiling sqrt cbrt gcd lcm max min sgn det".split()
 )
-_ALIASES = {"Abs": "abs", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "ceiling": "ceil"}
+_ALIASES = {
+    "Abs": "abs",
+    "asin": "arcsin",
+    "acos": "arccos",
+    "atan": "arctan",
+    "ceiling": "ceil",
+}
 CONSTANTS = {"pi": "pi", "e": "e", "i": "i", "infinity": "oo", "inf": "oo", "oo": "oo"}
 LETTERS = frozenset(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "

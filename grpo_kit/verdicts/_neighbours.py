@@ -30,11 +30,21 @@ Fields = dict[str, str | None]
 _SIGN = re.compile(r" *(<|>|\\le(?![a-z])|\\ge(?![a-z])) *")
 _FLIP = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
 _TERM = r"\(?\d+(?:\.\d+)?\)?"
-_ARITHMETIC = re.compile(rf"(?<![\w.^/*+-]){_TERM}(?:\s*[-+*/×÷−]\s*{_TERM})+(?![\w^/*+]|[.,]\d)")
+_ARITHMETIC = re.compile(
+    rf"(?<![\w.^/*+-]){_TERM}(?:\s*[-+*/×÷−]\s*{_TERM})+(?![\w^/*+]|[.,]\d)"
+)
 _DIGITS_OF = r"(\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)"
-_LITERAL = re.compile(rf"(-?)([$€£]?){_DIGITS_OF}((?!\s*[\d,.'/_])[^\d!^_]*(?:\^\{{?\d\}}?|\^\\circ.*)?)")
+_LITERAL = re.compile(
+    rf"(-?)([$€£]?){_DIGITS_OF}((?!\s*[\d,.'/_])[^\d!^_]*(?:\^\{{?\d\}}?|\^\\circ.*)?)"
+)
 _DIGITS = {"arabic": "٠١٢٣٤٥٦٧٨٩٫", "wide": "０１２３４５６７８９．"}
-_THOUSANDS = {"commas": ",", "narrow": "\u202f", "spaced": "\u00a0", "apostrophes": "'", "braces": "{,}"}
+_THOUSANDS = {
+    "commas": ",",
+    "narrow": "\u202f",
+    "spaced": "\u00a0",
+    "apostrophes": "'",
+    "braces": "{,}",
+}
 _VULGAR = {"1/2": "½", "1/3": "⅓", "2/3": "⅔", "1/4": "¼", "3/4": "¾", "1/5": "⅕", "1/8": "⅛"}
 _SPOKEN = "zero one two three four five six seven eight nine ten eleven twelve".split()
 _MONEY = {"$": ("dollars", "euros"), "€": ("euros", "dollars"), "£": ("pounds", "dollars")}
@@ -112,10 +122,14 @@ def _filled(list_name: str, gold: str, copied: str | None = None) -> dict[str, s
         match = re.search(row["pattern"] or r"\A.*\Z", gold, re.S)
         if row["list"] != list_name or row["name"] in texts or not is_for_kind or match is None:
             continue
-        values = fields | {str(place): group or "" for place, group in enumerate(match.groups(), 1)}
+        values = fields | {
+            str(place): group or "" for place, group in enumerate(match.groups(), 1)
+        }
         if any(values.get(name) is None for name in re.findall(r"<(\w+)>", row["text"])):
             continue
-        replacement = re.sub(r"<(\w+)>", lambda field, values=values: values[field[1]], row["text"])
+        replacement = re.sub(
+            r"<(\w+)>", lambda field, values=values: values[field[1]], row["text"]
+        )
         text = (gold[: match.start()] + replacement + gold[match.end() :]).strip(" ")
         if text and text not in texts.values():
             texts[row["name"]] = text
@@ -263,7 +277,9 @@ def _number_of(text: str, gold: Any) -> _Number | None:
     is_measured = bool(gold.units) or gold.is_percent
     literal = _LITERAL.fullmatch(text)
     if literal and (not literal[4] or is_measured or literal[4].endswith("illion")):
-        return _Number(Fraction(literal[1] + literal[3].replace(",", "")), literal[2], literal[4])
+        return _Number(
+            Fraction(literal[1] + literal[3].replace(",", "")), literal[2], literal[4]
+        )
     return None if is_measured else _Number(value)
 
 
@@ -317,7 +333,11 @@ def _bare_fields(value: Fraction, text: str) -> Fields:
         fields |= {"unlike": text, "upside": f"{sign}{bottom}"}
     if bottom == 1:
         return fields | _whole_fields(int(value))
-    fields |= {"twice_above": str(2 * top), "twice_below": str(2 * bottom), "below": str(bottom)}
+    fields |= {
+        "twice_above": str(2 * top),
+        "twice_below": str(2 * bottom),
+        "below": str(bottom),
+    }
     fields["rest"] = str(top % bottom)
     if size > 1:
         fields["ones"] = str(top // bottom)

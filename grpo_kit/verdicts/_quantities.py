@@ -137,7 +137,11 @@ _PRODUCT = re.compile(r"[abc]{2,3}|[xyz]{2,3}|[pqr]{2,3}|[mnk]{2}|[uvw]{2}")
 
 def _words_alone(text: str, tree: Tree) -> bool:
     """Words and nothing else, whose letters are no product: "dog", "a dog"; no formula such as sin x or x y."""
-    if _PRODUCT.fullmatch(text) or tree[0] == "call" or tree in (INFINITY, ("const", "pi"), ("sym", text)):
+    if (
+        _PRODUCT.fullmatch(text)
+        or tree[0] == "call"
+        or tree in (INFINITY, ("const", "pi"), ("sym", text))
+    ):
         return False
     is_words = re.fullmatch(r"[^\W\d_]+(?: [^\W\d_]+)*", text) is not None
     return is_words and any(len(word) > 1 for word in text.split())
@@ -170,7 +174,9 @@ def _with_unit(number: str, unit: str, habit: Habit) -> Quantity | None:
         unit, is_glued = after_word, False
     if AFTER.fullmatch(f" {unit}"):  # 5 in total
         return Quantity(tree)
-    if _LETTERS.fullmatch(unit) or (habit.letters and habit.letters >= set(re.findall("[A-Za-z]", unit))):
+    if _LETTERS.fullmatch(unit) or (
+        habit.letters and habit.letters >= set(re.findall("[A-Za-z]", unit))
+    ):
         return None
     is_letter = _LETTER.fullmatch(unit) and not habit.glued
     if is_letter and is_glued:
@@ -225,7 +231,9 @@ def read_in_words(text: str) -> Quantity | None:
 
 
 def _has_function(tree: Tree) -> bool:
-    return any(node[0] == "call" and node[1] not in ("sqrt", "root", "abs") for node in nodes(tree))
+    return any(
+        node[0] == "call" and node[1] not in ("sqrt", "root", "abs") for node in nodes(tree)
+    )
 
 
 def _has_two(tree: Tree) -> bool:

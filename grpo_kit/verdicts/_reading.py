@@ -28,19 +28,28 @@ from grpo_kit.verdicts._kinds import (
     Union,
     Words,
 )  # fmt: skip
-from grpo_kit.verdicts._quantities import formula, put_together, read_based, read_in_words, read_quantity
+from grpo_kit.verdicts._quantities import (
+    formula,
+    put_together,
+    read_based,
+    read_in_words,
+    read_quantity,
+)
 from grpo_kit.verdicts._relations import joined, read_relation, unequal, without
 from grpo_kit.verdicts._sentences import pieces, read_clock, read_date
 from grpo_kit.verdicts._units import says_more
 from grpo_kit.verdicts._value import symbols
 
-_MATRIX = re.compile(r"\\begin\{([pbBv]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?(.*)\\end\{\1\}", re.S)
+_MATRIX = re.compile(
+    r"\\begin\{([pbBv]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?(.*)\\end\{\1\}", re.S
+)
 _CHOICE = re.compile(
     r"(?:(?:option|choice|answer)\s*)?(?:\(\s*(?P<bracketed>[A-Ja-j])\s*\)|(?P<bare>[A-J])(?=$|[.):]))[.):]?\s*"
     r"(?P<content>.*)",
     re.I,
 )
-_GOES_ON = re.compile(r"[-+*/^=<>_!%(\\]|or\b|and\b")  # a formula or a list that begins with a letter
+# a formula or a list that begins with a letter
+_GOES_ON = re.compile(r"[-+*/^=<>_!%(\\]|or\b|and\b")
 _WORDS = re.compile(r"[^\\=<>^_{}+*|]*[^\W\d_]{2}[^\\=<>^_{}+*|]*|[^\W\d_]|\\ldots")
 _EMPTY_SETS = ("\\emptyset", "empty set", "the empty set", "[]", "no solution", "no solutions", "there is no solution",
                "there are no solutions", "no solution exists", "no solutions exist")  # fmt: skip
@@ -48,7 +57,8 @@ _RATIO_WORD = re.compile(r"(?<=\d) to (?=\d)")
 
 
 _SETS = {"real": "R", "integer": "Z", "rational": "Q", "complex": "C", "natural": "N"}
-_ALL = re.compile(  # all real numbers, every integer, x can be any real number, all real values of x
+# all real numbers, every integer, x can be any real number, all real values of x
+_ALL = re.compile(
     r"^(?:for )?(?:[a-z] (?:is|can be) )?(?:all(?: of)?(?: the)?|any|every|(?:the )?set of(?: all)?(?: the)?) "
     rf"({'|'.join(_SETS)})s?(?: numbers?| values?)?(?:(?: of)? [a-z])?$|^(?:the )?({'|'.join(_SETS)})(?:s| numbers)$",
     re.I,
@@ -58,7 +68,9 @@ _ALL = re.compile(  # all real numbers, every integer, x can be any real number,
 @lru_cache(4096)
 def read(text: str, habit: Habit = PLAIN) -> Any:
     """What the text, in plain()'s spelling, is: one of the kinds above; None if it is not understood as a whole."""
-    text = _ALL.sub(lambda match: rf"\mathbb{{{_SETS[(match[1] or match[2]).lower()]}}}", text.strip())
+    text = _ALL.sub(
+        lambda match: rf"\mathbb{{{_SETS[(match[1] or match[2]).lower()]}}}", text.strip()
+    )
     if not text:
         return None
     answer = read_in_words(text)
@@ -118,7 +130,11 @@ def _matrix(text: str, habit: Habit) -> Matrix | None:
 
 def _determinant(rows: list[tuple[Any, ...]]) -> Quantity | None:
     """The determinant of up to three rows of quantities, as a formula."""
-    if len(rows) != len(rows[0]) or len(rows) > 3 or not all(_are(Quantity, row) for row in rows):
+    if (
+        len(rows) != len(rows[0])
+        or len(rows) > 3
+        or not all(_are(Quantity, row) for row in rows)
+    ):
         return None
     if len(rows) == 1:
         return Quantity(rows[0][0].tree)
@@ -161,7 +177,11 @@ def _several(text: str, habit: Habit) -> Any:
     """Items between commas or words, also in the braces of a set."""
     if text.startswith("\\{") and text.endswith("\\}"):
         return _set(text[2:-2], habit)
-    if text.startswith("{") and text.endswith("}") and len(pieces(text[1:-1], brackets=True)[0]) > 1:
+    if (
+        text.startswith("{")
+        and text.endswith("}")
+        and len(pieces(text[1:-1], brackets=True)[0]) > 1
+    ):
         return _set(text[1:-1], habit)
     if text.lower() in _EMPTY_SETS:
         return Several((), "{")
@@ -245,7 +265,9 @@ def _rows(text: str, habit: Habit) -> Any:
     """Tuples and intervals, and unions of them."""
     if text == "\\mathbb{R}":
         return Row("()", (LOWEST, HIGHEST))
-    exception = re.fullmatch(r"\\mathbb\{R\}(?:\s*(?:\\setminus|-)\s*(?=\\\{.*\\\}$)| except )(.*)", text)
+    exception = re.fullmatch(
+        r"\\mathbb\{R\}(?:\s*(?:\\setminus|-)\s*(?=\\\{.*\\\}$)| except )(.*)", text
+    )
     if exception:
         points = read(exception[1], habit)
         points = list(points.items) if isinstance(points, Several) else [points]
@@ -262,7 +284,8 @@ def _rows(text: str, habit: Habit) -> Any:
 
 def _row(text: str, habit: Habit) -> Row | Matrix | None:
     text = text.replace("\\langle", "(").replace("\\rangle", ")")
-    text = re.sub(r"^<(.*,.*)>$", r"(\1)", re.sub(r"^[ABD-Z]\s?(?=\(.*,)", "", text))  # <1, 2>, P(1, 2)
+    # <1, 2>, P(1, 2)
+    text = re.sub(r"^<(.*,.*)>$", r"(\1)", re.sub(r"^[ABD-Z]\s?(?=\(.*,)", "", text))
     if len(text) < 3 or text[0] not in "([]" or text[-1] not in ")][":
         return None
     parts = pieces(text[1:-1], comma=habit.comma, brackets=True)[0]
@@ -272,7 +295,9 @@ def _row(text: str, habit: Habit) -> Row | Matrix | None:
     items = tuple(read(re.sub(r"""^(["'])(.*)\1$""", r"\2", part), habit) for part in parts)
     if None in items:
         return None
-    if text[0] == "[" and all(isinstance(item, Row) and item.brackets == "[]" for item in items):
+    if text[0] == "[" and all(
+        isinstance(item, Row) and item.brackets == "[]" for item in items
+    ):
         if len({len(item.items) for item in items}) == 1:
             return Matrix(items)
     brackets = re.sub(r"^\]", "(", re.sub(r"\[$", ")", brackets))  # ]1, 2[ is an open interval

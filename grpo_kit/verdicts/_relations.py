@@ -80,7 +80,8 @@ def _equality(sides: list[str], habit: Habit, read_side: Callable[..., Any]) -> 
         return None
     if len(sides) == 2 and any(map(symbols, trees)):
         return Equation(("sub", *trees))
-    if not all(same_value(trees[0], tree) for tree in trees[1:]):  # 2 + 3 = 5 is 5, 4 = 5 is nothing
+    # 2 + 3 = 5 is 5, 4 = 5 is nothing
+    if not all(same_value(trees[0], tree) for tree in trees[1:]):
         return None
     value = Quantity(trees[-1])
     if is_named:
@@ -94,7 +95,8 @@ def _named(name: str, side: str, habit: Habit, read_side: Callable[..., Any]) ->
     if isinstance(value, Words) and re.fullmatch(r"[A-Za-z]{2,3}", side):  # F = ma
         tree = formula(side)
         value = Quantity(tree) if tree else value
-    if isinstance(value, Quantity) and name in symbols(value.tree):  # x = 2x: no name of a value
+    # x = 2x: no name of a value
+    if isinstance(value, Quantity) and name in symbols(value.tree):
         return Equation(("sub", ("sym", name), value.tree))
     if name.startswith("(") and isinstance(value, Row):
         names = name.strip("()").split(",")

@@ -13,7 +13,9 @@ _SEPARATOR = re.compile(r"[,;]|(?<![^\W\d_])(?:and|or|oder|ou|und|et)(?![^\W\d_]
 _CONJUNCTIONS = {"oder": "or", "ou": "or", "und": "and", "et": "and"}
 _OPENS = re.compile(r"\\(?:langle|lfloor|lceil|begin)(?![A-Za-z])|[(\[{]")
 _CLOSES = re.compile(r"\\(?:rangle|rfloor|rceil|end)(?![A-Za-z])|[)\]}]")
-_CLOCK = re.compile(r"(\d{1,2})(?::(\d\d)(?::(\d\d))?)?\s*(?:o'clock|Uhr)?\s*(?:([ap])\.?\s?m\.?)?", re.I)
+_CLOCK = re.compile(
+    r"(\d{1,2})(?::(\d\d)(?::(\d\d))?)?\s*(?:o'clock|Uhr)?\s*(?:([ap])\.?\s?m\.?)?", re.I
+)
 _HOURS = {"noon": (Fraction(720), "pm"), "midnight": (Fraction(0), "am")}
 _MONTHS = {
     name: number
@@ -174,7 +176,9 @@ def number_in_words(text: str) -> Fraction | None:
 
 _PARTS = {
     word: part
-    for part, word in enumerate("half third quarter fifth sixth seventh eighth ninth tenth".split(), 2)
+    for part, word in enumerate(
+        "half third quarter fifth sixth seventh eighth ninth tenth".split(), 2
+    )
 }
 _PARTS |= {"fourth": 4, "halves": 2}
 

@@ -64,7 +64,8 @@ _ROOTS = {"√": r"\sqrt", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]"}
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufe00-\ufe0f\ufeff]"
 )
-_KEEP_VALUE = ("<wide>", "<narrow>", "<font>", "<compat>")  # decompositions that change the font alone
+# decompositions that change the font alone
+_KEEP_VALUE = ("<wide>", "<narrow>", "<font>", "<compat>")
 
 _UPRIGHT = {"m": "metres", "g": "grams", "h": "hours", "s": "seconds", "L": "litres", "N": "newtons", "J": "joules",
             "W": "watts", "V": "volts", "K": "kelvin"}  # fmt: skip
@@ -76,7 +77,8 @@ _LATEX = [
     (r",\\!\s*", ","),  # thousands as MATH writes them: 10,\!000
     (r"\{([,.])\}", r"\1"),  # thousands in LaTeX: 1{,}234
     (r"(?<!\\)\\!", ""),  # a negative space
-    (r"\\(?:quad|qquad|thinspace|hspace\{[^}]*\})(?![A-Za-z])|(?<!\\)\\[,;: >]|(?<=\S)~(?=\S)", " "),  # spaces
+    # spaces
+    (r"\\(?:quad|qquad|thinspace|hspace\{[^}]*\})(?![A-Za-z])|(?<!\\)\\[,;: >]|(?<=\S)~(?=\S)", " "),
     (r"(?<=[\d})])(?:\\[,; ]|[\s~])*\\(?:text|mathrm|mbox|textrm)\s*\{\s*([mghsLNJWVK])\s*\}",
      lambda m: f" {_UPRIGHT[m[1]]} "),  # an upright letter behind a number is a unit
     (r"\\(?:text|textbf|textit|textrm|textnormal|mbox|hbox|mathrm|mathbf|mathit|mathsf|operatorname\*?|rm|bf)"
@@ -85,17 +87,20 @@ _LATEX = [
     (r"\\lt(?![A-Za-z])", "<"),  # one name a relation
     (r"\\gt(?![A-Za-z])", ">"),  # one name a relation
     (r"\\neq(?![A-Za-z])|\\not\s*=|!=", r"\\ne"),  # one name a relation
-    (r"\\(?:leq|leqslant)(?![A-Za-z])|<=|=<", r"\\le"),  # one name a relation, those of programmers too
+    # one name a relation, those of programmers too
+    (r"\\(?:leq|leqslant)(?![A-Za-z])|<=|=<", r"\\le"),
     (r"\\(?:geq|geqslant)(?![A-Za-z])|>=", r"\\ge"),
     (r"\\(?:dots|cdots|dotsc)(?![A-Za-z])|\.\.\.", r"\\ldots"),  # an ellipsis
     (r"\\(?:varnothing)(?![A-Za-z])", r"\\emptyset"),  # the empty set
-    (r"\\(?:lbrace|rbrace)(?![A-Za-z])", lambda m: "\\{" if "l" in m[0][:3] else "\\}"),  # braces by name
+    # braces by name
+    (r"\\(?:lbrace|rbrace)(?![A-Za-z])", lambda m: "\\{" if "l" in m[0][:3] else "\\}"),
     (r"\\(?:lvert|rvert|vert|mid)(?![A-Za-z])", "|"),  # bars by name
     (r"\\degree(?![A-Za-z])|\^\{\s*\\circ\s*\}", r"^\\circ"),  # degrees
     (r"\\div(?![A-Za-z])", "/"),  # division
     (r"\*\*", "^"),  # a power in Python
     (r"->", r" \\to "),  # an arrow on a keyboard
-    (r"\\(?:textcolor|color)\s*\{[a-zA-Z]+\}|\\(?:tiny|small|large|Large|huge|Huge)(?![A-Za-z])", " "),  # colours
+    # colours
+    (r"\\(?:textcolor|color)\s*\{[a-zA-Z]+\}|\\(?:tiny|small|large|Large|huge|Huge)(?![A-Za-z])", " "),
     (r"</?(?:b|i|strong|em|u|p|span|br)\s*/?>", " "),  # tags of a page
     (r"\\(?:SI|qty)\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1 \2"),  # siunitx
     (r"(?<![\d.,])(\d+),(\d\d)(?=\s?(?:€|EUR\b|[eE]uros?\b))", r"\1.\2"),  # prices in euros
@@ -105,9 +110,11 @@ _LATEX = [
     (r"^(-?\d+) squared$", r"\1^2"),  # a power in words
     (r"^(-?\d+) cubed$", r"\1^3"),  # a power in words
     (r"\^\{?\s*\\prime\s*\}?", "'"),  # a derivative
-    (r"\(\s*([A-Za-z])\s*\\circ\s*([A-Za-z])\s*\)\s*\(([^()]*)\)", r"\1(\2(\3))"),  # a function of a function
+    # a function of a function
+    (r"\(\s*([A-Za-z])\s*\\circ\s*([A-Za-z])\s*\)\s*\(([^()]*)\)", r"\1(\2(\3))"),
     (r"\{\\(?:bf|rm|it|cal|sf)\s+([^{}]*)\}", r" \1 "),  # letters of another face
-    (r"\\(?:ensuremath|underline|boldsymbol|mathnormal)\s*\{([^{}]*)\}", r" \1 "),  # faces and lines
+    # faces and lines
+    (r"\\(?:ensuremath|underline|boldsymbol|mathnormal)\s*\{([^{}]*)\}", r" \1 "),
     (r"&gt;", ">"),  # a page's signs
     (r"&lt;", "<"),  # a page's signs
     (r"\b(?:math|np|numpy|sympy|sp)\.(?=[a-z])", ""),  # Python's modules
@@ -119,9 +126,11 @@ _LATEX = [
     (r"\\(?:backslash|smallsetminus)(?![A-Za-z])", r"\\setminus"),  # a set without another
     (r"\\(?:mathbb|Bbb)\s*\{?\s*([RZNQC])\s*\}?|\\([RZNQC])(?![A-Za-z])|(?<=\\in)\s*([RZNQC])\s*$",
      r"\\mathbb{\1\2\3}"),  # sets of numbers
-    (r"(?<=\S),?\s+(?:for )?[a-z]\s*\\in\s*\\mathbb\{R\}$|,\s*[a-z]\s*\\in\s*\\mathbb\{R\}$", ""),  # a real letter
+    # a real letter
+    (r"(?<=\S),?\s+(?:for )?[a-z]\s*\\in\s*\\mathbb\{R\}$|,\s*[a-z]\s*\\in\s*\\mathbb\{R\}$", ""),
     (r"(\\\\)\[[\d.]+(?:pt|em|ex|mm|cm)\]", r"\1"),  # room between rows
-    (r"^[\[(]\s*(\\begin\{(?:array|matrix)\}.*\\end\{(?:array|matrix)\})\s*[\])]$", r"\1"),  # brackets of a matrix
+    # brackets of a matrix
+    (r"^[\[(]\s*(\\begin\{(?:array|matrix)\}.*\\end\{(?:array|matrix)\})\s*[\])]$", r"\1"),
     (r"\\var(phi|epsilon|theta|rho)(?![A-Za-z])", r"\\\1"),  # letters of another shape
     (r"\\bar(?![A-Za-z])", r"\\overline"),  # a line above
     (r"\\rightarrow(?![A-Za-z])", r"\\to"),  # logic
@@ -145,7 +154,9 @@ _BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _SYSTEM = re.compile(
     r"(?:\\left)?\s*(?:\\\{)?\s*\\begin\{cases\}(.*=.*)\\end\{cases\}(?:\s*\\right\s*\.)?", re.S
 )
-_LINES = re.compile(r"\\begin\{(aligned|align\*?|equation\*?|gather\*?|split)\}(.*)\\end\{\1\}", re.S)
+_LINES = re.compile(
+    r"\\begin\{(aligned|align\*?|equation\*?|gather\*?|split)\}(.*)\\end\{\1\}", re.S
+)
 # Words before an answer that only announce it. "The answer is not 5" leaves "not 5", which is no number.
 _WHAT = (
     r"(?:(?:final |correct |right |total )?(?:answer|result|solution|value|total|sum|difference|product|quotient|ratio|"
@@ -198,7 +209,9 @@ def letters(text: str) -> str:
         return text.replace("\r\n", "\n")
     text = _SMALL_FRACTION.sub(lambda m: rf"\frac{{{_flat(m[1])}}}{{{_flat(m[2])}}}", text)
     text = _HIGH_ROOT.sub(lambda m: rf"\sqrt[{_flat(m[1])}]", text)
-    text = re.sub("((?:\\d\u0305)+)", lambda m: rf"\overline{{{m[0].replace(chr(0x305), '')}}}", text)
+    text = re.sub(
+        "((?:\\d\u0305)+)", lambda m: rf"\overline{{{m[0].replace(chr(0x305), '')}}}", text
+    )
     text = re.sub(r"(\d{4})年(\d{1,2})月(\d{1,2})日", r"\1-\2-\3", text)
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: f"^{{{_flat(m[0])}}}", text)
     text = re.sub("[₀₁₂₃₄₅₆₇₈₉₊₋]+", lambda m: f"_{{{_flat(m[0])}}}", text)
@@ -263,7 +276,12 @@ def _inner(text: str) -> str:
 def _unwrapped(text: str) -> str:
     for opening, closing in _WRAPPERS:
         inside = text.removeprefix(opening).removesuffix(closing)
-        if inside and text == opening + inside + closing and opening not in inside and closing not in inside:
+        if (
+            inside
+            and text == opening + inside + closing
+            and opening not in inside
+            and closing not in inside
+        ):
             return inside
     return text
 

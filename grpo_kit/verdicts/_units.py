@@ -32,7 +32,13 @@ _NO_THINGS = frozenset(
     "this that these those it its as so does doesn't do don't exceeds "
     "exceed equals equal".split()
 )
-_SINGLE = {"people": "person", "children": "child", "men": "man", "women": "woman", "mice": "mouse"}
+_SINGLE = {
+    "people": "person",
+    "children": "child",
+    "men": "man",
+    "women": "woman",
+    "mice": "mouse",
+}
 _PLURALS = (("(?<=..)ies$", "y"), ("(?<=..)(ch|sh|x|ss)es$", r"\1"), ("(?<=..)(?<!s)s$", ""))
 _IRREGULAR = frozenset(
     "people children men women feet teeth mice geese sheep fish deer oxen dice data series species aircraft offspring "
@@ -45,7 +51,9 @@ AFTER = re.compile(
 _PER = re.compile(r"\s*(?:/|\bper\b|\b(?:an?|each|every)\b(?=\s+[a-z]))\s*")
 _POWERS_BEFORE = {"square": 2, "sq": 2, "sq.": 2, "cubic": 3, "cu": 3, "cu.": 3}
 _POWERS_BEHIND = {"squared": 2, "cubed": 3}
-_FACTOR = re.compile(r"(?P<name>.*?[^\d\s^{}+-])\s*(?:(?:\^\s*\{?|(?=[23]$))(?P<power>-?\d)\}?)?$")
+_FACTOR = re.compile(
+    r"(?P<name>.*?[^\d\s^{}+-])\s*(?:(?:\^\s*\{?|(?=[23]$))(?P<power>-?\d)\}?)?$"
+)
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,9 @@ def read_unit(text: str, *, count: Fraction | None = None) -> tuple[Unit, ...]:
     >>> read_unit("cm^2")[0].factor, read_unit("km/h")[0].dimensions, read_unit("wrong")
     (Fraction(1, 10000), (('length', 1), ('time', -1)), ())
     """
-    text = re.sub(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/\2", re.sub(r"\s+", " ", text)).strip()
+    text = re.sub(
+        r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/\2", re.sub(r"\s+", " ", text)
+    ).strip()
     text = re.sub(r"\s*(\\(?:Omega|mu))\s*", r"\1", re.sub(r"\s+\^(?!\\)", "^", text))
     if text not in _NAMES:
         text = AFTER.sub("", text)
@@ -142,7 +152,9 @@ def _side_by_side(text: str) -> tuple[Unit, ...]:
     return units
 
 
-def _products(units: tuple[Unit, ...], factors: tuple[Unit, ...], power: int = 1) -> tuple[Unit, ...]:
+def _products(
+    units: tuple[Unit, ...], factors: tuple[Unit, ...], power: int = 1
+) -> tuple[Unit, ...]:
     """Each meaning of a unit times each meaning of a factor to the power."""
     return tuple(unit.times(factor, power) for unit, factor in product(units, factors))
 
@@ -168,7 +180,9 @@ def _thing(text: str, count: Fraction | None) -> tuple[Unit, ...]:
     if "of" in words[1:-1]:
         words = words[: words.index("of")]
     noun = words[-1]
-    is_plural = (noun.endswith("s") and not noun.endswith(("ss", "us", "is"))) or noun in _IRREGULAR
+    is_plural = (
+        noun.endswith("s") and not noun.endswith(("ss", "us", "is"))
+    ) or noun in _IRREGULAR
     if not is_plural and count not in (1, -1, None):
         return ()
     return (Unit(((f"of {_singular(words)}", 1),)),)
@@ -195,9 +209,9 @@ def _singular(words: list[str]) -> str:
 def same_dimension(unit: Unit, second: Unit) -> bool:
     """Whether both measure the same; of counted things, whether one names the other more closely ("red apples")."""
     match unit.dimensions, second.dimensions:
-        case (((thing, 1),), ((other_thing, 1),)) if thing.startswith("of ") and other_thing.startswith(
+        case (((thing, 1),), ((other_thing, 1),)) if thing.startswith(
             "of "
-        ):
+        ) and other_thing.startswith("of "):
             thing, other_thing = thing.removeprefix("of"), other_thing.removeprefix("of")
             return thing.endswith(other_thing) or other_thing.endswith(thing)
     return unit.dimensions == second.dimensions

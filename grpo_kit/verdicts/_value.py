@@ -103,7 +103,8 @@ class _Evaluator:
                 return self.call(name, [self.value(argument, env) for argument in arguments])
             case ("apply", name, *arguments):
                 values = [self.value(part, env) for part in (("sym", f"{name}("), *arguments)]
-                return reduce(lambda total, value: mp.atan(total + value), values)  # a function without a law
+                # a function without a law
+                return reduce(lambda total, value: mp.atan(total + value), values)
         kind, *parts = tree
         values = [self.value(part, env) for part in parts]
         if kind == "degree":
@@ -144,7 +145,8 @@ class _Evaluator:
                     return self.power(first, exponent)
                 case "floor" | "ceil":
                     nearest = mp.nint(first)
-                    if abs(first - nearest) < mp.mpf(10) ** -(self.digits // 2):  # whole, but for rounding
+                    # whole, but for rounding
+                    if abs(first - nearest) < mp.mpf(10) ** -(self.digits // 2):
                         return nearest
                     return getattr(mp, name)(first)
                 case "max":
@@ -177,9 +179,13 @@ def _largest(tree: Tree) -> Fraction:
 def _read_alike(left: Tree, right: Tree) -> tuple[Tree, Tree]:
     """Both trees, with h(a + b) as a product where h stands without a bracket: in ha + hb, or in both."""
     sides = symbols(left), symbols(right)
-    letters = {name for names in sides for name in names if f"{name}(" not in names} | (sides[0] & sides[1])
+    letters = {name for names in sides for name in names if f"{name}(" not in names} | (
+        sides[0] & sides[1]
+    )
     functions = {name[:-1] for names in sides for name in names if name.endswith("(")}
-    factors = {name for name in functions & letters if name.partition("_")[0] not in FUNCTIONS_ALONE}
+    factors = {
+        name for name in functions & letters if name.partition("_")[0] not in FUNCTIONS_ALONE
+    }
     if not factors:
         return left, right
     return _as_product(left, factors), _as_product(right, factors)
@@ -272,11 +278,12 @@ def _pair_at(point: dict, left: Tree, right: Tree, is_real: bool, most: int) -> 
     if first.digits_before <= 12 and abs(a - b) > 1e-20:  # no doubt
         return _Pair(a, b, 20)
     digits = first.digits_behind + _DIGITS
-    second = _Evaluator(digits + 2 * first.digits_before + 30, real=is_real, most=2 * most + _DIGITS)
+    second = _Evaluator(
+        digits + 2 * first.digits_before + 30, real=is_real, most=2 * most + _DIGITS
+    )
     pair = _Pair(second.value(left, point), second.value(right, point), digits)
-    if (
-        second.digits_before > first.digits_before + 5
-    ):  # a division by what is zero, worked out to ever more digits
+    # a division by what is zero, worked out to ever more digits
+    if second.digits_before > first.digits_before + 5:
         raise UndefinedError("a division by zero")
     return pair
 

@@ -74,7 +74,9 @@ def same(gold: Any, answer: Any, rules: Rules) -> bool:
         case Congruence(), Congruence():
             return _same_congruence(gold, answer)
         case Choice(), Choice():
-            return gold.letter == answer.letter and _same_content(gold.content, answer.content, rules)
+            return gold.letter == answer.letter and _same_content(
+                gold.content, answer.content, rules
+            )
         case Words(), Words():
             return same_words(gold.text, answer.text, case=rules.case)
     return False
@@ -99,7 +101,9 @@ def _same_with_names(gold: Any, answer: Any, rules: Rules) -> bool:
             return same(gold, answer.value, rules)
         case _, Named():
             is_at_a_point = re.search(r"\(\d|''", answer.name) and _has_letters(answer.value)
-            return not _is_letter(gold) and not is_at_a_point and same(gold, answer.value, rules)
+            return (
+                not _is_letter(gold) and not is_at_a_point and same(gold, answer.value, rules)
+            )
     return False
 
 
@@ -108,14 +112,19 @@ def _same_items(gold: Any, answer: Any, rules: Rules) -> bool:
     match gold, answer:
         case Several(), Several():
             return _same_list(gold, answer, rules)
-        case (Several() | Matrix(), Row(brackets="()")) | (Row(brackets="()"), Several() | Matrix()):
+        case (Several() | Matrix(), Row(brackets="()")) | (
+            Row(brackets="()"),
+            Several() | Matrix(),
+        ):
             return _in_order(_components(gold), _components(answer), rules)
         case Several(), Row(brackets="[]", items=items) if len(items) != 2:
             return same(gold, Several(items, gold.word), rules)
         case Row(brackets="[]", items=items), Several(word="," | "and") if len(items) != 2:
             return _in_order(items, answer.items, rules)
         case Row(), Row():
-            return gold.brackets == answer.brackets and _in_order(gold.items, answer.items, rules)
+            return gold.brackets == answer.brackets and _in_order(
+                gold.items, answer.items, rules
+            )
         case Row() | Union(), Row() | Union():
             return _in_any_order(gold.rows, answer.rows, rules)
         case Matrix(), Matrix():
@@ -153,7 +162,10 @@ def _components(side: Several | Matrix | Row) -> Sequence[Any]:
 
 def _is_assignment(several: Several) -> bool:
     """Whether the items are values of different letters: x = 1, y = 2. x_1 = 2, x_2 = 3 are two of one letter."""
-    return len({item.name.partition("_")[0] for item in several.items if isinstance(item, Named)}) > 1
+    return (
+        len({item.name.partition("_")[0] for item in several.items if isinstance(item, Named)})
+        > 1
+    )
 
 
 def _by_name(several: Several) -> dict[str, Any]:
@@ -184,7 +196,11 @@ def _same_content(gold: str, answer: str, rules: Rules) -> bool:
     if not gold or not answer or gold == answer:
         return True
     gold_read, answer_read = read(gold), read(answer)
-    return gold_read is not None and answer_read is not None and same(gold_read, answer_read, rules)
+    return (
+        gold_read is not None
+        and answer_read is not None
+        and same(gold_read, answer_read, rules)
+    )
 
 
 def same_words(gold: str, answer: str, *, case: bool) -> bool:
@@ -195,7 +211,8 @@ def same_words(gold: str, answer: str, *, case: bool) -> bool:
     """
     is_initials = gold.isupper() and " " not in gold
     spellings = (gold, gold.capitalize(), gold.lower())
-    is_symbol = len(gold) == 2 and gold.lower() != "no" and answer not in spellings  # Co is not CO
+    # Co is not CO
+    is_symbol = len(gold) == 2 and gold.lower() != "no" and answer not in spellings
     if not (case or is_initials or is_symbol or len(gold) == 1):
         gold, answer = gold.casefold(), answer.casefold()
     return _bare(gold) == _bare(answer)
@@ -223,7 +240,9 @@ def _same_named(gold: Named, answer: Named, rules: Rules) -> bool:
         return are_letters and _same_equation(_as_equation(gold), _as_equation(answer))
     value = answer.value
     if argument and other_argument and argument != other_argument:
-        if not (argument.isalpha() and other_argument.isalpha() and isinstance(value, Quantity)):
+        if not (
+            argument.isalpha() and other_argument.isalpha() and isinstance(value, Quantity)
+        ):
             return False
         if argument in symbols(value.tree):
             return False
@@ -254,7 +273,9 @@ def _same_equation(gold: Any, answer: Any) -> bool:
 
 
 def _in_order(gold: Sequence[Any], answer: Sequence[Any], rules: Rules) -> bool:
-    return len(gold) == len(answer) and all(same(*pair, rules) for pair in zip(gold, answer, strict=True))
+    return len(gold) == len(answer) and all(
+        same(*pair, rules) for pair in zip(gold, answer, strict=True)
+    )
 
 
 def _in_any_order(gold: Sequence[Any], answer: Sequence[Any], rules: Rules) -> bool:
@@ -299,7 +320,12 @@ def _same_quantity(gold: Quantity, answer: Quantity, rules: Rules) -> bool:
         return False
     answer = _with_constant_of(gold, answer)
     is_number = not symbols(gold.tree)
-    if is_number and not rules.expressions and unfinished(answer.tree) and not unfinished(gold.tree):
+    if (
+        is_number
+        and not rules.expressions
+        and unfinished(answer.tree)
+        and not unfinished(gold.tree)
+    ):
         return False
     if answer.units or rules.units == "optional":
         scaled = _on_one_scale(gold, answer)
@@ -335,7 +361,10 @@ _TEMPERATURES = {
     "celsius": lambda t: ("add", t, num("273.15")),
     "fahrenheit": lambda t: ("mul", ("add", t, num("459.67")), num("5/9")),
 }
-_ANGLES = {"degree": lambda t: t, "radian": lambda t: ("div", ("mul", t, num(180)), ("const", "pi"))}
+_ANGLES = {
+    "degree": lambda t: t,
+    "radian": lambda t: ("div", ("mul", t, num(180)), ("const", "pi")),
+}
 
 
 def _on_one_scale(gold: Quantity, answer: Quantity) -> tuple[Tree, Tree] | None:

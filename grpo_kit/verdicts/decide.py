@@ -13,7 +13,13 @@ from grpo_kit.verdicts._formula import Tree, map_children, num
 from grpo_kit.verdicts._formula_tokens import FUNCTIONS
 from grpo_kit.verdicts._kinds import PLAIN, Habit, Named, Quantity
 from grpo_kit.verdicts._quantities import formula
-from grpo_kit.verdicts._rational import OutOfTimeError, TooLargeError, UndefinedError, exact_or_none, limited
+from grpo_kit.verdicts._rational import (
+    OutOfTimeError,
+    TooLargeError,
+    UndefinedError,
+    exact_or_none,
+    limited,
+)
 from grpo_kit.verdicts._reading import habit_of, read
 from grpo_kit.verdicts._spelling import plain
 from grpo_kit.verdicts._value import same_value, symbols
@@ -72,7 +78,8 @@ def verdict(
             return same(gold_read, answer_read, rules)
     except OutOfTimeError:
         return None
-    except (RecursionError, UndefinedError):  # brackets in brackets in brackets; a modulus of 1/0
+    except (RecursionError, UndefinedError):
+        # brackets in brackets in brackets; a modulus of 1/0
         return None if gold_read is None else False
     except TooLargeError:
         if gold_read is None or _is_too_large(gold_read, timeout):
@@ -165,7 +172,9 @@ _EXPRESSION = re.compile(
     rf"(?:\\[A-Za-z]+|(?<![A-Za-z])(?:(?![aAI] [a-z]{{2}})[A-Za-z]|{'|'.join(sorted(FUNCTIONS))})(?![A-Za-z])"
     r"|\d+(?:[.,]\d+)*|(?<=_\{[a-z])=|[-+*/^_(){}\[\]|!%,\s])+"
 )
-_REWRITE = re.compile(r"\b(?:write|express|convert|change|turn|rewrite|round|simplify|reduce)\b", re.I)
+_REWRITE = re.compile(
+    r"\b(?:write|express|convert|change|turn|rewrite|round|simplify|reduce)\b", re.I
+)
 _OPERATIONS = {"add", "sub", "mul", "div", "pow", "mixed", "call", "sum", "prod", "apply"}
 
 
@@ -173,7 +182,9 @@ _OPERATIONS = {"add", "sub", "mul", "div", "pow", "mixed", "call", "sum", "prod"
 def _expressions(question: str) -> dict[Tree, Tree]:
     """Every expression of a question, by _ordered()."""
     text = _IN_WORDS.sub(lambda match: f" {_WORDS[match[1]]} ", plain(question))
-    text = re.sub(r"(square|cube) root of (\d+)", lambda match: f"{_ROOTS[match[1]]}{{{match[2]}}}", text)
+    text = re.sub(
+        r"(square|cube) root of (\d+)", lambda match: f"{_ROOTS[match[1]]}{{{match[2]}}}", text
+    )
     text = re.sub(r"\blog(?:arithm)?,? (?:to )?base (\d+),? of (\d+)", r"\\log_{\1}(\2)", text)
     text = re.sub(r"\\[()\[\]]", " ; ", text)
     trees: list[Tree] = []
@@ -222,12 +233,17 @@ def _is_copied(gold: Any, answer: Any, answer_text: str, question: str) -> bool:
             return True
     ordered = _ordered(answer.tree)
     if isinstance(gold, Quantity) and not (gold.units and answer.units):  # a unit more or less
-        if gold.tree == answer.tree or (_ordered(gold.tree) == ordered and not _is_number(gold)):
+        if gold.tree == answer.tree or (
+            _ordered(gold.tree) == ordered and not _is_number(gold)
+        ):
             return False
     asks_to_rewrite = _REWRITE.search(question) is not None
     if ordered in _expressions(question) and (asks_to_rewrite or ordered[0] in _OPERATIONS):
         return True
-    numbers = {Fraction(digits.replace(",", "")) for digits in re.findall(r"\d[\d,]*(?:\.\d+)?", question)}
+    numbers = {
+        Fraction(digits.replace(",", ""))
+        for digits in re.findall(r"\d[\d,]*(?:\.\d+)?", question)
+    }
     if asks_to_rewrite and ordered[0] == "num" and ordered[1] in numbers:
         return True
     if _is_work_on(ordered, numbers):

@@ -12,14 +12,13 @@ from grpo_kit._support.display import COLOURS, colours_of, escape
 from grpo_kit._support.kernel import visible
 
 _CONVERSATIONS = (
-    "grpo_kit.more.episodes._conversations"  # pages of rows that are turns; loaded where they are read
+    # pages of rows that are turns; loaded where they are read
+    "grpo_kit.more.episodes._conversations"
 )
 Row = Mapping[str, Any]  # a completion's
 _VISIBLE, _LINES = 300, 3  # characters and lines of a text before the click
 # Counters a notebook's own styles: widgets have lines of 28 px, and break words anywhere; outputs align tables right.
-_PAGE = (
-    "line-height:1.4;font-size:13px;overflow-wrap:break-word;text-align:left;max-width:100%;overflow-x:auto;"
-)
+_PAGE = "line-height:1.4;font-size:13px;overflow-wrap:break-word;text-align:left;max-width:100%;overflow-x:auto;"
 _TEXT = "white-space:pre-wrap;overflow-wrap:anywhere;"
 PALE = "opacity:.65;"
 _EMPTY = f'<span style="{PALE}">(nothing)</span>'
@@ -30,7 +29,8 @@ _STYLE = (
 )
 # A rendered chat's last user message: ChatML (Qwen, SmolLM2) and Llama 3.
 _USER_MESSAGE = re.compile(
-    r"<\|(?:im_start\|>|start_header_id\|>)user(?:<\|end_header_id\|>)?\s*(.*?)<\|(?:im_end|eot_id)\|>", re.S
+    r"<\|(?:im_start\|>|start_header_id\|>)user(?:<\|end_header_id\|>)?\s*(.*?)<\|(?:im_end|eot_id)\|>",
+    re.S,
 )
 
 
@@ -74,7 +74,10 @@ def completions_html(table: pd.DataFrame) -> str:
 
     def card(row: Row) -> str:
         words = [pale(row.get("pick", row.get("number", "")))]
-        words += [score_html(name.removeprefix("reward/"), score_text(row[name], name)) for name in scores]
+        words += [
+            score_html(name.removeprefix("reward/"), score_text(row[name], name))
+            for name in scores
+        ]
         return card_html(" ".join(words), response_html(row))
 
     return groups_html(table, lambda rows: map(card, rows))
@@ -110,7 +113,8 @@ class Pages:
 
     def texts(self, table: pd.DataFrame) -> pd.Series:
         """Each row's text, for searching."""
-        return table["prompt"].fillna("") + table["completion"].fillna("")  # the prompt ends in the prefill
+        # the prompt ends in the prefill
+        return table["prompt"].fillna("") + table["completion"].fillna("")
 
     def whole(self, table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
         """The rows, in their order, and what of the table belongs to them."""
@@ -146,7 +150,9 @@ def completions_page(table: pd.DataFrame | None, *, scrolls: bool) -> tuple[str,
     scrolls: in a box of fifteen lines, so that the page does not move; else as many lines as needed.
     """
     if table is None or not len(table):
-        plain = page = "The best, the median and the worst completion of the last step come here."
+        plain = page = (
+            "The best, the median and the worst completion of the last step come here."
+        )
     else:
         plain, page = pages_of(table).picks(table)
     return plain, box(page, "15em", scrolls=scrolls)
@@ -195,13 +201,17 @@ def _groups_of(table: pd.DataFrame) -> list[list[dict]]:
 
 def card_html(head: str, body: str, *, colour: str = COLOURS[0]) -> str:
     """One of several texts that stand side by side, under its scores; colour: of the line above."""
-    look = f"flex:1 1 240px;max-width:560px;border-top:3px solid {colour};padding:4px 0 4px 18px"
+    look = (
+        f"flex:1 1 240px;max-width:560px;border-top:3px solid {colour};padding:4px 0 4px 18px"
+    )
     return f'<div style="{look}"><div style="font-size:12px">{head}</div>{body}</div>'
 
 
 def _cards_html(cards: Iterable[str]) -> str:
     """As many side by side as fit."""
-    return f'<div style="display:flex;flex-wrap:wrap;gap:14px;margin:8px 0">{"".join(cards)}</div>'
+    return (
+        f'<div style="display:flex;flex-wrap:wrap;gap:14px;margin:8px 0">{"".join(cards)}</div>'
+    )
 
 
 def question_of(row: Row) -> str:
@@ -258,7 +268,8 @@ def folded(text: str, *, before: str = "", look: str = "") -> str:
     word_end = max(text.rfind(space, end // 2, end + 1) for space in (" ", "\n"))
     if word_end > 0:
         end = word_end
-    if len(text) <= end + 60 and len(line_ends) <= _LINES + 1:  # a click for a word gains nothing
+    # a click for a word gains nothing
+    if len(text) <= end + 60 and len(line_ends) <= _LINES + 1:
         end = len(text)
     first = f'<span style="{_TEXT}{look}">{before}{escape(text[:end], end)}</span>'
     hidden = text[end:].removeprefix("\n")  # which begins a line of its own anyway

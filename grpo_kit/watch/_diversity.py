@@ -58,7 +58,9 @@ def self_bleu(texts: Sequence[str]) -> float:
     (1.0, 0.0)
     """
     if len(texts) < 2:
-        raise ValueError(f"texts={list(texts)!r}: give at least two, the completions of one prompt")
+        raise ValueError(
+            f"texts={list(texts)!r}: give at least two, the completions of one prompt"
+        )
     split = [pieces(text) for text in texts]
     if all(words == split[0] for words in split):
         return 1.0
@@ -71,7 +73,11 @@ def self_bleu(texts: Sequence[str]) -> float:
             for neighbour in split[:text] + split[text + 1 :]
         ]
         _, closest = min(distances)
-        scores.append(_bleu([of_order[text] for of_order in counts], highest, closest / max(1, len(words))))
+        scores.append(
+            _bleu(
+                [of_order[text] for of_order in counts], highest, closest / max(1, len(words))
+            )
+        )
     return sum(scores) / len(scores)
 
 
@@ -87,14 +93,20 @@ def group_diversity(completions: pd.DataFrame) -> pd.DataFrame:
     >>> group_diversity(table)["diversity/unique"].tolist()
     [0.5]
     """
-    missing_columns = [name for name in ("step", "group", "completion") if name not in completions]
+    missing_columns = [
+        name for name in ("step", "group", "completion") if name not in completions
+    ]
     if missing_columns:
-        raise ValueError(f"completions lacks {missing_columns}; it needs step, group, completion")
+        raise ValueError(
+            f"completions lacks {missing_columns}; it needs step, group, completion"
+        )
     rows = []
     for (step, _), group in completions.groupby(["step", "group"])["completion"]:
         texts = list(group.fillna(""))
         if len(texts) > 1:
-            rows.append((step, len(set(texts)) / len(texts), distinct_n(texts), self_bleu(texts)))
+            rows.append(
+                (step, len(set(texts)) / len(texts), distinct_n(texts), self_bleu(texts))
+            )
     columns = ["step", "diversity/unique", "diversity/distinct_2", "diversity/self_bleu"]
     return pd.DataFrame(rows, columns=columns).groupby("step", as_index=False).mean()
 

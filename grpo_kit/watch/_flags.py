@@ -41,7 +41,9 @@ def _cancelling_parts(steps: Steps) -> Sign:
     share = steps.mean("frac_cancelled_groups")
     return (
         share > 0.5,
-        lambda row: f"in {share[row]:.0%} of groups the parts of the reward differ and their sum does not",
+        lambda row: (
+            f"in {share[row]:.0%} of groups the parts of the reward differ and their sum does not"
+        ),
     )
 
 
@@ -127,7 +129,8 @@ def _held_out_fall(steps: Steps) -> Sign:
     best = np.fmax.accumulate(share)
     rows = np.arange(len(steps.table))
     best_row = np.maximum.accumulate(np.where(share >= best, rows, 0))
-    touches = steps[f"{name}_high"] >= steps[f"{name}_low"][best_row]  # false where they are not known
+    # false where they are not known
+    touches = steps[f"{name}_high"] >= steps[f"{name}_low"][best_row]
     limit = np.where(share <= best / 2, 0.1, 0.2)
 
     def evidence(row: int) -> str:
@@ -151,7 +154,9 @@ def _length_explosion(steps: Steps) -> Sign:
     length = steps.mean("completion_length", 3)
     start = first_mean(steps["completion_length"])
     cut_off = steps.mean("completion_cut_off", 3)
-    more_cut_off = np.nan_to_num(cut_off) - np.nan_to_num(first_mean(steps["completion_cut_off"]))
+    more_cut_off = np.nan_to_num(cut_off) - np.nan_to_num(
+        first_mean(steps["completion_cut_off"])
+    )
     return (
         (length > 4 * start) | (length > 2 * start) & (more_cut_off > 0.3),
         lambda row: (
@@ -232,7 +237,9 @@ def _part_never_paid(steps: Steps) -> Sign:
     Of a sum's parts only those that judge the answer: others may be penalties, where 0 is best.
     """
     setup = steps.setup
-    names = [name for name in {**setup.weights, **setup.answer} if setup.weights.get(name, 1) > 0]
+    names = [
+        name for name in {**setup.weights, **setup.answer} if setup.weights.get(name, 1) > 0
+    ]
     low = {name: steps.scale(name)[0] for name in names}
 
     def is_unpaid(name: str, means: np.ndarray) -> np.ndarray:
@@ -265,15 +272,15 @@ def _never(
     names = [name for name in parts if f"reward/{name}" in steps.table]
     if not names:
         return None
-    dead = pd.DataFrame({name: is_dead(name, steps[f"reward/{name}"]) for name in names}, dtype=float)
+    dead = pd.DataFrame(
+        {name: is_dead(name, steps[f"reward/{name}"]) for name in names}, dtype=float
+    )
     lasted = dead.rolling(NEVER).sum() == NEVER  # (steps, parts)
 
     def evidence(row: int) -> str:
         parts_in_row = [name for name in names if lasted[name].iloc[row]]
         scores = dict.fromkeys(score_text(name, row) for name in parts_in_row)
-        return (
-            f"{' and '.join(parts_in_row)} gave {' and '.join(scores)} to every completion of {NEVER} steps"
-        )
+        return f"{' and '.join(parts_in_row)} gave {' and '.join(scores)} to every completion of {NEVER} steps"
 
     return lasted.any(axis=1).to_numpy(), evidence
 

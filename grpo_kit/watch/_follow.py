@@ -38,7 +38,10 @@ class Follower:
     """
 
     def __init__(
-        self, folder: str | Path, show: Callable[[], None], on_end: Callable[[], None] = lambda: None
+        self,
+        folder: str | Path,
+        show: Callable[[], None],
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self.folder = Path(folder)
         self._show = show

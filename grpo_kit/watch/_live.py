@@ -51,9 +51,12 @@ class LiveChart:
     >>> chart.finish()
     """
 
-    SHARE, LATEST = 0.015, 5.0  # of the time; seconds until the next step is drawn whatever it costs
+    # of the time; seconds until the next step is drawn whatever it costs
+    SHARE, LATEST = 0.015, 5.0
 
-    def __init__(self, *, pictures: bool = True, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, *, pictures: bool = True, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._clock = clock
         self._may_draw = pictures
         self._reset(0)
@@ -79,18 +82,26 @@ class LiveChart:
         self._reset(total_steps)
         if folder is not None:
             self._folder = Path(folder)
-            with suppress(ValueError, OSError):  # a chart of this session only is better than no training
+            # a chart of this session only is better than no training
+            with suppress(ValueError, OSError):
                 completions = last_step_of(read_completions(folder))
                 self._run = RunState.read(folder)
                 self._completions = completions
         self._draw(
-            self._show_progress, self._show_chart, self._show_panel, self._show_flags, self._show_completions
+            self._show_progress,
+            self._show_chart,
+            self._show_panel,
+            self._show_flags,
+            self._show_completions,
         )
         if not self._run.step:  # evaluated before the first step
             self._print(*held_out_lines(self._run.rows.values()))
 
     def update(
-        self, rows: Sequence[Mapping], completions: pd.DataFrame | None = None, total_steps: int | None = None
+        self,
+        rows: Sequence[Mapping],
+        completions: pd.DataFrame | None = None,
+        total_steps: int | None = None,
     ) -> None:
         """Add the rows of new steps (all rows so far are allowed too) and the last step's completions.
 
@@ -105,7 +116,9 @@ class LiveChart:
         if self._handles:
             self._refresh(at_once=self._updates <= 2)
         step = self._run.step
-        self._guard(lambda: self._print(self._run.step_line(step, self._total), *held_out_lines(rows)))
+        self._guard(
+            lambda: self._print(self._run.step_line(step, self._total), *held_out_lines(rows))
+        )
 
     def flag(self, flag: Flag) -> None:
         """Show a red flag: marked in the chart, the first in the progress line, all below; elsewhere a line."""
@@ -135,7 +148,9 @@ class LiveChart:
                 (self._folder / CONTROL / LIVE).unlink(missing_ok=True)
         if self._has_buttons:
             self._draw(lambda: self._show("buttons", {}), lambda: self._show("answer", {}))
-        self._draw(self._show_progress, self._show_flags, self._show_completions, self._show_chart)
+        self._draw(
+            self._show_progress, self._show_flags, self._show_completions, self._show_chart
+        )
 
     def line(self) -> str:
         """The last step in one line.
@@ -236,7 +251,8 @@ class LiveChart:
             self._show("chart", RunChart({"": self._run}, last_step=end).bundle())
             return
         drawing = draw_svg({"": self._run}, last_step=end, full=False)
-        size = f"min-width:{WIDTH // 3}px;aspect-ratio:{WIDTH}/{HEIGHT}"  # a narrow page scrolls it: words stay legible
+        # a narrow page scrolls it: words stay legible
+        size = f"min-width:{WIDTH // 3}px;aspect-ratio:{WIDTH}/{HEIGHT}"
         page = (
             f'<div data-kit-chart="{self._panel}" style="max-width:{WIDTH // 2}px;overflow-x:auto">'
             f'<div style="{size}">{drawing}</div></div>'
@@ -274,7 +290,9 @@ class LiveChart:
         flags = self._run.flags
         lines = [f"{number}. {flag_line(flag)}" for number, flag in enumerate(flags, 1)]
         page = flags_page(flags, scrolls=not self._is_over)
-        self._show("flags", {"text/plain": "\n".join(lines) or "No red flag.", "text/html": page})
+        self._show(
+            "flags", {"text/plain": "\n".join(lines) or "No red flag.", "text/html": page}
+        )
 
     def _show_completions(self) -> None:
         plain, page = completions_page(self._completions, scrolls=not self._is_over)
@@ -289,7 +307,8 @@ class LiveChart:
         if marimo is not None:  # it has one output a cell
             self._handles[name] = None
             pages = [
-                shown.get("text/html") or shown.get("image/svg+xml", "") for shown in self._bundles.values()
+                shown.get("text/html") or shown.get("image/svg+xml", "")
+                for shown in self._bundles.values()
             ]
             marimo.output.replace(marimo.Html("".join(pages)))
             return

@@ -22,7 +22,8 @@ from grpo_kit.watch._completions import box
 from grpo_kit.watch._red_flag import Flag
 from grpo_kit.watch._svg import WIDTH
 
-LIVE = "live.txt"  # in the run's control folder, while it trains: chart and progress line for a page opened again
+# in the run's control folder, while it trains: chart and progress line for a page opened again
+LIVE = "live.txt"
 # Shown if no script runs, or no Jupyter server is behind the page: VS Code, Colab, a notebook not trusted.
 _INSTEAD = (
     "To steer this run, in another notebook or a terminal's Python: "
@@ -42,7 +43,11 @@ def panel_row(folder: str | Path, name: str) -> dict[str, str]:
     run = repr(control.parent.absolute().as_posix())
     paths = [path.as_posix() for path in dict.fromkeys([control.absolute(), control.resolve()])]
     arguments = json.dumps([name, paths, _kernel_id(), str(folder)]).replace("<", "\\u003c")
-    script = _SCRIPT.read_text(encoding="utf-8").replace("LIVE", LIVE).replace("ARGUMENTS", arguments)
+    script = (
+        _SCRIPT.read_text(encoding="utf-8")
+        .replace("LIVE", LIVE)
+        .replace("ARGUMENTS", arguments)
+    )
     instead = _INSTEAD.format(folder=escape(run, len(run)))
     page = f'<div data-kit-panel="{name}" style="line-height:1.5">{instead}</div><script>{script}</script>'
     return {"text/plain": f"kit.control({run}) steers this run", "text/html": page}
@@ -56,7 +61,11 @@ def panel_status(text: str, name: str) -> dict[str, str]:
 
 def panel_values(row: Mapping[str, Any]) -> dict[str, str]:
     """What the empty fields show: a step's learning rate and temperature."""
-    return {key: f"{row[key]:.3g}" for key in ("learning_rate", "temperature") if row.get(key) is not None}
+    return {
+        key: f"{row[key]:.3g}"
+        for key in ("learning_rate", "temperature")
+        if row.get(key) is not None
+    }
 
 
 def panel_update(values: Mapping[str, str], paused: bool, name: str) -> str:
@@ -76,7 +85,9 @@ def _kernel_id() -> str | None:
     return match[1] if match else None
 
 
-def progress_page(step: int, total: int, words: Sequence[str], flag: str, measures: Sequence[str]) -> str:
+def progress_page(
+    step: int, total: int, words: Sequence[str], flag: str, measures: Sequence[str]
+) -> str:
     """A bar and two lines: the step and present work, with a red flag if there is one, and the last step's measures."""
     first_line = [escape(word) for word in words]
     if flag:
@@ -84,7 +95,8 @@ def progress_page(step: int, total: int, words: Sequence[str], flag: str, measur
     bar = f'<progress value="{step}" max="{total}" style="width:100%;height:1em"></progress>'
     look = "height:1.5em;white-space:nowrap;overflow:hidden;text-overflow:ellipsis"
     lines = [
-        f'<div style="{look}">{line}</div>' for line in (" · ".join(first_line), escape(" · ".join(measures)))
+        f'<div style="{look}">{line}</div>'
+        for line in (" · ".join(first_line), escape(" · ".join(measures)))
     ]
     return f'<div style="line-height:1.5;max-width:{WIDTH // 2}px">{bar}{"".join(lines)}</div>'
 
@@ -98,10 +110,14 @@ def flags_page(flags: Sequence[Flag], *, scrolls: bool) -> str:
     for number, flag in enumerate(flags, 1):
         line = _badge(f"red flag {number}") + escape(flag.brief, 600)
         remedy = escape(f"{flag.why} First try: {flag.first}", 600)
-        lines.append(f'<details{is_open}><summary style="cursor:pointer">{line}</summary>{remedy}</details>')
+        lines.append(
+            f'<details{is_open}><summary style="cursor:pointer">{line}</summary>{remedy}</details>'
+        )
     if scrolls:
         lines.reverse()
-    return box("".join(lines) or "No red flag.", "4.3em", scrolls=scrolls, look="line-height:1.4;")
+    return box(
+        "".join(lines) or "No red flag.", "4.3em", scrolls=scrolls, look="line-height:1.4;"
+    )
 
 
 def _badge(text: str) -> str:

@@ -20,7 +20,8 @@ from grpo_kit.watch.monitor import read_flags
 
 CONSTANT = "eval/constant"  # accuracy of the best constant strategy on the same rows
 HOW_TO_KEEP = "keep='best' (--keep best) ends a run with the weights of its best evaluation."
-_WORTH_SAYING = 0.05  # of the accuracy, or of the reward's range: smaller falls occur in every run
+# of the accuracy, or of the reward's range: smaller falls occur in every run
+_WORTH_SAYING = 0.05
 # measure -> its name in a line, and its format
 _IN_WORDS = {
     "completion_length": ("length", ".0f"),
@@ -104,7 +105,11 @@ class RunState:
 def _measures(row: Row) -> list[str]:
     """The measures of a row, a few words each."""
     formats = {"reward": ("reward", ".2f")}
-    formats |= {name: (name.removeprefix("reward/"), ".2f") for name in row if name.startswith("reward/")}
+    formats |= {
+        name: (name.removeprefix("reward/"), ".2f")
+        for name in row
+        if name.startswith("reward/")
+    }
     words = []
     for name, (label, spec) in (formats | _IN_WORDS).items():
         value = value_of(row, name)
@@ -190,7 +195,9 @@ def no_better(row: Row) -> bool:
 
 def leading(metrics: pd.DataFrame) -> str | None:
     """The column that ranks held-out evaluations: the reward if it was measured for that; None without evaluations."""
-    recorded = [name for name in (REWARD, ACCURACY) if name in metrics and metrics[name].notna().any()]
+    recorded = [
+        name for name in (REWARD, ACCURACY) if name in metrics and metrics[name].notna().any()
+    ]
     if not recorded:
         return None
     if REWARD in recorded and f"{REWARD}_low" in metrics:

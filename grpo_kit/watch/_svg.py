@@ -33,7 +33,8 @@ from grpo_kit.watch._svg_axes import (
     window_of,
 )
 
-WIDTH, HEIGHT = 1920, 1048  # half pixels: of one run without a name and with one line of words below
+# half pixels: of one run without a name and with one line of words below
+WIDTH, HEIGHT = 1920, 1048
 _LEFT, _GAP, _RIGHT = 76, 96, 24
 # Heights: of the runs' names, of the row of main panels, of a row of small ones, of a line below.
 _NAMES, _MAIN, _SMALL, _LINE = 40, 500, 240, 34
@@ -85,7 +86,9 @@ def draw_svg(runs: Runs, *, last_step: int = 0, full: bool = True) -> str:
     >>> draw_svg({"": RunState({1: {"step": 1, "reward": 0.5}})}, last_step=2).startswith("<svg")
     True
     """
-    parts = part_names(name for run in runs.values() for row in run.rows.values() for name in row)
+    parts = part_names(
+        name for run in runs.values() for row in run.rows.values() for name in row
+    )
     tables = {label: _columns(run, parts) for label, run in runs.items()}
     end = max([last_step, 1, *(run.step for run in runs.values())])
     page = _Page(tables, end, _marks(runs))
@@ -138,7 +141,8 @@ def _columns(run: RunState, parts: Sequence[str]) -> Columns:
     names = ["step", "reward_std", *HELD_OUT, *_WORDS]
     for measure in ("reward", *parts):
         names += [measure, *scale_columns(measure)]
-    return {name: np.array([row.get(name) for row in rows], dtype=float) for name in names}  # None: NaN
+    # None: NaN
+    return {name: np.array([row.get(name) for row in rows], dtype=float) for name in names}
 
 
 def _width(columns: int) -> int:
@@ -154,7 +158,9 @@ class _Page:
         self.marks = marks
         self.is_alone = len(tables) == 1
 
-    def main_panels(self, measures: list[str], parts: list[str], *, worse: bool) -> list[_Panel]:
+    def main_panels(
+        self, measures: list[str], parts: list[str], *, worse: bool
+    ) -> list[_Panel]:
         """Reward, held-out accuracy if it was measured, and parts. worse: is it no better than a constant's?"""
         title = "reward parts" if _EPISODES.keys().isdisjoint(parts) else "episodes"
         if not self.is_measured(ACCURACY):
@@ -166,7 +172,10 @@ class _Page:
         held_out = _Panel([ACCURACY], "held-out accuracy", accuracy)
         if worse:
             held_out = _Panel(
-                [ACCURACY], "accuracy", accuracy, *_legend([("", "no better than a constant")], accuracy)
+                [ACCURACY],
+                "accuracy",
+                accuracy,
+                *_legend([("", "no better than a constant")], accuracy),
             )
         return [
             _Panel(["reward"], self._reward_title(), reward),
@@ -189,17 +198,26 @@ class _Page:
             return [_Panel([name], _WORDS[name], _width(4)) for name in names]
         names = ["completion_length", "entropy", "grad_norm", "temperature", "learning_rate"]
         panels = [_Panel([name], _WORDS[name], _width(3)) for name in names]
-        panels.insert(
-            1, _Panel(_SHARES, "", _width(3), *self._legend(_SHARES, WIDTH))
-        )  # the legend is the title
+        # the legend is the title
+        panels.insert(1, _Panel(_SHARES, "", _width(3), *self._legend(_SHARES, WIDTH)))
         return panels
 
-    def row(self, panels: list[_Panel], y: int, height: int, head: int, points: int) -> list[str]:
+    def row(
+        self, panels: list[_Panel], y: int, height: int, head: int, points: int
+    ) -> list[str]:
         """Panels side by side. head: the height of the words over the lines. points: the most in a line."""
         elements = []
         x = _LEFT
         for panel in panels:
-            axes = Axes(x, y, head, panel.width, height - head - AXIS, self.end, self._scale(panel.measures))
+            axes = Axes(
+                x,
+                y,
+                head,
+                panel.width,
+                height - head - AXIS,
+                self.end,
+                self._scale(panel.measures),
+            )
             elements.append(self._panel(panel, axes, points))
             x += panel.width + _GAP
         return elements
@@ -240,7 +258,9 @@ class _Page:
             return 0.0, 1.0
         if not names or names[0].startswith(("reward", "episodes/")) or names[0] in _SHARES:
             return range_of_rows(names, *self.tables.values())
-        values = np.concatenate([table[name] for table in self.tables.values() for name in names])
+        values = np.concatenate(
+            [table[name] for table in self.tables.values() for name in names]
+        )
         values = values[np.isfinite(values)]
         return float(values.min(initial=0.0)), float(values.max(initial=0.0)) or 1.0
 
@@ -254,7 +274,12 @@ class _Page:
 
 def _no_better_than_constant(runs: Runs) -> bool:
     """Is a single run's last held-out accuracy no better than the best constant strategy's?"""
-    rows = [row for run in runs.values() for row in run.rows.values() if value_of(row, ACCURACY) is not None]
+    rows = [
+        row
+        for run in runs.values()
+        for row in run.rows.values()
+        if value_of(row, ACCURACY) is not None
+    ]
     if len(runs) > 1 or not rows:
         return False
     return no_better(max(rows, key=lambda row: row["step"]))

@@ -36,7 +36,14 @@ class Axes:
     """A panel's place on the page and its scales: steps from 0 to `end`, values from low to high."""
 
     def __init__(
-        self, x: int, top: int, head: int, width: int, height: int, end: int, scale: tuple[float, float]
+        self,
+        x: int,
+        top: int,
+        head: int,
+        width: int,
+        height: int,
+        end: int,
+        scale: tuple[float, float],
     ) -> None:
         self.x = x
         self.top = top
@@ -119,7 +126,9 @@ class Axes:
             elements.append(self._band(x[rows], mean[rows], spread[rows], colour))
         if window > 1:
             places = _extremes(values, most)
-            elements.append(_points(x[places], self.up(values[places]), colour, 7, opacity=".5"))
+            elements.append(
+                _points(x[places], self.up(values[places]), colour, 7, opacity=".5")
+            )
         elif len(x) <= ROUGH:
             elements.append(_points(x[rows], self.up(values[rows]), colour, 10, opacity="1"))
         elements.append(
@@ -241,7 +250,9 @@ def _points(x: np.ndarray, y: np.ndarray, colour: str, size: int, *, opacity: st
 def _path(x: np.ndarray, y: np.ndarray, *, dots: bool = False) -> str:
     """Relative to the previous point, which is shortest."""
     start = f"M{x[0]} {y[0]}"
-    moves = [f"{a}{b}" if b < 0 else f"{a} {b}" for a, b in zip(np.diff(x), np.diff(y), strict=True)]
+    moves = [
+        f"{a}{b}" if b < 0 else f"{a} {b}" for a, b in zip(np.diff(x), np.diff(y), strict=True)
+    ]
     if dots:
         return f"{start}h0" + "".join(f"m{move}h0" for move in moves)
     if not moves:

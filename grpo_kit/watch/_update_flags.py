@@ -3,7 +3,15 @@
 import numpy as np
 import pandas as pd
 
-from grpo_kit.watch._red_flag import WINDOW, Sign, Steps, first_mean, red_flag, trailing, usual_before
+from grpo_kit.watch._red_flag import (
+    WINDOW,
+    Sign,
+    Steps,
+    first_mean,
+    red_flag,
+    trailing,
+    usual_before,
+)
 
 FAR = 0.5  # nats a token from the reference; healthy runs with a beta stay below 0.25
 NO_GRADIENT = 1e-8
@@ -29,7 +37,9 @@ def _not_finite(steps: Steps) -> Sign:
     """
     loss = steps["loss"]
     norm = steps["grad_norm"]
-    trained = np.isfinite(steps["learning_rate" if "learning_rate" in steps.table else "reward"])
+    trained = np.isfinite(
+        steps["learning_rate" if "learning_rate" in steps.table else "reward"]
+    )
     bad_loss = trained & ~np.isfinite(loss)
     bad_norm = trained & ~np.isfinite(norm)
     loss_was_finite = np.logical_or.accumulate(np.isfinite(loss))
@@ -176,7 +186,8 @@ def _entropy_explosion(steps: Steps) -> Sign:
 )
 def _sampler_gap(steps: Steps) -> Sign:
     """Over 3 steps: 0.05 nats a token between sampler and trainer on fresh rollouts; bfloat16 rounds by about 0.01."""
-    is_old = steps["rollout/age"] > 0  # older weights give other probabilities without any error
+    # older weights give other probabilities without any error
+    is_old = steps["rollout/age"] > 0
     fresh_gap = np.where(is_old, np.nan, steps["rollout/logprob_gap"])
     gap = trailing(fresh_gap, 3)
     return gap > 0.05, lambda row: f"sampler and trainer differ by {gap[row]:.2g} nats a token"

@@ -20,7 +20,12 @@ _MOST = 64  # shown at once
 
 
 def select(
-    table: pd.DataFrame, step: int, *, sort: str = AS_WRITTEN, text: str = "", group: int | None = None
+    table: pd.DataFrame,
+    step: int,
+    *,
+    sort: str = AS_WRITTEN,
+    text: str = "",
+    group: int | None = None,
 ) -> pd.DataFrame:
     """Completions of one step with `text` (any case) in prompt or response, highest `sort` column first.
 
@@ -64,7 +69,9 @@ class CompletionBrowser:
             control.observe(self._show, "value")
         self.button.on_click(self._refresh_or_say)
         self.follow.observe(self._follow, "value")
-        self._follower = Follower(self.folder, self.refresh, lambda: setattr(self.follow, "value", False))
+        self._follower = Follower(
+            self.folder, self.refresh, lambda: setattr(self.follow, "value", False)
+        )
         row = w.Layout(flex_flow="row wrap", align_items="center")
         self.widget = w.VBox([w.HBox(controls, layout=row), self.view])
         self.refresh()
@@ -116,8 +123,12 @@ class CompletionBrowser:
             if self.table.empty:
                 self.view.value = "No completions yet. Press Refresh once a step is done."
                 return
-            groups = self.table.loc[self.table["step"] == self.step.value, "group"].dropna().unique()
-            options = [(ALL, ALL)] + [(f"{int(group)}, side by side", int(group)) for group in sorted(groups)]
+            groups = (
+                self.table.loc[self.table["step"] == self.step.value, "group"].dropna().unique()
+            )
+            options = [(ALL, ALL)] + [
+                (f"{int(group)}, side by side", int(group)) for group in sorted(groups)
+            ]
             if list(self.group.options) != options:
                 group = self.group.value
                 self.group.options = options
@@ -140,7 +151,9 @@ class CompletionBrowser:
             if count > _MOST:
                 page += f"<p>{count - _MOST} more are not shown: filter, or pick a group.</p>"
             return page
-        elsewhere = sorted(int(step) for step in self.table.loc[_holds(self.table, text), "step"].unique())
+        elsewhere = sorted(
+            int(step) for step in self.table.loc[_holds(self.table, text), "step"].unique()
+        )
         hint = "Nor does any step."
         if elsewhere:
             hint = f"It is in step {', '.join(map(str, elsewhere[:12]))}."

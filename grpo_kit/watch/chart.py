@@ -21,7 +21,10 @@ SHOWN = {"image/png": {"width": WIDTH // 2}}  # a notebook's metadata of a chart
 
 
 def plot_run(
-    folder: str | Path, *, compare: str | Path | Sequence[str | Path] | None = None, follow: bool = False
+    folder: str | Path,
+    *,
+    compare: str | Path | Sequence[str | Path] | None = None,
+    follow: bool = False,
 ) -> RunChart:
     """The live chart redrawn from its folder, also while the run writes it.
 

@@ -25,7 +25,8 @@ from grpo_kit.watch._red_flag import Flag, Setup, Steps, scale_columns
 OnFlag = Literal["warn", "stop"] | Callable[[Flag], Any]
 
 _GROUPS, _LETTERS = 4, 1000  # of a step, and of each completion: limits of the measuring cost
-_SAME = 1e-6  # of 1: rewards that differ by less are equal; float32 sums of equal parts differ by 1e-7
+# of 1: rewards that differ by less are equal; float32 sums of equal parts differ by 1e-7
+_SAME = 1e-6
 
 
 def red_flags(metrics: pd.DataFrame, config: Mapping[str, Any] | None = None) -> list[Flag]:
@@ -43,7 +44,9 @@ def red_flags(metrics: pd.DataFrame, config: Mapping[str, Any] | None = None) ->
     ['one answer']
     """
     if "step" not in metrics:
-        raise ValueError(f"metrics has the columns {list(metrics)}, but no step; give read_metrics(folder)")
+        raise ValueError(
+            f"metrics has the columns {list(metrics)}, but no step; give read_metrics(folder)"
+        )
     setup = Setup.of(config)
     table = metrics.sort_values("step").reset_index(drop=True)
     if "groups/equal_rewards" not in table and "frac_reward_zero_std" in table:
@@ -103,7 +106,9 @@ def completion_measures(
     unused = [f"reward/{name}" for name, weight in (weights or {}).items() if weight == 0]
     with_weight = completions.drop(columns=unused, errors="ignore")
     if sum(str(name).startswith("reward/") for name in with_weight) > 1:
-        cancelled = cancelled_groups(with_weight).rename(columns={"share": "frac_cancelled_groups"})
+        cancelled = cancelled_groups(with_weight).rename(
+            columns={"share": "frac_cancelled_groups"}
+        )
         table = table.merge(cancelled[["step", "frac_cancelled_groups"]], on="step", how="left")
     return table
 
@@ -184,13 +189,17 @@ class Monitor:
 
     def __init__(self, on_flag: OnFlag) -> None:
         if on_flag not in ("warn", "stop") and not callable(on_flag):
-            raise ValueError(f"on_flag={on_flag!r} must be 'warn', 'stop' or a callable f(flag)")
+            raise ValueError(
+                f"on_flag={on_flag!r} must be 'warn', 'stop' or a callable f(flag)"
+            )
         self.on_flag = on_flag
         self._file: LineFile | None = None
         self._disk_works = True
         self.begin(Path(), {}, [])
 
-    def begin(self, folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    def begin(
+        self, folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+    ) -> None:
         """Begin a run in `folder`, or continue from `rows`; flags raised before are not raised again."""
         if self._file is None or self._file.path.parent != folder:
             self._file = LineFile(folder / "flags.jsonl")
@@ -229,8 +238,12 @@ class Monitor:
 
     def flush(self) -> bool:
         """Write the waiting flags; True if none waits any more. Warns once each time the disk fails."""
-        advice = "Red flags are kept in memory and tried again at the next step. Free some space."
-        self._disk_works = write_lines([self._file], self._file.path, advice, warns=self._disk_works)
+        advice = (
+            "Red flags are kept in memory and tried again at the next step. Free some space."
+        )
+        self._disk_works = write_lines(
+            [self._file], self._file.path, advice, warns=self._disk_works
+        )
         return self._disk_works
 
     def _guard(self, work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

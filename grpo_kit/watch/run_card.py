@@ -13,7 +13,14 @@ from grpo_kit.record._lines import read_json
 from grpo_kit.record._run_folder import path_of
 from grpo_kit.record.files import KEPT, RunFolderError, read_metrics, run_settings, write_whole
 from grpo_kit.watch._red_flag import ACCURACY, arguments_of
-from grpo_kit.watch._run_state import CONSTANT, RunState, better_before, change_line, leading, no_better
+from grpo_kit.watch._run_state import (
+    CONSTANT,
+    RunState,
+    better_before,
+    change_line,
+    leading,
+    no_better,
+)
 
 _AVERAGED = 3  # steps at either end of the curve
 
@@ -47,7 +54,9 @@ def card_text(
     path = path_of(folder)
     config = run_settings(path)
     if config is None and base is None:
-        raise RunFolderError(f"folder={str(folder)!r} holds no run; give a run's folder, like 'runs/full'.")
+        raise RunFolderError(
+            f"folder={str(folder)!r} holds no run; give a run's folder, like 'runs/full'."
+        )
     if config is None:
         sections = [_head(base, license, library), f"# {path.name}"]
         if comparison:
@@ -55,7 +64,9 @@ def card_text(
         return "\n\n".join(sections) + "\n"
     metrics = read_metrics(path)
     if library is None:
-        library = "peft" if config["trainable_parameters"] < config["parameters"] else "transformers"
+        library = (
+            "peft" if config["trainable_parameters"] < config["parameters"] else "transformers"
+        )
     sections = [
         _head(config.get("model"), license, library),
         f"# {path.name}",
@@ -85,7 +96,11 @@ def card_text(
 
 
 def _head(base: str | None, license: str | None, library: str | None) -> str:
-    fields = {"license": license, "base_model": base and json.dumps(base), "library_name": library}
+    fields = {
+        "license": license,
+        "base_model": base and json.dumps(base),
+        "library_name": library,
+    }
     lines = [f"{name}: {value}" for name, value in fields.items() if value]
     return "\n".join(["---", *lines, "tags: [grpo, grpo_kit]", "---"])
 
@@ -134,7 +149,9 @@ def _curve(metrics: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def _before_and_after(metrics: pd.DataFrame, comparison: object | None, config: Mapping[str, Any]) -> str:
+def _before_and_after(
+    metrics: pd.DataFrame, comparison: object | None, config: Mapping[str, Any]
+) -> str:
     if comparison is not None:
         return f"```\n{comparison}\n```"
     name = leading(metrics)

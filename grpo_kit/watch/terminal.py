@@ -70,9 +70,13 @@ class Lines:
         if self._printed is None:
             steps = sorted(step for step in run.rows if step > 0)
             earlier = set(steps[: max(0, len(steps) - self._last)])
-            self._printed = {entry for entry in entries if entry[0] in _OF_STEPS and entry[1] in earlier}
+            self._printed = {
+                entry for entry in entries if entry[0] in _OF_STEPS and entry[1] in earlier
+            }
         # a resumed run's repeated steps are printed again
-        self._printed = {entry for entry in self._printed if entry[0] != "step" or entry in entries}
+        self._printed = {
+            entry for entry in self._printed if entry[0] != "step" or entry in entries
+        }
         new = [entry for entry in entries if entry not in self._printed]
         self._printed.update(entries)
         return [_line(run, total, *entry) for entry in new]

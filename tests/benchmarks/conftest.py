@@ -34,7 +34,9 @@ def small(tmp_path, monkeypatch):
     """A plan of one claim on the tiny model, in folders of its own."""
     base = lab_runs.base() | {"steps": 2}
     preset = base.pop("config")
-    entry = Asked("cold", "A4", "h", "cold", "control", "reward_mean", first=1, most=2, priority=1)
+    entry = Asked(
+        "cold", "A4", "h", "cold", "control", "reward_mean", first=1, most=2, priority=1
+    )
     monkeypatch.setattr(runs, "FOLDER", tmp_path / "results")
     monkeypatch.setattr(runs, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(campaign, "ASKED", [entry])

@@ -26,7 +26,9 @@ def padded_logprobs(model, prompt_ids, completion_ids, temperature):
         inside = slice(width - len(prompt), width + len(completion))
         ids[row, inside] = torch.tensor([*prompt, *completion])
         mask[row, inside] = 1
-    logits = model(input_ids=ids, attention_mask=mask, logits_to_keep=longest + 1, use_cache=False).logits
+    logits = model(
+        input_ids=ids, attention_mask=mask, logits_to_keep=longest + 1, use_cache=False
+    ).logits
     logprobs = token_logprobs(logits[:, :-1], ids[:, width:], temperature=temperature)
     return logprobs, mask[:, width:]
 
@@ -51,12 +53,18 @@ class Plain:
                 old, mask = padded_logprobs(model, *rows)
                 before = padded_logprobs(reference, *rows)[0]
             kept = [row[:n].tolist() for row, n in zip(old, mask.sum(1).tolist(), strict=True)]
-            made.append(batch | {"temperature": temperature, "sampler_logprobs": kept, "updates": []})
+            made.append(
+                batch | {"temperature": temperature, "sampler_logprobs": kept, "updates": []}
+            )
             for _ in range(run.iterations):
                 logprobs = padded_logprobs(model, *rows)[0]
                 inside = mask.clone()
                 inside[:, : self.shift] = 0
-                kl = {"beta": run.beta, "ref_logprobs": before, "correct_kl": True} if run.beta else {}
+                kl = (
+                    {"beta": run.beta, "ref_logprobs": before, "correct_kl": True}
+                    if run.beta
+                    else {}
+                )
                 loss = dapo(
                     logprobs, old, torch.tensor(batch["advantages"]), inside, epsilon=EPSILON,
                     epsilon_high=self.high, num_tokens=inside.sum(), **kl,
@@ -91,7 +99,9 @@ class Plain:
         if self.twice:
             weight[self.twice] *= 2
         totals = self.totals(parts, weight, run.group_size)
-        batch["prompt_ids"] = [tokenizer(text).input_ids for text in task.render(tokenizer, rows)]
+        batch["prompt_ids"] = [
+            tokenizer(text).input_ids for text in task.render(tokenizer, rows)
+        ]
         return batch | {
             "parts": parts,
             "rewards": totals,
@@ -116,9 +126,13 @@ class Plain:
         made = []
         for row in range(len(next(iter(parts.values())))):
             group = slice(row // size * size, row // size * size + size)
-            judged = [name for name in parts if any(score is not None for score in parts[name][group])]
+            judged = [
+                name for name in parts if any(score is not None for score in parts[name][group])
+            ]
             scores = [(weight[name], parts[name][row]) for name in judged]
-            made.append(None if any(s is None for _, s in scores) else sum(w * s for w, s in scores))
+            made.append(
+                None if any(s is None for _, s in scores) else sum(w * s for w, s in scores)
+            )
         return made
 
     def advantages(self, totals, size):
@@ -127,5 +141,7 @@ class Plain:
         for group in (totals[i : i + size] for i in range(0, len(totals), size)):
             there = [total for total in group if total is not None]
             spread = stdev(there) + 1e-4 if len(there) > 1 else 1.0
-            made += [0.0 if total is None else (total - fmean(there)) / spread for total in group]
+            made += [
+                0.0 if total is None else (total - fmean(there)) / spread for total in group
+            ]
         return made

@@ -22,7 +22,13 @@ def forget():
 
 def write(arm, seed, *, curve=None, right="01010101", **outcomes):
     """A run's result. curve: columns by step."""
-    row = _SAME | {"kl_last": None, "model": "m", "hardware": "h", "train_seconds": 360.0} | outcomes
+    row = (
+        _SAME
+        | {"kl_last": None, "model": "m", "hardware": "h", "train_seconds": 360.0}
+        | outcomes
+    )
     path = runs.path_of(arm, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"outcomes": row, "right": right, "curve": curve or {"step": [1, 2]}}))
+    path.write_text(
+        json.dumps({"outcomes": row, "right": right, "curve": curve or {"step": [1, 2]}})
+    )

@@ -20,7 +20,14 @@ from benchmarks.advice.figure import STYLES, draw_curves, draw_table, scaled
 from benchmarks.advice.plan import campaign
 from benchmarks.advice.plan.answered import ANSWERED, ELSEWHERE
 from benchmarks.advice.row import labs_of, of_elsewhere
-from benchmarks.advice.table import anchor, counts_text, effect_text, markdown, not_asked_text, write
+from benchmarks.advice.table import (
+    anchor,
+    counts_text,
+    effect_text,
+    markdown,
+    not_asked_text,
+    write,
+)
 from benchmarks.advice.table import table as whole_table
 from grpo_kit import lab
 from grpo_kit._support import display
@@ -41,15 +48,21 @@ def committed():
 
 def test_every_claim_has_arms_that_exist_and_a_source():
     arms = {arm for family in FAMILIES.values() for arm in family}
-    assert len(arms) == sum(map(len, FAMILIES.values())), "an arm's name is its folder: none twice"
+    assert len(arms) == sum(map(len, FAMILIES.values())), (
+        "an arm's name is its folder: none twice"
+    )
     for claim in CLAIMS:
         if claim.runs == elsewhere.READINESS:
-            assert all((elsewhere.RESULTS / name).exists() for name in elsewhere.files(claim)), claim.text
+            assert all(
+                (elsewhere.RESULTS / name).exists() for name in elsewhere.files(claim)
+            ), claim.text
         else:
             there = set(elsewhere.arms_of(claim.runs)) if claim.runs else arms
             assert {claim.arm, claim.against} <= there, claim.text
         assert claim.by[0] in SOURCES and claim.says in ("more", "less", "no less")
-    names = [c.text for c in CLAIMS] + [e.name for e in (*campaign.ASKED, *ANSWERED, *ELSEWHERE)]
+    names = [c.text for c in CLAIMS] + [
+        e.name for e in (*campaign.ASKED, *ANSWERED, *ELSEWHERE)
+    ]
     assert len({anchor(name) for name in names}) == len(names)
 
 
@@ -59,7 +72,9 @@ def test_rewards_between_minus_one_and_one(tmp_path):
     two = {"plain": {}, "negative": negative(plain["task"])}
     found = lab.compare_arms(two, [0], **plain, folder=tmp_path, quiet=True)
     curves = found.curves.set_index("arm")
-    assert curves.loc["negative", "reward"] == pytest.approx(2 * curves.loc["plain", "reward"] - 1)
+    assert curves.loc["negative", "reward"] == pytest.approx(
+        2 * curves.loc["plain", "reward"] - 1
+    )
     names = [name for name in curves if name.startswith("reward/") and name != "reward/one"]
     assert names and curves.loc["negative", names].tolist() == pytest.approx(
         curves.loc["plain", names].tolist()
@@ -104,10 +119,14 @@ def test_table_from_run_folders(tmp_path):
     made = table(tmp_path, claims)
     expected = lab.load(tmp_path).difference("cold", "control")
     assert made.loc[0, "effect"] == expected["mean"] and made.loc[0, "seeds"] == 2
-    assert made["verdict"].tolist()[2:] == ["not run yet", "not run yet"], "no seed has it in both arms"
+    assert made["verdict"].tolist()[2:] == ["not run yet", "not run yet"], (
+        "no seed has it in both arms"
+    )
     text = markdown(made)
     assert text.count("\n") == 5 and "[Cold helps](#cold-helps) (first table)" in text
-    assert effect_text(made.loc[0]) in text and "[cold](../benchmarks/results/advice/cold)" in text
+    assert (
+        effect_text(made.loc[0]) in text and "[cold](../benchmarks/results/advice/cold)" in text
+    )
 
 
 def test_claims_that_other_benchmarks_decide(tmp_path, monkeypatch):
@@ -150,7 +169,9 @@ def test_an_effect_has_the_digits_of_its_margin():
 def test_what_notebook_11_leaves_is_read(tmp_path, monkeypatch):
     """Its folder becomes one result, and that the plan's row: so far, for fewer seeds than are asked."""
     for seed in (0, 1):
-        shutil.copytree(RESULTS / "control" / f"seed-{seed}", tmp_path / "grpo" / "GRPO" / f"seed-{seed}")
+        shutil.copytree(
+            RESULTS / "control" / f"seed-{seed}", tmp_path / "grpo" / "GRPO" / f"seed-{seed}"
+        )
     for seed in (0, 1, 2):
         made = {"right": [0, 1] * 64, "seconds": 60.0, "history": []}
         (tmp_path / f"PPO seed {seed}.json").write_text(json.dumps(made))
@@ -172,15 +193,24 @@ def test_what_notebook_11_leaves_is_read(tmp_path, monkeypatch):
     finally:
         elsewhere._saved.cache_clear()
     grpo = [sum(run["right"]) / 128 for run in found if run["arm"] == "GRPO"]
-    assert row["effect"] == pytest.approx(sum(grpo) / 2 - 0.5), "GRPO less PPO, over the seeds that both have"
+    assert row["effect"] == pytest.approx(sum(grpo) / 2 - 0.5), (
+        "GRPO less PPO, over the seeds that both have"
+    )
     assert (row["verdict"], row["seeds"], row["planned"], row["p"]) == ("so far", 2, 8, None)
-    assert both["run"] and both["margin"] == 0.1 and both["data"][0][1].endswith(elsewhere.FILES["ppo"][0])
+    assert (
+        both["run"]
+        and both["margin"] == 0.1
+        and both["data"][0][1].endswith(elsewhere.FILES["ppo"][0])
+    )
 
 
 def test_a_withdrawn_claim_gets_no_verdict_and_makes_no_other_surer(tmp_path):
     runs = tmp_path / "runs"
     lab_runs.compare(runs)
-    claims = [Claim("Cold helps", "A1", "cold", "control"), Claim("Again", "B1", "again", "control")]
+    claims = [
+        Claim("Cold helps", "A1", "cold", "control"),
+        Claim("Again", "B1", "again", "control"),
+    ]
     before = table(runs, claims)
     claims[0] = replace(claims[0], withdrawn="the arms differ in more")
     made = table(runs, claims)
@@ -216,9 +246,15 @@ def test_picture_has_a_line_for_every_row_with_an_effect(committed):
         names == run["name"].tolist()
         and max(len(part) for label in labels for part in label.split("\n")) <= 32
     )
-    assert [text.get_text() for text in axes.texts] == [effect_text(row) for _, row in run.iterrows()]
-    judged = [STYLES[word] for word in STYLES if word not in ("withdrawn", "conditions not met")]
-    assert len(set(judged)) == len(judged) and len({style[1:] for style in judged}) == len(judged)
+    assert [text.get_text() for text in axes.texts] == [
+        effect_text(row) for _, row in run.iterrows()
+    ]
+    judged = [
+        STYLES[word] for word in STYLES if word not in ("withdrawn", "conditions not met")
+    ]
+    assert len(set(judged)) == len(judged) and len({style[1:] for style in judged}) == len(
+        judged
+    )
     with pytest.raises(ValueError, match="no row with an effect"):
         draw_table(committed[committed["seeds"] == 0])
 
@@ -228,7 +264,11 @@ def test_what_does_not_fit_ends_in_an_arrow(committed):
         effect=9.0, low=8.5, high=9.5, margin=1.0, says="more"
     )
     axes = draw_table(far).axes[0]
-    drawn = [line for line in axes.lines if len(line.get_xdata()) and line.get_label().startswith("_")]
+    drawn = [
+        line
+        for line in axes.lines
+        if len(line.get_xdata()) and line.get_label().startswith("_")
+    ]
     assert all(abs(x) <= 5 for line in drawn for x in line.get_xdata())
     assert sum(line.get_marker() == ">" for line in drawn) == 1
 
@@ -243,7 +283,9 @@ def test_curves_are_drawn_beside_what_they_are_compared_with(committed):
         ("accuracy", ["oldest first", "newest first"]),
     ]
     figure = draw_curves(labs)
-    assert len(figure.axes) == 3 and figure.get_figwidth() <= 8, "a wider one's words are too small on a page"
+    assert len(figure.axes) == 3 and figure.get_figwidth() <= 8, (
+        "a wider one's words are too small on a page"
+    )
     for axes, (_, found) in zip(figure.axes, labs, strict=True):
         assert [line.get_label() for line in axes.lines] == [f"{arm} (5)" for arm in found.arms]
         compared, other = axes.lines
@@ -252,7 +294,9 @@ def test_curves_are_drawn_beside_what_they_are_compared_with(committed):
         own = found.curves[found.curves["arm"] == found.against]
         assert compared.get_ydata()[0] == pytest.approx(own[own["step"] == 1]["reward"].mean())
         figure.canvas.draw()
-        assert axes.get_legend().get_window_extent().y1 < axes.get_window_extent().y0, "over no curve"
+        assert axes.get_legend().get_window_extent().y1 < axes.get_window_extent().y0, (
+            "over no curve"
+        )
     with pytest.raises(ValueError, match="labs is empty"):
         draw_curves([])
 
@@ -289,8 +333,12 @@ def test_what_is_never_right_or_not_trained_is_seen(committed):
 def test_one_family_over_all_rows_that_are_run(committed):
     run = committed[committed["run"].astype(bool)]
     judged = run[run["verdict"] != "withdrawn"]
-    judged = judged[judged["counted"] != "samples"]  # what was counted is there, whatever the chance
-    assert judged["p_holm"].notna().all() and committed[~committed["run"].astype(bool)]["p_holm"].isna().all()
+    # what was counted is there, whatever the chance
+    judged = judged[judged["counted"] != "samples"]
+    assert (
+        judged["p_holm"].notna().all()
+        and committed[~committed["run"].astype(bool)]["p_holm"].isna().all()
+    )
     first = judged.loc[judged["p"].astype(float).idxmin()]
     assert float(first["p_holm"]) == pytest.approx(len(run) * float(first["p"])), (
         "all looks, withdrawn ones too"
@@ -303,7 +351,9 @@ def test_every_arm_of_the_first_campaign_is_compared_or_named():
     used = {arm for claim in CLAIMS if not claim.runs for arm in (claim.arm, claim.against)}
     there = {path.name for path in RESULTS.iterdir()}
     named = not_asked_text(RESULTS).splitlines()[0]
-    assert there - used == {"longer, DAPO", "sync 20"} and all(arm in named for arm in there - used)
+    assert there - used == {"longer, DAPO", "sync 20"} and all(
+        arm in named for arm in there - used
+    )
 
 
 def test_committed_table_is_what_the_committed_runs_say(tmp_path, committed):
@@ -317,14 +367,20 @@ def test_committed_table_is_what_the_committed_runs_say(tmp_path, committed):
 def test_pages_say_the_tables_counts(page, committed):
     text, counts = page.read_text(), counts_text(committed)
     assert text.count(counts) == 1 and say_counts(text, counts) == text
-    assert "Of 2 rows" in say_counts(text, "Of 2 rows") and counts not in say_counts(text, "Of 2 rows")
+    assert "Of 2 rows" in say_counts(text, "Of 2 rows") and counts not in say_counts(
+        text, "Of 2 rows"
+    )
 
 
 def test_every_claim_has_its_cell_in_the_notebook():
     cells = "".join(
-        c.source for c in nbformat.read(NOTEBOOK, as_version=4).cells if c.cell_type == "markdown"
+        c.source
+        for c in nbformat.read(NOTEBOOK, as_version=4).cells
+        if c.cell_type == "markdown"
     )
-    names = [c.text for c in CLAIMS] + [e.name for e in (*campaign.ASKED, *ANSWERED, *ELSEWHERE)]
+    names = [c.text for c in CLAIMS] + [
+        e.name for e in (*campaign.ASKED, *ANSWERED, *ELSEWHERE)
+    ]
     assert not [name for name in names if f'<a id="{anchor(name)}"></a>' not in cells]
 
 
@@ -333,12 +389,17 @@ def test_what_notebook_13_shows_of_a_row_is_what_notebook_15_shows():
     shown = {}
     for path in (ROOT / "notebooks" / "13_explore_and_anneal.ipynb", NOTEBOOK):
         of = shown[path.stem] = {}
-        cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-        texts = [out.get("data", {}).get("text/markdown", "") for cell in cells for out in cell.outputs]
+        cells = [
+            cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"
+        ]
+        texts = [
+            out.get("data", {}).get("text/markdown", "")
+            for cell in cells
+            for out in cell.outputs
+        ]
         for line in "\n".join(texts).splitlines():
-            if (
-                line.startswith("| [") and line.count("|") == 7
-            ):  # the last five: done, effect, verdict, p, cost
+            # the last five: done, effect, verdict, p, cost
+            if line.startswith("| [") and line.count("|") == 7:
                 claim, *rest = line.strip("| ").split(" | ")
                 of.setdefault(claim.partition("]")[0], rest)
     of_13, of_15 = shown.values()
@@ -373,14 +434,19 @@ def test_claims_about_untrained_models(tmp_path, monkeypatch):
     claims = [
         Claim("Format", "C1", "small", "large", "formatted", "less", 0.1, runs="readiness"),
         Claim("Words", "D4", "small", "nothing", "reflecting", margin=0.01, runs="readiness"),
-        Claim("Not counted", "D4", "large", "nothing", "reflecting", margin=0.01, runs="readiness"),
+        Claim(
+            "Not counted", "D4", "large", "nothing", "reflecting", margin=0.01, runs="readiness"
+        ),
         Claim("No file", "C1", "small", "none", "formatted", "less", 0.1, runs="readiness"),
     ]
     try:
         made = table(RESULTS, claims)
     finally:
         elsewhere._saved.cache_clear()
-    assert made["seeds"].tolist() == [2, 8, 0, 0] and made["counted"].tolist()[:2] == ["questions", "samples"]
+    assert made["seeds"].tolist() == [2, 8, 0, 0] and made["counted"].tolist()[:2] == [
+        "questions",
+        "samples",
+    ]
     assert made["effect"].tolist()[:2] == [-0.5, 0.25] and made.loc[1, "low"] == pytest.approx(
         0.0715, abs=1e-4
     )

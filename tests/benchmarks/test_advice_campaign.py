@@ -12,9 +12,8 @@ from benchmarks.advice import __main__ as command
 from benchmarks.advice.plan import arms, campaign, cost, runs, tuned
 from benchmarks.advice.row import of_asked, say
 
-COMPARE_ARMS = importlib.import_module(
-    "grpo_kit.more.lab.compare_arms"
-)  # the module; lab.compare_arms is the function
+# the module; lab.compare_arms is the function
+COMPARE_ARMS = importlib.import_module("grpo_kit.more.lab.compare_arms")
 
 
 def called(monkeypatch, *options):
@@ -26,18 +25,26 @@ def test_a_claim_runs_what_is_missing_and_goes_on(small, monkeypatch, capsys, tm
     called(monkeypatch, "--claim", "cold", "--seeds", "1")
     said = capsys.readouterr().out
     assert (
-        "cold, seed 0: done" in said and "control, seed 0: done" in said and "cannot tell (one seed" in said
+        "cold, seed 0: done" in said
+        and "control, seed 0: done" in said
+        and "cannot tell (one seed" in said
     )
     path = runs.path_of("cold", 0)
     saved, written = json.loads(path.read_text()), path.stat().st_mtime_ns
-    assert saved["outcomes"]["steps"] == 2 and saved["key"] in path.name and len(saved["right"]) == 8
+    assert (
+        saved["outcomes"]["steps"] == 2
+        and saved["key"] in path.name
+        and len(saved["right"]) == 8
+    )
     assert len(saved["curve"]["reward"]) == 2 and str(tmp_path) not in path.read_text()
     called(monkeypatch, "--claim", "cold", "--seeds", "1")
     assert "done" not in capsys.readouterr().out and path.stat().st_mtime_ns == written, (
         "nothing is run twice"
     )
     path.unlink()  # killed before it was written: the run folder is whole
-    monkeypatch.setattr(COMPARE_ARMS, "run", lambda *given, **named: pytest.fail("trained again"))
+    monkeypatch.setattr(
+        COMPARE_ARMS, "run", lambda *given, **named: pytest.fail("trained again")
+    )
     called(monkeypatch, "--claim", "cold", "--seeds", "1")
     assert json.loads(path.read_text())["outcomes"] == saved["outcomes"]
 
@@ -45,7 +52,10 @@ def test_a_claim_runs_what_is_missing_and_goes_on(small, monkeypatch, capsys, tm
 def test_the_rule_goes_on_to_the_largest_number(small, monkeypatch):
     """Without --seeds: the first seed, and since one seed's interval is infinite, the second, which is the last."""
     called(monkeypatch, "--claim", "cold")
-    assert runs.done("cold") == runs.done("control") == [0, 1] and campaign.wanted(campaign.ASKED[0]) == []
+    assert (
+        runs.done("cold") == runs.done("control") == [0, 1]
+        and campaign.wanted(campaign.ASKED[0]) == []
+    )
 
 
 def test_a_killed_run_is_made_again(small, monkeypatch):
@@ -67,7 +77,9 @@ def test_a_killed_run_is_made_again(small, monkeypatch):
 
 def test_half_a_result_is_none(small, monkeypatch):
     """Written whole or not at all: what fails on the way leaves no file that would count as done."""
-    monkeypatch.setattr(runs, "write_whole", lambda path, data: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(
+        runs, "write_whole", lambda path, data: (_ for _ in ()).throw(OSError("disk full"))
+    )
     with pytest.raises(OSError, match="disk full"):
         called(monkeypatch, "--claim", "cold", "--seeds", "1")
     assert runs.done("cold") == []
@@ -89,15 +101,26 @@ def test_results_of_other_settings_are_never_mixed_in(small, monkeypatch):
 def test_the_best_of_a_sweep_is_chosen_on_seeds_of_its_own(small):
     rates = {"slow": 1e-4, "quick": 1e-3}
     small |= {name: small["control"] | {"learning_rate": rate} for name, rate in rates.items()}
-    names = {"arm": "best", "against": "best control", "tuned": (("slow", "quick"), ("control",))}
+    names = {
+        "arm": "best",
+        "against": "best control",
+        "tuned": (("slow", "quick"), ("control",)),
+    }
     entry = replace(campaign.ASKED[0], **names, first=2)
-    assert campaign.wanted(entry) == [(arm, s) for arm in ("slow", "quick", "control") for s in tuned.SEEDS]
+    assert campaign.wanted(entry) == [
+        (arm, s) for arm in ("slow", "quick", "control") for s in tuned.SEEDS
+    ]
     for arm, reward in (("slow", 0.1), ("quick", 0.3), ("control", 0.2)):
         for seed in tuned.SEEDS:
             write(arm, seed, reward_mean=reward)
     write("slow", 0, reward_mean=0.9)  # of the comparison: not to be chosen by
     assert tuned.settled(entry).arm == "quick"
-    assert campaign.wanted(entry) == [("quick", 0), ("control", 0), ("quick", 1), ("control", 1)]
+    assert campaign.wanted(entry) == [
+        ("quick", 0),
+        ("control", 0),
+        ("quick", 1),
+        ("control", 1),
+    ]
     assert "not run yet" in say(of_asked(entry)), "the seeds that it was chosen on do not count"
 
 
@@ -120,7 +143,8 @@ def test_the_plan_shows_what_is_done(small, monkeypatch, capsys):
     called(monkeypatch, "--plan")
     said = capsys.readouterr().out
     assert (
-        "done: cold: seeds 0; control: none; missing 1 runs" in said and "; 3 to the largest number" in said
+        "done: cold: seeds 0; control: none; missing 1 runs" in said
+        and "; 3 to the largest number" in said
     )
     assert cost.MEASURED in said
 
@@ -133,7 +157,10 @@ def counted(small, monkeypatch):
     """Claims of two priorities whose runs are written at once; the list of what was run, in order."""
     late = replace(campaign.ASKED[0], name="late", arm="late", priority=2, most=1)
     first = replace(campaign.ASKED[0], first=2)
-    small |= {"late": small["control"] | {"temperature": 0.6}, "hot": small["control"] | {"temperature": 1.5}}
+    small |= {
+        "late": small["control"] | {"temperature": 0.6},
+        "hot": small["control"] | {"temperature": 1.5},
+    }
     monkeypatch.setattr(campaign, "ASKED", [first, replace(first, name="hot", arm="hot"), late])
     order = []
 
@@ -156,8 +183,15 @@ def test_a_campaign_goes_by_priority_and_then_by_seed(counted, monkeypatch, caps
 
 def test_a_campaign_chooses_rates_before_later_seeds(counted, monkeypatch):
     """Seeds 100 and 101 of a choice are no hundredth seeds: the claim waits for them."""
-    names = {"name": "tuned", "arm": "best", "against": "best control", "tuned": (("hot",), ("late",))}
-    monkeypatch.setattr(campaign, "ASKED", [campaign.ASKED[0], replace(campaign.ASKED[0], most=2, **names)])
+    names = {
+        "name": "tuned",
+        "arm": "best",
+        "against": "best control",
+        "tuned": (("hot",), ("late",)),
+    }
+    monkeypatch.setattr(
+        campaign, "ASKED", [campaign.ASKED[0], replace(campaign.ASKED[0], most=2, **names)]
+    )
     called(monkeypatch, "--campaign")
     assert counted.index(("hot", 100)) < counted.index(("cold", 1)) < counted.index(("hot", 0))
 
@@ -186,7 +220,9 @@ def test_a_campaign_goes_on_after_a_run_that_fails_and_says_so(counted, monkeypa
         return own(arm, seed)
 
     monkeypatch.setattr(runs, "run", run)
-    with pytest.raises(SystemExit, match="1 runs failed:\nhot, seed 0: failed: RuntimeError: loss is NaN"):
+    with pytest.raises(
+        SystemExit, match="1 runs failed:\nhot, seed 0: failed: RuntimeError: loss is NaN"
+    ):
         called(monkeypatch, "--campaign")
     assert runs.done("hot") == [1] and runs.done("cold") == [0, 1]
     assert counted.count(("hot", 1)) == 1

@@ -51,7 +51,9 @@ def test_every_piece_of_advice_is_asked_or_it_says_why_not():
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("entry, one, other", SIDES, ids=[f"{e.name}: {a}" for e, a, _ in SIDES])
+@pytest.mark.parametrize(
+    "entry, one, other", SIDES, ids=[f"{e.name}: {a}" for e, a, _ in SIDES]
+)
 def test_arms_differ_in_what_the_plan_says(entry, one, other):
     """Other rows made two published rows worthless: no arm has other rows, steps or lengths unless its row says so."""
     settings = [resolved(arm) for arm in (one, other)]
@@ -74,7 +76,10 @@ def test_outcomes_are_read_in_both_arms():
     for entry, *sides in SIDES:
         for settings in map(resolved, sides):
             for name in re.findall(r"reward/(\w+)_(?:mean|last)", entry.outcome):
-                assert name in [reward.__name__ for reward in settings.task.rewards], (entry.name, name)
+                assert name in [reward.__name__ for reward in settings.task.rewards], (
+                    entry.name,
+                    name,
+                )
             if "_1.0" in entry.outcome:
                 assert settings.eval_temperatures == (1.0,), entry.name
             if entry.outcome.startswith("pass@"):
@@ -96,7 +101,9 @@ def test_over_the_run_both_arms_sample_alike():
 def test_the_prefills_outcome_is_not_paid():
     for arm in ("prefill", "no prefill"):
         task = resolved(arm).task
-        weights = dict(zip([r.__name__ for r in task.rewards], task.reward_weights, strict=True))
+        weights = dict(
+            zip([r.__name__ for r in task.rewards], task.reward_weights, strict=True)
+        )
         assert weights["last_is_right"] == 0.0
     assert campaign.entry_of("prefill").outcome == "reward/last_is_right_mean"
 
@@ -113,12 +120,16 @@ def test_answered_rows_have_a_verdict_in_the_committed_data():
 
 def test_a_row_that_is_replaced_is_one_of_the_first_table():
     replaced = [entry.replaces for entry in campaign.ASKED if entry.replaces]
-    assert set(replaced) <= {claim.text for claim in CLAIMS} and len(set(replaced)) == len(replaced)
+    assert set(replaced) <= {claim.text for claim in CLAIMS} and len(set(replaced)) == len(
+        replaced
+    )
     withdrawn = {claim.text for claim in CLAIMS if claim.withdrawn}
     assert withdrawn <= set(replaced), "what was withdrawn is asked again"
 
 
-@pytest.mark.parametrize("entry", [e for e in campaign.ASKED if e.counts_if], ids=lambda e: e.name)
+@pytest.mark.parametrize(
+    "entry", [e for e in campaign.ASKED if e.counts_if], ids=lambda e: e.name
+)
 def test_a_condition_can_be_read_and_says_what_it_reads(entry):
     condition = entry.counts_if
     assert set(condition.arms) <= set(ARMS)
@@ -126,30 +137,42 @@ def test_a_condition_can_be_read_and_says_what_it_reads(entry):
         rewards = {f"reward/{r.__name__}" for r in resolved(arm).task.rewards}
         assert condition.column in rewards
     number = {0.05: "below 5 %", 0.005: "1 in 200", -0.1: "10 points below"}[condition.bound]
-    assert number in str(condition) and condition.sign == ("<" if "below 5 %" in number else "<=")
+    assert number in str(condition) and condition.sign == (
+        "<" if "below 5 %" in number else "<="
+    )
     steps = {5: "first 5 steps", 1: "first step", 0: "last quarter"}[condition.first]
     assert steps in str(condition)
 
 
 def curves(*values):
-    return {seed: pd.DataFrame({"reward/exact_answer": each}) for seed, each in enumerate(values)}
+    return {
+        seed: pd.DataFrame({"reward/exact_answer": each}) for seed, each in enumerate(values)
+    }
 
 
 def test_conditions_by_hand():
     conditions = {e.name: e.counts_if for e in campaign.ASKED if e.counts_if}
     rare, never, beta = (conditions[n] for n in ("resampled", "never-right", "beta-rescues"))
     low = curves([0, 0, 0.1, 0, 0.1, 1, 1], [0.04, None, 0.04, 0.04, 0.04, 0.04, 1])
-    assert rare.measured({"rare": low}) == pytest.approx(0.04) and rare.holds(0.0499) and not rare.holds(0.05)
+    assert (
+        rare.measured({"rare": low}) == pytest.approx(0.04)
+        and rare.holds(0.0499)
+        and not rare.holds(0.05)
+    )
     assert never.measured({"never right": curves([0, 1], [1 / 32, 1])}) == pytest.approx(1 / 64)
     assert never.holds(1 / 200) and not never.holds(1 / 64)
     too_fast, fast = curves([1, 1, 1, 1, 1, 1, 0.2, 0.4]), curves([0] * 6 + [0.5, 0.7], [9] * 8)
-    assert beta.measured({"too fast": too_fast, "fast": fast}) == pytest.approx(-0.3), "seeds that both have"
+    assert beta.measured({"too fast": too_fast, "fast": fast}) == pytest.approx(-0.3), (
+        "seeds that both have"
+    )
     assert beta.holds(-0.1) and not beta.holds(-0.09)
     assert beta.measured({"too fast": too_fast}) is None
 
 
 def test_the_committed_plan_is_this_one():
-    assert PLAN.read_text() == shown.plan_text(state=False), "python -m benchmarks.advice --plan --write"
+    assert PLAN.read_text() == shown.plan_text(state=False), (
+        "python -m benchmarks.advice --plan --write"
+    )
 
 
 # ---- rewards that are read
@@ -160,7 +183,9 @@ def test_rewards_by_hand():
     columns = {"answer": ["82"] * 5}
     assert tasks.last_is_right(texts, **columns) == [1, 0, 1, 0, 0]
     assert tasks.mention(texts, **columns) == [1, 1, 1, 0, 0]
-    close = tasks.Close()(["<answer>82</answer>", "<answer>41</answer>", "41"], answer=["82"] * 3)
+    close = tasks.Close()(
+        ["<answer>82</answer>", "<answer>41</answer>", "41"], answer=["82"] * 3
+    )
     assert close == pytest.approx([1.0, np.exp(-2 * 0.5), 0.0])
 
 
@@ -183,7 +208,9 @@ def test_the_rounded_sampler_gives_the_weights_back():
         inside = [p.detach().clone() for p in model.parameters()]
         raise KeyError
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
-    assert all(torch.equal(i, b.bfloat16().float()) for i, b in zip(inside, before, strict=True))
+    assert all(
+        torch.equal(i, b.bfloat16().float()) for i, b in zip(inside, before, strict=True)
+    )
     assert any(not torch.equal(i, b) for i, b in zip(inside, before, strict=True))
 
 
@@ -210,7 +237,13 @@ def test_the_rounded_sampler_trains_on_what_it_says(tmp_path):
     "says, low, high, expected, why",
     [
         ("more", 0.01, 0.12, "holds", "beyond 0, and it may matter"),
-        ("more", 0.01, 0.04, "no difference larger than the margin", "sure, and too small to matter"),
+        (
+            "more",
+            0.01,
+            0.04,
+            "no difference larger than the margin",
+            "sure, and too small to matter",
+        ),
         ("more", -0.04, 0.04, "no difference larger than the margin", ""),
         ("more", -0.12, 0.04, "does not", "an effect that matters is ruled out"),
         ("more", -0.01, 0.06, "cannot tell", ""),
@@ -231,7 +264,9 @@ def test_an_interval_narrower_than_the_margin_decides():
     """One with a half width just below it need not: hence the whole width."""
     for says in ("more", "less", "no less", "no more"):
         middles = np.linspace(-0.2, 0.2, 401)
-        assert "cannot tell" not in {verdict(says, 0.05, m - 0.0249, m + 0.0249) for m in middles}
+        assert "cannot tell" not in {
+            verdict(says, 0.05, m - 0.0249, m + 0.0249) for m in middles
+        }
         assert "cannot tell" in {verdict(says, 0.05, m - 0.0499, m + 0.0499) for m in middles}
 
 
@@ -241,18 +276,28 @@ def test_the_rule_keeps_its_coverage():
     made = [coverage_of_the_rule(s) for s in spreads]
     held, used = ([each[i] for each in made] for i in (0, 1))
     assert min(held) >= 0.92 and max(held) <= 0.97
-    assert min(coverage_of_the_rule(s, most=10)[0] for s in spreads) >= 0.93, "as it was asked at first"
+    assert min(coverage_of_the_rule(s, most=10)[0] for s in spreads) >= 0.93, (
+        "as it was asked at first"
+    )
     assert min(coverage_of_the_rule(s, first=3)[0] for s in spreads) < 0.91
     assert used[0] == FIRST and used == sorted(used) and used[-1] > MOST[1] - 0.1
 
 
 def test_only_the_width_counts():
-    assert narrow(-0.02, 0.029, 0.05) and narrow(9.0, 9.049, 0.05) and not narrow(-0.02, 0.031, 0.05)
+    assert (
+        narrow(-0.02, 0.029, 0.05)
+        and narrow(9.0, 9.049, 0.05)
+        and not narrow(-0.02, 0.031, 0.05)
+    )
 
 
 def made_lab(differences):
     """A Lab of two arms, b above a by so much for each seed."""
-    rows = [{"arm": a, "seed": s, "x": d * (a == "b")} for a in "ab" for s, d in enumerate(differences)]
+    rows = [
+        {"arm": a, "seed": s, "x": d * (a == "b")}
+        for a in "ab"
+        for s, d in enumerate(differences)
+    ]
     right = {(arm, s): [0, 1] for arm in "ab" for s in range(len(differences))}
     return lab.Lab(["a", "b"], pd.DataFrame(rows), right, pd.DataFrame(), "a")
 
@@ -290,7 +335,9 @@ def test_margins_go_by_the_outcome():
 
 
 def test_the_measured_run_costs_what_was_measured():
-    assert cost.seconds(replace(resolved("settled"), eval_temperatures=())) == pytest.approx(196 + 40)
+    assert cost.seconds(replace(resolved("settled"), eval_temperatures=())) == pytest.approx(
+        196 + 40
+    )
 
 
 @pytest.mark.parametrize(
@@ -321,7 +368,10 @@ def test_the_whole_campaign_fits_its_hours():
 
 def test_what_was_taken_is_said_of_the_runs_that_are_there():
     """Beside the files themselves, all of them."""
-    made = [json.loads(path.read_text(encoding="utf-8")) for path in runs.FOLDER.glob("*/seed-*.json")]
+    made = [
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in runs.FOLDER.glob("*/seed-*.json")
+    ]
     parts = ("prepare_seconds", "train_seconds", "evaluate_seconds")
     took = sum(run["outcomes"].get(part) or 0 for run in made for part in parts) / 3600
     expected = sum(cost.seconds(resolved(run["arm"])) for run in made) / 3600

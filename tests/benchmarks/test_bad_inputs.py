@@ -47,5 +47,9 @@ def test_what_became_of_a_case_is_told_apart(code, words, outcome):
 
 def test_the_result_is_of_these_cases():
     result = json.loads((RESULTS / "bad_inputs.json").read_text(encoding="utf-8"))
-    assert result["n"] == len(cases()) and result["wrong"] == [] and {*result["outcomes"]} == {*FINE}
+    assert (
+        result["n"] == len(cases())
+        and result["wrong"] == []
+        and {*result["outcomes"]} == {*FINE}
+    )
     assert {*result["by_door"]} == DOORS

@@ -21,7 +21,8 @@ def test_faults_are_a_function_of_seed_and_number():
     for kind in KINDS:
         moments = {f["moment"] for f in faults if f["kind"] == kind}
         may = set(MOMENTS[kind in ("damage", "torn line", "damage at rest") :])
-        assert moments <= may and len(may - moments) < 2, kind  # of few faults one moment may not be drawn
+        # of few faults one moment may not be drawn
+        assert moments <= may and len(may - moments) < 2, kind
     assert {0.0, 0.999} <= {f["place"] for f in faults}, "of the first step, and of the last"
 
 
@@ -33,12 +34,28 @@ def test_faults_are_a_function_of_seed_and_number():
         ({"hit": [3], "said": ["full"]} | WHOLE, None, "words, then equal"),
         ({"killed": True}, WHOLE | {"words": "checkpoint-4 is damaged"}, "words, then equal"),
         ({"hit": [], "said": []} | WHOLE, None, "equal; the fault came after the end"),
-        ({"killed": True}, {"nothing_yet": "holds no checkpoint"}, "nothing saved yet, in words"),
+        (
+            {"killed": True},
+            {"nothing_yet": "holds no checkpoint"},
+            "nothing saved yet, in words",
+        ),
         ({"killed": True}, WHOLE | {"rows": "x"}, "different rows"),
         ({"hit": [3], "said": []} | WHOLE | {"weights": "x"}, None, "different weights"),
-        ({"killed": True}, WHOLE | {"weights": "x", "kept": "x", "words": "it cannot be kept"}, LOST),
-        ({"killed": True}, WHOLE | {"rows": "x", "words": "it cannot be kept"}, "different rows"),
-        ({"killed": True}, WHOLE | {"weights": "x", "words": "is damaged"}, "different weights"),
+        (
+            {"killed": True},
+            WHOLE | {"weights": "x", "kept": "x", "words": "it cannot be kept"},
+            LOST,
+        ),
+        (
+            {"killed": True},
+            WHOLE | {"rows": "x", "words": "it cannot be kept"},
+            "different rows",
+        ),
+        (
+            {"killed": True},
+            WHOLE | {"weights": "x", "words": "is damaged"},
+            "different weights",
+        ),
         ({"killed": True}, {"error": "Traceback"}, "a raw error"),
         ({"hung": True}, None, "hung"),
     ],
@@ -50,10 +67,20 @@ def test_an_ending_has_one_name(first, last, outcome):
 @pytest.mark.parametrize(
     "what, last, keep, outcome",
     [
-        ("metrics.jsonl cut", {"rows": "x", "words": "metrics.jsonl lacks lines"}, "last", LINES),
+        (
+            "metrics.jsonl cut",
+            {"rows": "x", "words": "metrics.jsonl lacks lines"},
+            "last",
+            LINES,
+        ),
         ("metrics.jsonl cut", {"rows": "x"}, "last", "different rows"),
         ("metrics.jsonl changed", {"rows": "x"}, "last", "different rows"),
-        ("metrics.jsonl changed", {"rows": "x", "words": "metrics.jsonl, line 1"}, "last", LINES),
+        (
+            "metrics.jsonl changed",
+            {"rows": "x", "words": "metrics.jsonl, line 1"},
+            "last",
+            LINES,
+        ),
         (
             "run.json cut; metrics.jsonl changed",
             {"rows": "x", "weights": "x"},
@@ -66,21 +93,41 @@ def test_an_ending_has_one_name(first, last, outcome):
             "best",
             LINES,
         ),
-        ("completions.jsonl removed", {"rows": "x", "words": "completions.jsonl"}, "last", "different rows"),
+        (
+            "completions.jsonl removed",
+            {"rows": "x", "words": "completions.jsonl"},
+            "last",
+            "different rows",
+        ),
         ("checkpoint-2/optimizer.pt cut", {}, "last", "equal"),
     ],
 )
 def test_a_table_may_differ_where_it_was_damaged_and_named(what, last, keep, outcome):
-    assert ended({"killed": True}, WHOLE | last, WHOLE | {"lasts": {}, "counts": {}}, what, keep) == outcome
+    assert (
+        ended({"killed": True}, WHOLE | last, WHOLE | {"lasts": {}, "counts": {}}, what, keep)
+        == outcome
+    )
 
 
 def test_damage_at_rest_meets_any_file_of_the_run(tmp_path):
     (tmp_path / "checkpoint-2").mkdir()
-    for path in (tmp_path / "checkpoint-2/weights", tmp_path / "metrics.jsonl", tmp_path / "run.json"):
+    for path in (
+        tmp_path / "checkpoint-2/weights",
+        tmp_path / "metrics.jsonl",
+        tmp_path / "run.json",
+    ):
         path.write_bytes(b"abcd")
-    fault = {"kind": "damage at rest", "files": [[0.1, "emptied"], [0.9, "cut"], [0.4, "removed"]]}
-    assert damage(fault, tmp_path) == "metrics.jsonl emptied; checkpoint-2/weights cut; run.json removed"
-    assert (tmp_path / "metrics.jsonl").read_bytes() == b"" and not (tmp_path / "run.json").exists()
+    fault = {
+        "kind": "damage at rest",
+        "files": [[0.1, "emptied"], [0.9, "cut"], [0.4, "removed"]],
+    }
+    assert (
+        damage(fault, tmp_path)
+        == "metrics.jsonl emptied; checkpoint-2/weights cut; run.json removed"
+    )
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b"" and not (
+        tmp_path / "run.json"
+    ).exists()
     assert (tmp_path / "checkpoint-2/weights").read_bytes() == b"ab"
 
 
@@ -162,7 +209,11 @@ def test_a_loop_that_loses_a_row_is_seen(tmp_path, monkeypatch):
 
 def test_the_committed_campaign_adds_up():
     result = json.loads((RESULTS / "faults.json").read_text())
-    assert result["n"] >= 256 and sum(result["outcomes"].values()) == result["n"] and not result["wrong"]
+    assert (
+        result["n"] >= 256
+        and sum(result["outcomes"].values()) == result["n"]
+        and not result["wrong"]
+    )
     assert sum(row["n"] for row in result["counts"]) == result["n"]
     assert sum(sum(by.values()) for by in result["by_arm"].values()) == result["n"]
     assert set(result["outcomes"]) <= set(FINE) and result["arms"] == list(ARMS)

@@ -33,10 +33,15 @@ def texts():
 
 
 COMMANDS = sorted(
-    {(module, rest.strip()) for text in texts().values() for module, rest in COMMAND.findall(text)}
+    {
+        (module, rest.strip())
+        for text in texts().values()
+        for module, rest in COMMAND.findall(text)
+    }
 )
 LINKED = [
-    (PAGE.parent / target).resolve() for target in re.findall(r"\]\((results/[^)]+)\)", PAGE.read_text())
+    (PAGE.parent / target).resolve()
+    for target in re.findall(r"\]\((results/[^)]+)\)", PAGE.read_text())
 ]
 FOLDERS = [PAGE.parent / folder for folder in re.findall(r"`(results/\w+/)`", PAGE.read_text())]
 FILES = sorted(p for p in RESULTS.rglob("*") if p.is_file() and not p.name.startswith("."))
@@ -67,7 +72,9 @@ def missing(module, rest):
     if not source_of(module).exists():
         return module
     asked = re.findall(r"--[\w-]+", rest)
-    return " ".join(option for option in asked if not re.search(rf"{option}(?![\w-])", help_of(module)))
+    return " ".join(
+        option for option in asked if not re.search(rf"{option}(?![\w-])", help_of(module))
+    )
 
 
 def rows_of(path):
@@ -86,9 +93,14 @@ def test_commands_that_are_named_run(module, rest):
 def test_every_benchmark_that_is_a_command_is_on_the_page():
     named = {module for module, _ in COMMAND.findall(PAGE.read_text())}
     sources = (ROOT / "benchmarks").rglob("*.py")
-    commands = {path for path in sources if "command_line(" in path.read_text() and path.name != "result.py"}
+    commands = {
+        path
+        for path in sources
+        if "command_line(" in path.read_text() and path.name != "result.py"
+    }
     modules = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__") for path in commands
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+        for path in commands
     }
     assert modules == named
 
@@ -105,24 +117,36 @@ def test_every_result_is_named():
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
-@pytest.mark.parametrize("path", [p for p in LINKED if p.suffix == ".json"], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [p for p in LINKED if p.suffix == ".json"], ids=lambda path: path.stem
+)
 def test_a_result_says_its_command_and_where_that_is_gone_the_page_says_the_commit(path):
     if path.name in OF_HAND:
         return
     saved = json.loads(path.read_text())
     jobs = saved.get("jobs", {})
-    made_by = saved.get("command") or saved.get("commands") or [job["command"] for job in jobs.values()]
+    made_by = (
+        saved.get("command")
+        or saved.get("commands")
+        or [job["command"] for job in jobs.values()]
+    )
     assert made_by, "by which command?"
     for command in [made_by] if isinstance(made_by, str) else made_by:
         for module, rest in COMMAND.findall(command):
             if gone := missing(module, rest):
-                assert any(re.search(r"commit [0-9a-f]{7}\b", row) for row in rows_of(path)), gone
+                assert any(re.search(r"commit [0-9a-f]{7}\b", row) for row in rows_of(path)), (
+                    gone
+                )
 
 
 def test_a_command_that_is_gone_is_named_without_python():
     """Such a one is `benchmarks.x ...`, and its row says the commit that has it."""
     lines = PAGE.read_text().splitlines()
-    rows = [line for line in lines if line.startswith("|") and re.search(r"`benchmarks\.\w+[ `]", line)]
+    rows = [
+        line
+        for line in lines
+        if line.startswith("|") and re.search(r"`benchmarks\.\w+[ `]", line)
+    ]
     assert len(rows) >= 3
     for row in rows:
         assert re.search(r"commit [0-9a-f]{7}\b", row), row

@@ -26,7 +26,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:Futur
 def setup():
     model, tokenizer = load_policy("tiny-random", quiet=True)
     work = make_workload(tokenizer, SIZES["smoke"].realistic, seed=0)
-    return Setup(model.cpu(), tokenizer, work, cuda=False, bf16=False, warmup=0, tuned=(8, False))
+    return Setup(
+        model.cpu(), tokenizer, work, cuda=False, bf16=False, warmup=0, tuned=(8, False)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +43,14 @@ def plain(setup):
 def before(tmp_path_factory):
     """Another state of the kit, whose engine says something else of itself."""
     folder = tmp_path_factory.mktemp("before")
-    shutil.copytree(ROOT / "grpo_kit", folder / "grpo_kit", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "grpo_kit", folder / "grpo_kit", ignore=shutil.ignore_patterns("__pycache__")
+    )
     with open(folder / "grpo_kit" / "engine" / "rollout.py", "a") as file:
         file.write('\nCOUNTED = {"prefill": 1000, "decode": 2000}\n')
-        file.write("Rollouts.tokens = property(lambda self: COUNTED, lambda self, counted: None)\n")
+        file.write(
+            "Rollouts.tokens = property(lambda self: COUNTED, lambda self, counted: None)\n"
+        )
     return folder
 
 
@@ -62,25 +68,49 @@ def result(before, tmp_path_factory):
         patch.setattr("benchmarks.step.run.in_a_child", here_or_there)
         patch.setattr("benchmarks.step.__main__.in_a_child", here_or_there)
         path = main(["--size", "smoke", *arms, "--out", str(out)])
-    assert [p.name for p in out.iterdir()] == ["step_smoke_realistic.json"], "nothing unfinished is left"
+    assert [p.name for p in out.iterdir()] == ["step_smoke_realistic.json"], (
+        "nothing unfinished is left"
+    )
     return json.loads(path.read_text())
 
 
 def test_result_is_complete(result):
     assert list(result["arms"]) == ["trl-hf", "trl-hf-tuned", "kit-before", "kit"]
     assert not result["not run"]
-    expected = {"command", "hardware", "weights", "n", "seed", "date", "versions", "work", "floor", "rounds"}
+    expected = {
+        "command",
+        "hardware",
+        "weights",
+        "n",
+        "seed",
+        "date",
+        "versions",
+        "work",
+        "floor",
+        "rounds",
+    }
     assert expected <= result.keys()
     assert "--size smoke" in result["command"] and "--before <a checkout>" in result["command"]
-    assert result["work"]["completion tokens"] == 40 and result["work"]["prompt tokens"] == [12, 20]
+    assert result["work"]["completion tokens"] == 40 and result["work"]["prompt tokens"] == [
+        12,
+        20,
+    ]
     assert result["arms"]["trl-hf"]["rollouts by"] == "transformers.generate"
     assert result["arms"]["kit"]["rollouts by"] == "RolloutEngine"
     for arm in result["arms"].values():
         assert arm["peak bytes"]["above start"] > 0
         seconds, held = arm["timeline"]["seconds"], arm["timeline"]["GiB"]
-        assert len(seconds) == len(held) <= 200 and list(seconds) == sorted(seconds) and max(held) * 2**30 > 0
-        assert max(held) * 2**30 == pytest.approx(arm["peak bytes"]["above start"], rel=0.01, abs=2**21)
-        assert arm["tokens/s decode"] == pytest.approx(40 / arm["phases"]["decode"]["median"], rel=1e-4)
+        assert (
+            len(seconds) == len(held) <= 200
+            and list(seconds) == sorted(seconds)
+            and max(held) * 2**30 > 0
+        )
+        assert max(held) * 2**30 == pytest.approx(
+            arm["peak bytes"]["above start"], rel=0.01, abs=2**21
+        )
+        assert arm["tokens/s decode"] == pytest.approx(
+            40 / arm["phases"]["decode"]["median"], rel=1e-4
+        )
 
 
 def test_the_other_checkouts_kit_was_measured(result):
@@ -88,7 +118,11 @@ def test_the_other_checkouts_kit_was_measured(result):
     before, now = (result["arms"][arm] for arm in ("kit-before", "kit"))
     assert (before["tokens"]["prefill"], before["tokens"]["decode"]) == (1000, 2000)
     assert (now["tokens"]["prefill"], now["tokens"]["decode"]) == (32, 36)
-    assert before["code"]["files"] != now["code"]["files"] == result["arms"]["trl-hf"]["code"]["files"]
+    assert (
+        before["code"]["files"]
+        != now["code"]["files"]
+        == result["arms"]["trl-hf"]["code"]["files"]
+    )
 
 
 def test_each_ratio_is_fewer_tokens_times_faster_tokens(result):
@@ -103,7 +137,8 @@ def test_each_ratio_is_fewer_tokens_times_faster_tokens(result):
         assert found[phase]["fewer tokens"] == pytest.approx(tokens, rel=1e-4)
         assert found[phase]["faster tokens"] == pytest.approx(ratio / tokens, rel=1e-4)
     passes = [
-        t["prefill"] + t["decode"] + 3 * t["update"] for t in (s["tokens computed"] for s in (other, one))
+        t["prefill"] + t["decode"] + 3 * t["update"]
+        for t in (s["tokens computed"] for s in (other, one))
     ]
     assert found["step"]["fewer tokens"] == pytest.approx(passes[0] / passes[1], rel=1e-4)
     assert found["step"]["ratio"] == pytest.approx(other["seconds"] / one["seconds"], rel=1e-4)
@@ -112,7 +147,9 @@ def test_each_ratio_is_fewer_tokens_times_faster_tokens(result):
 def test_times_the_floor(result):
     """The kit leaves groups without a signal out of its update, and so does its floor."""
     least, arm = result["floor"]["seconds with skipping"], result["arms"]["kit"]
-    assert arm["times the floor"]["step"] == pytest.approx(arm["seconds"]["median"] / least["step"], rel=1e-4)
+    assert arm["times the floor"]["step"] == pytest.approx(
+        arm["seconds"]["median"] / least["step"], rel=1e-4
+    )
     assert arm["times the floor"]["decode"] == pytest.approx(
         arm["phases"]["decode"]["median"] / least["decode"], rel=1e-4
     )
@@ -137,7 +174,10 @@ def test_ratio_is_the_reference_over_the_arm(result):
 def test_all_arms_did_the_same_work(result):
     one, *others = result["rounds"][0].values()
     for other in others:
-        assert other["tokens crc32"] == one["tokens crc32"] and other["mean reward"] == one["mean reward"]
+        assert (
+            other["tokens crc32"] == one["tokens crc32"]
+            and other["mean reward"] == one["mean reward"]
+        )
         assert other["loss"] == pytest.approx(one["loss"], rel=1e-4)
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
 
@@ -166,12 +206,22 @@ def learning(setup):
 def test_tokens_of_each_arm_by_hand(setup, plain):
     """Prompts of 12 and 20 tokens, 4 completions each, [5, 3, 6, 4] and [2, 4, 8, 8] tokens long."""
     # Padded rows; every row goes on until the longest ends, whose last token nobody reads. trl's head scores it all.
-    assert plain.tokens == {"prefill": 8 * 20, "decode": 8 * 7, "update": 2 * 8 * 28, "head": 8 * 27}
+    assert plain.tokens == {
+        "prefill": 8 * 20,
+        "decode": 8 * 7,
+        "update": 2 * 8 * 28,
+        "head": 8 * 27,
+    }
     # Each prompt once, live rows only, as many as a fast product has: 8, 7, 6, 4, 3, 2 and 2 of them. The update has
     # the prompt's last token before every completion, whose own last token nobody reads; the head sees those alone.
     # The other group has no signal and is left out.
     update, head = learning(setup)
-    least = {"prefill": 12 + 20, "decode": 8 + 8 + 8 + 4 + 4 + 2 + 2, "update": update, "head": head}
+    least = {
+        "prefill": 12 + 20,
+        "decode": 8 + 8 + 8 + 4 + 4 + 2 + 2,
+        "update": update,
+        "head": head,
+    }
     assert measure("kit", setup).tokens == least
 
 
@@ -180,7 +230,12 @@ def test_decoded_tokens_are_counted_where_no_module_is_called(setup, monkeypatch
     for name in ("_see", "report"):
         monkeypatch.setattr(f"benchmarks.step.tokens.TokenCount.{name}", lambda *args: None)
     head = learning(setup)[1]
-    assert measure("kit", setup).tokens == {"prefill": None, "decode": 32, "update": None, "head": head}
+    assert measure("kit", setup).tokens == {
+        "prefill": None,
+        "decode": 32,
+        "update": None,
+        "head": head,
+    }
 
 
 # ---- what is not the same work stops it ------------------------------------------------------------------------
@@ -206,7 +261,8 @@ def other_loss(setup, model, folder):
 
 def other_gradient(setup, model, folder):
     with torch.no_grad():
-        model.get_input_embeddings().weight.mul_(1.05)  # on-policy, the loss does not depend on the weights
+        # on-policy, the loss does not depend on the weights
+        model.get_input_embeddings().weight.mul_(1.05)
     return kit(setup, model, folder)
 
 
@@ -238,13 +294,20 @@ def test_a_tampered_arm_stops_the_run(tampered, message, setup, plain, monkeypat
         check_same_work({"kit": step, "trl-hf": plain}, setup.workload, 1e-3)
 
 
-@pytest.mark.parametrize("arm, rollouts", [("kit", "kit"), ("kit-rollout", "kit"), ("kit-update", "trl")])
+@pytest.mark.parametrize(
+    "arm, rollouts", [("kit", "kit"), ("kit-rollout", "kit"), ("kit-update", "trl")]
+)
 def test_an_honest_arm_passes(arm, rollouts, setup, plain):
     """Those with one half of the kit too: whose rollouts they are is seen by the tokens that were computed."""
-    measured, longest = measure(arm, setup), setup.workload.prompt_ids[setup.workload.flat.index(False)]
+    measured, longest = (
+        measure(arm, setup),
+        setup.workload.prompt_ids[setup.workload.flat.index(False)],
+    )
     padded = 4 * (len(longest) + 8)  # the group with a signal, to the step's longest completion
     check_same_work({arm: measured, "trl-hf": plain}, setup.workload, 1e-3)
-    assert measured.tokens["prefill"] == {"kit": 12 + 20, "trl": plain.tokens["prefill"]}[rollouts]
+    assert (
+        measured.tokens["prefill"] == {"kit": 12 + 20, "trl": plain.tokens["prefill"]}[rollouts]
+    )
     assert measured.tokens["update"] == (padded if arm == "kit-rollout" else learning(setup)[0])
 
 
@@ -271,7 +334,10 @@ def test_results_of_other_hardware_are_kept(tmp_path):
     "arguments, message",
     [
         (["--arms", "kit,nonsense"], "nonsense not known; use trl-hf"),
-        (["--arms", "kit-before"], "none of these can run here: .*give the checkout with --before"),
+        (
+            ["--arms", "kit-before"],
+            "none of these can run here: .*give the checkout with --before",
+        ),
     ],
 )
 def test_arms_that_cannot_run(arguments, message):

@@ -37,12 +37,21 @@ def work(request, policy):
 def test_least_tokens_are_those_of_distinct_prefixes(work):
     least = needed(work)
     prompts = prefixes(work.prompt_ids)
-    inputs = prefixes([row[:-1] for row in work.rows])  # behind a row's last token nothing is asked
-    assert least.prefill == len(prompts) and least.starts == len(set(map(tuple, work.prompt_ids)))
+    # behind a row's last token nothing is asked
+    inputs = prefixes([row[:-1] for row in work.rows])
+    assert least.prefill == len(prompts) and least.starts == len(
+        set(map(tuple, work.prompt_ids))
+    )
     assert least.update == len(inputs) and least.decode == len(inputs - prompts)
-    scored = {tuple(row[: len(row) - back]) for row, ids in rows_of(work) for back in range(1, len(ids) + 1)}
+    scored = {
+        tuple(row[: len(row) - back])
+        for row, ids in rows_of(work)
+        for back in range(1, len(ids) + 1)
+    }
     assert least.head == len(scored)
-    assert least.update_keys == sum(map(len, inputs)) and least.prefill_keys == sum(map(len, prompts))
+    assert least.update_keys == sum(map(len, inputs)) and least.prefill_keys == sum(
+        map(len, prompts)
+    )
     assert least.decode_keys == sum(map(len, inputs - prompts))
 
 
@@ -50,7 +59,9 @@ def test_each_distinct_key_is_read_once_a_step(work):
     """Step by step: the rows that still write read all that is before their newest token, and itself."""
     least, reads = needed(work), 0
     for step in range(1, least.steps + 1):
-        live = [row[: len(row) - len(ids) + step] for row, ids in rows_of(work) if len(ids) > step]
+        live = [
+            row[: len(row) - len(ids) + step] for row, ids in rows_of(work) if len(ids) > step
+        ]
         assert live
         reads += len(prefixes(live))
     assert least.reads == reads
@@ -65,7 +76,11 @@ def test_skipping_leaves_the_flat_groups_out_of_the_update_only(work):
     learning = [row for r, row in enumerate(work.rows) if not work.flat[r // 4]]
     least, skipping = needed(work), needed(work, skip=True)
     assert skipping.update == len(prefixes([row[:-1] for row in learning])) < least.update
-    assert (skipping.prefill, skipping.decode, skipping.reads) == (least.prefill, least.decode, least.reads)
+    assert (skipping.prefill, skipping.decode, skipping.reads) == (
+        least.prefill,
+        least.decode,
+        least.reads,
+    )
 
 
 def test_floor_by_hand(policy, work):
@@ -77,7 +92,9 @@ def test_floor_by_hand(policy, work):
     assert compute["prefill"] == 2 * (body * least.prefill + head * 2)
     assert compute["decode"] == 2 * total * least.decode
     assert compute["forward-backward"] == 6 * (body * least.update + head * least.head)
-    assert compute["step"] == sum(seconds for phase, seconds in compute.items() if phase != "step")
+    assert compute["step"] == sum(
+        seconds for phase, seconds in compute.items() if phase != "step"
+    )
     # Scores and sums: 2 products of 2 FLOP for each of 4 heads of 8 in 2 layers and each key.
     more = seconds({"FLOP/s": 1.0, "bytes/s": 1e30}, attention=True)
     key = 2 * 2 * 2 * 4 * 8

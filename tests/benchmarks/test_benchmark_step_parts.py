@@ -36,7 +36,9 @@ PUBLISHED = 2930789034  # CRC-32 of its completions
 def setup():
     model, tokenizer = load_policy("tiny-random", quiet=True)
     work = make_workload(tokenizer, SIZES["smoke"].realistic, seed=0)
-    return Setup(model.cpu(), tokenizer, work, cuda=False, bf16=False, warmup=0, tuned=(8, False))
+    return Setup(
+        model.cpu(), tokenizer, work, cuda=False, bf16=False, warmup=0, tuned=(8, False)
+    )
 
 
 # ---- forced completions ----------------------------------------------------------------------------------------
@@ -118,7 +120,9 @@ def test_completions_end_in_eos_unless_cut_off(setup):
 
 def test_long_workload_is_all_the_same_length(setup):
     work = make_workload(setup.tokenizer, SIZES["smoke"].long, seed=0)
-    assert {len(p) for p in work.prompt_ids} == {16} and {len(c) for c in work.completion_ids} == {8}
+    assert {len(p) for p in work.prompt_ids} == {16} and {
+        len(c) for c in work.completion_ids
+    } == {8}
 
 
 def test_rewards_follow_from_the_tokens_and_flat_groups_are_equal(setup):
@@ -179,7 +183,10 @@ def test_the_main_jobs_work_is_what_its_profile_trains_with(setup):
     rendered = set(task.dataset(setup.tokenizer)["prompt"])
     assert len(work.prompts) == cfg.prompts_per_step and set(work.prompts) <= rendered
     assert [setup.tokenizer(text).input_ids for text in work.prompts] == work.prompt_ids
-    assert len(work.completion_ids) == cfg.completions_per_step and work.group_size == cfg.group_size
+    assert (
+        len(work.completion_ids) == cfg.completions_per_step
+        and work.group_size == cfg.group_size
+    )
     for ids in work.completion_ids:
         assert 1 <= len(ids) <= task.max_completion_tokens and work.eos not in ids[:-1]
         assert len(ids) == task.max_completion_tokens or ids[-1] == work.eos
@@ -195,7 +202,9 @@ def test_sampled_completions_end_at_the_end_token(setup):
     assert len(whole) == 8 and {len(ids) for ids in whole} == {8}
     end = whole[0][3]
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
-    assert sample(tokenizer) == [ids[: ids.index(end) + 1] if end in ids else ids for ids in whole]
+    assert sample(tokenizer) == [
+        ids[: ids.index(end) + 1] if end in ids else ids for ids in whole
+    ]
 
 
 def test_thinking_prompts_begin_alike(setup):
@@ -221,7 +230,9 @@ def test_factors_by_hand():
     seconds = {"prefill": 1.0, "decode": 2.0, "forward-backward": 3.0, "step": 6.5}
     others = {"prefill": 80, "decode": None, "update": 60, "head": None}
     found = factors(tokens, seconds, others, {**seconds, "prefill": 16.0, "step": 13.0})
-    assert list(found) == ["prefill", "forward-backward"], "decode, and so the step, was not counted"
+    assert list(found) == ["prefill", "forward-backward"], (
+        "decode, and so the step, was not counted"
+    )
     share = {"ratio": 16.0, "fewer tokens": 8.0, "faster tokens": 2.0, "share by tokens": 0.75}
     assert found["prefill"] == pytest.approx(share)
     assert found["forward-backward"]["faster tokens"] == 0.5

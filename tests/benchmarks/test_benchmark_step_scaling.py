@@ -53,9 +53,17 @@ def test_lines_of_the_figure_are_the_points(tmp_path, monkeypatch):
     seconds = lambda point, k: k * point["completion"] * point["group_size"] * point["prompts"]  # noqa: E731
     found = []
     for point in scaling.points("cpu"):
-        arms = {arm: {"seconds": seconds(point, k), "busy": k == 9} for arm, k in (("kit", 2), ("other", 9))}
+        arms = {
+            arm: {"seconds": seconds(point, k), "busy": k == 9}
+            for arm, k in (("kit", 2), ("other", 9))
+        }
         found.append({**point, "arms": arms, "floor": {"seconds": {"step": seconds(point, 1)}}})
-    result = {"points": found, "axes": scaling.POINTS["cpu"], "weights": "w", "prompt tokens": 256}
+    result = {
+        "points": found,
+        "axes": scaling.POINTS["cpu"],
+        "weights": "w",
+        "prompt tokens": 256,
+    }
     figures = []
     monkeypatch.setattr(scaling.plt, "close", figures.append)
     scaling.draw(result | {"hardware": "h", "date": "d"}, tmp_path / "a.png")
@@ -64,5 +72,7 @@ def test_lines_of_the_figure_are_the_points(tmp_path, monkeypatch):
     for panel, axis in zip(figures[0].axes, scaling.AXES, strict=True):
         lines = {line.get_label(): line.get_xydata().tolist() for line in panel.get_lines()}
         for label, k in (("kit", 2), ("other", 9), ("floor", 1)):
-            expected = [[v, seconds({**middle, axis: v}, k)] for v in scaling.POINTS["cpu"][axis]]
+            expected = [
+                [v, seconds({**middle, axis: v}, k)] for v in scaling.POINTS["cpu"][axis]
+            ]
             assert lines[label] == expected, (axis, label)

@@ -39,11 +39,12 @@ def test_the_same_command_goes_on_where_it_was_stopped(children, tmp_path, monke
 
 def test_what_other_code_measured_is_measured_anew(children, tmp_path, monkeypatch):
     arguments = ["--size", "smoke", "--arms", "kit", "--out", str(tmp_path), "--rounds", "1"]
-    monkeypatch.setattr(
-        "benchmarks.step.__main__.make_result", lambda *args: 1 / 0
-    )  # stopped at the very end
+    # stopped at the very end
+    monkeypatch.setattr("benchmarks.step.__main__.make_result", lambda *args: 1 / 0)
     for state, asked in (("one", 2), ("one", 1), ("two", 2)):
-        monkeypatch.setattr("benchmarks.step.run.code_state", lambda kit, s=state: {"commit": s, "files": s})
+        monkeypatch.setattr(
+            "benchmarks.step.run.code_state", lambda kit, s=state: {"commit": s, "files": s}
+        )
         children.clear()
         with pytest.raises(ZeroDivisionError):
             main(arguments)
@@ -65,7 +66,9 @@ def test_a_busy_machine_is_refused_or_noted(children, tmp_path, monkeypatch):
     )
     options = _parse(["--size", "smoke", "--out", str(tmp_path)])
     runner = prepare(options, SIZES["smoke"].realistic, "realistic")
-    assert runner.measure("kit", (8, False)).before is None and not waited, "smoke waits for nobody"
+    assert runner.measure("kit", (8, False)).before is None and not waited, (
+        "smoke waits for nobody"
+    )
     options.size = "cpu"
     with pytest.raises(SystemExit, match="before kit: other processes take 40%"):
         runner.measure("kit", (8, False), 1)
@@ -74,10 +77,14 @@ def test_a_busy_machine_is_refused_or_noted(children, tmp_path, monkeypatch):
     assert waited == [60.0, 0.0] and measured.before == 0.4 and measured.busy
 
 
-def test_where_no_arm_could_be_measured_the_command_says_so_and_begins_anew(children, tmp_path, monkeypatch):
+def test_where_no_arm_could_be_measured_the_command_says_so_and_begins_anew(
+    children, tmp_path, monkeypatch
+):
     arguments = ["--size", "smoke", "--arms", "kit", "--out", str(tmp_path)]
     killed = {"error": "killed"}
-    answered = lambda request, kit, **how: killed if "arm" in request else answered_here(request)  # noqa: E731
+    answered = lambda request, kit, **how: (
+        killed if "arm" in request else answered_here(request)
+    )  # noqa: E731
     with (
         monkeypatch.context() as patch,
         pytest.raises(SystemExit, match=r"no arm was measured \(kit: killed\)"),

@@ -34,7 +34,8 @@ def test_a_phase_that_takes_nothing_has_no_column():
 
 def test_quartiles_are_of_several_rounds():
     one, several = (
-        next(_read(path) for path in COMMITTED if (_read(path)["n"] > 1) == many) for many in (False, True)
+        next(_read(path) for path in COMMITTED if (_read(path)["n"] > 1) == many)
+        for many in (False, True)
     )
     assert "[" not in seconds_table(one) and "[q1, q3]" in seconds_table(several)
 
@@ -49,9 +50,14 @@ def test_ratios_are_to_the_references_that_were_run(path):
     for line in lines:
         mine = arms[line.split()[0]]["seconds"]["median"]
         shown = list(map(float, line.split()[4:]))  # behind the arm, two rates and the memory
-        assert shown == pytest.approx([arms[name]["seconds"]["median"] / mine for name in run], abs=0.005)
+        assert shown == pytest.approx(
+            [arms[name]["seconds"]["median"] / mine for name in run], abs=0.005
+        )
 
 
 def test_a_result_without_arms_says_so():
-    none = _read(COMMITTED[0]) | {"arms": {}, "not run": {"kit": "killed, most likely for want of memory"}}
+    none = _read(COMMITTED[0]) | {
+        "arms": {},
+        "not run": {"kit": "killed, most likely for want of memory"},
+    }
     assert tables(none) == "no arm was measured (kit: killed, most likely for want of memory)"

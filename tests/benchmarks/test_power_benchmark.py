@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from benchmarks.power import Experiment, constants, experiments, found_by_draws, halves, rise_tested
+from benchmarks.power import (
+    Experiment,
+    constants,
+    experiments,
+    found_by_draws,
+    halves,
+    rise_tested,
+)
 from grpo_kit.more.lab.power import chance
 
 
@@ -36,10 +43,13 @@ def test_draws_of_half_the_seeds_scatter_like_new_ones():
     """Else what is drawn from few seeds agrees too well: with 8 of 16, by a third."""
     rng = np.random.default_rng(1)
     came = np.mean([found_by_draws(made(16, 0.1, seed=s), 8, 0.1, rng) for s in range(10)])
-    assert came == pytest.approx(chance(0.1, 8, 64, spreads=[0.1], noise=0.12, rows=0), abs=0.07)
+    assert came == pytest.approx(
+        chance(0.1, 8, 64, spreads=[0.1], noise=0.12, rows=0), abs=0.07
+    )
 
 
 def test_steps_are_predicted_from_the_other_half():
     found = {name: {"steps": 10, "of": 20, "signal": 2.0, "signals": 40.0} for name in "abcd"}
     told = rise_tested(found)
-    assert told["off_by_steps"] == 0 and told["off_by_signal"] == 10  # 40 groups at 2 a step are 20 steps
+    # 40 groups at 2 a step are 20 steps
+    assert told["off_by_steps"] == 0 and told["off_by_signal"] == 10

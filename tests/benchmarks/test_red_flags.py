@@ -36,17 +36,25 @@ def test_failures_that_no_recorded_run_had_are_named(tables):
 
 def test_arms_that_fall_behind_by_old_rollouts_are_seen(tables):
     arms = tables[1].set_index("arm")
-    seen = arms.loc[["sync 20", "sync 10", "sync 10, no weights", "oldest first", "4 iterations"], "flagged"]
+    seen = arms.loc[
+        ["sync 20", "sync 10", "sync 10, no weights", "oldest first", "4 iterations"], "flagged"
+    ]
     assert seen.tolist() == [5, 5, 5, 3, 5]
     assert arms["worse"].sum() == 7 and arms.loc[~arms["worse"], "flagged"].sum() == 1
 
 
 def test_recorded_runs_name_no_folder_of_a_machine():
     files = [*(ROOT / "tests" / "fixtures" / "flags").rglob("*.*"), *RESULTS.rglob("*.*")]
-    texts = {path: path.read_text() for path in files if path.suffix in (".json", ".csv", ".md", ".jsonl")}
+    texts = {
+        path: path.read_text()
+        for path in files
+        if path.suffix in (".json", ".csv", ".md", ".jsonl")
+    }
     assert len(texts) > 100
     named = [
-        str(path) for path, text in texts.items() if re.search(r"/(root|home|Users|tmp)/|\.cache/", text)
+        str(path)
+        for path, text in texts.items()
+        if re.search(r"/(root|home|Users|tmp)/|\.cache/", text)
     ]
     assert not named
 
@@ -56,4 +64,6 @@ def test_what_is_said_of_published_runs_is_the_committed_table(tmp_path, monkeyp
     monkeypatch.setattr(foreign_logs, "RESULTS", tmp_path)
     foreign_logs.main()
     assert (tmp_path / "foreign_logs.json").read_text() == committed
-    assert (tmp_path / "foreign_logs.md").read_text() == (RESULTS / "foreign_logs.md").read_text()
+    assert (tmp_path / "foreign_logs.md").read_text() == (
+        RESULTS / "foreign_logs.md"
+    ).read_text()

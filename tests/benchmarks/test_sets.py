@@ -37,8 +37,15 @@ def test_the_last_report_counts(tmp_path):
     again = '<testsuite time="2" timestamp="2026-11-28T01"><testcase classname="a" name="bad" /></testsuite>'
     (tmp_path / "again.xml").write_text(again)
     found = counted(tmp_path / "tests.xml", tmp_path / "again.xml")
-    assert (found["passed"], found["failed"], found["seconds"], found["date"]) == (2, 1, 63, "2026-11-28")
-    assert found["failed at first, passed since"] == ["a::bad"] and found["failed tests"] == ["b::late"]
+    assert (found["passed"], found["failed"], found["seconds"], found["date"]) == (
+        2,
+        1,
+        63,
+        "2026-11-28",
+    )
+    assert found["failed at first, passed since"] == ["a::bad"] and found["failed tests"] == [
+        "b::late"
+    ]
 
 
 def test_an_interpreter_without_the_kit_fails_the_main_job(tmp_path):

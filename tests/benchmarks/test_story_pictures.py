@@ -20,8 +20,13 @@ def test_the_page_says_what_each_method_holds():
 def test_the_page_and_notebook_04_say_the_rewards_of_the_picture():
     (text,) = [alt for alt, path in ALTS if path == "group_step.png"]
     _, texts, rewards, advantages = scored_group()
-    assert re.findall(r"\d\.\d\d", text) == [*(f"{r:.2f}" for r in rewards), f"{rewards.mean():.2f}"]
-    notebook = json.loads((ROOT / "notebooks" / "04_grpo_by_hand.ipynb").read_text(encoding="utf-8"))
+    assert re.findall(r"\d\.\d\d", text) == [
+        *(f"{r:.2f}" for r in rewards),
+        f"{rewards.mean():.2f}",
+    ]
+    notebook = json.loads(
+        (ROOT / "notebooks" / "04_grpo_by_hand.ipynb").read_text(encoding="utf-8")
+    )
     sources = "".join("".join(cell["source"]) for cell in notebook["cells"])
     outputs = [out for cell in notebook["cells"] for out in cell.get("outputs", [])]
     shown = "".join("".join(out.get("data", {}).get("text/html", [])) for out in outputs)

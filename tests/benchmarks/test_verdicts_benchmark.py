@@ -22,13 +22,15 @@ def judge(pair):
 
 def pairs(*rows):
     return [
-        Pair(place, "MathAnswer", "1", answer, right, "") for place, (answer, right) in enumerate(rows, 1)
+        Pair(place, "MathAnswer", "1", answer, right, "")
+        for place, (answer, right) in enumerate(rows, 1)
     ]
 
 
 def test_each_verdict_is_counted_once_where_it_belongs():
     rows = pairs(
-        ("paid", 0), ("half", 0), ("zero", 0), ("none", 0), ("raises", 0),  # two wrong ones paid
+        # two wrong ones paid
+        ("paid", 0), ("half", 0), ("zero", 0), ("none", 0), ("raises", 0),
         ("paid", 1), ("zero", 1), ("none", 1), ("raises", 1),  # three right ones refused
         ("none", None), ("zero", None), ("raises", None),  # one judged, though there is no gold
     )  # fmt: skip
@@ -90,7 +92,10 @@ class Fixed:
     """A reward that pays equal texts, cannot judge "?", and pays "b" for "a" besides."""
 
     def __call__(self, completions, *, answer):
-        text, gold = completions[0].removeprefix("<answer>").removesuffix("</answer>"), answer[0]
+        text, gold = (
+            completions[0].removeprefix("<answer>").removesuffix("</answer>"),
+            answer[0],
+        )
         return [None if gold == "?" else float(text == gold or (text, gold) == ("b", "a"))]
 
 
@@ -103,7 +108,11 @@ def test_own_answers_that_fail_are_named():
 
 def test_shuffled_golds_never_meet_themselves_and_equal_values_are_no_failure():
     found = golds.shuffled(Fixed(), ["a", "b"], golds.same_text, shuffles=3)
-    assert found == {"pairs of different values": 6, "paid": ["b for a"], "same value, not paid": []}
+    assert found == {
+        "pairs of different values": 6,
+        "paid": ["b for a"],
+        "same value, not paid": [],
+    }
     equal = golds.shuffled(Fixed(), ["1", "1.0"], golds.same_number)
     assert equal["pairs of different values"] == 0
     assert equal["same value, not paid"] == ["1.0 for 1", "1 for 1.0"]
@@ -112,7 +121,12 @@ def test_shuffled_golds_never_meet_themselves_and_equal_values_are_no_failure():
 def test_every_text_of_the_holes_belongs_to_one_kind():
     for question in holes.QUESTIONS:
         written = [text for _, text in holes.texts(question)]
-        assert len(written) == len(set(written)) and question.right and question.wrong and question.hole
+        assert (
+            len(written) == len(set(written))
+            and question.right
+            and question.wrong
+            and question.hole
+        )
     assert all(sum(mass.values()) == pytest.approx(1) for mass in holes.STARTS.values())
 
 
@@ -134,7 +148,9 @@ def test_the_policy_learns_what_is_paid():
 def test_a_reward_that_cannot_judge_teaches_nothing():
     table = [[None] * len(holes.texts(q)) for q in holes.QUESTIONS[:2]]
     end = holes.train(table, 0, questions=holes.QUESTIONS[:2])
-    assert {kind: end[kind] for kind in holes.KINDS} == pytest.approx(holes.STARTS["able"], abs=1e-5)
+    assert {kind: end[kind] for kind in holes.KINDS} == pytest.approx(
+        holes.STARTS["able"], abs=1e-5
+    )
 
 
 def test_math_verify_pays_every_hole_and_no_honest_mistake_and_the_kit_no_hole():
@@ -146,5 +162,8 @@ def test_math_verify_pays_every_hole_and_no_honest_mistake_and_the_kit_no_hole()
 def test_a_habit_that_pays_on_one_question_is_taken_up_on_another():
     """The second question is never judged: alone it would keep its 10 % of holes, and the mean would end at 55 %."""
     first, second = holes.QUESTIONS[:2]
-    table = [[float(kind == "hole") for kind, _ in holes.texts(first)], [None] * len(holes.texts(second))]
+    table = [
+        [float(kind == "hole") for kind, _ in holes.texts(first)],
+        [None] * len(holes.texts(second)),
+    ]
     assert holes.train(table, 0, questions=(first, second))["hole"] > 0.6

@@ -17,7 +17,10 @@ GROUP = 4
 
 def texts():
     return Dataset.from_dict(
-        {"prompt": [f"Say {i} and {'more ' * (i % 3)}:" for i in range(6)], "size": list(range(6))}
+        {
+            "prompt": [f"Say {i} and {'more ' * (i % 3)}:" for i in range(6)],
+            "size": list(range(6)),
+        }
     )
 
 
@@ -64,12 +67,20 @@ def by_trl(folder, data, rewards, *, lora=None, **fields):
     """What trl's trainer did: per rollout its prompts, completions and advantages; per update loss, norm, rate."""
     model, tokenizer = few_words.policy()
     trainer = GRPOTrainer(
-        model, rewards, arguments(folder, **fields), data, processing_class=tokenizer, peft_config=lora
+        model,
+        rewards,
+        arguments(folder, **fields),
+        data,
+        processing_class=tokenizer,
+        peft_config=lora,
     )
     rollouts, losses = [], []
 
     def write(prompt_ids, *others, **more):
-        made = [tokens(len(rollouts), place, tokenizer.eos_token_id) for place in range(len(prompt_ids))]
+        made = [
+            tokens(len(rollouts), place, tokenizer.eos_token_id)
+            for place in range(len(prompt_ids))
+        ]
         rollouts.append({"prompts": prompt_ids, "completions": made})
         return made, None
 
@@ -85,7 +96,11 @@ def by_trl(folder, data, rewards, *, lora=None, **fields):
         losses.append(loss.item())
         return loss
 
-    trainer._generate_single_turn, trainer._generate_and_score_completions, trainer._compute_loss = (
+    (
+        trainer._generate_single_turn,
+        trainer._generate_and_score_completions,
+        trainer._compute_loss,
+    ) = (
         write,
         scored,
         kept,
@@ -112,7 +127,11 @@ def by_loop(folder, data, rewards, rollouts, *, lora=None, **fields):
     class Keep(Hook):
         def after_step(self, trainer, row, batch):
             steps.append(
-                {"advantages": batch.advantages, "loss": row["loss"], "grad_norm": row["grad_norm"]}
+                {
+                    "advantages": batch.advantages,
+                    "loss": row["loss"],
+                    "grad_norm": row["grad_norm"],
+                }
                 | {"rate": row["learning_rate"]}
             )
 
@@ -122,7 +141,11 @@ def by_loop(folder, data, rewards, rollouts, *, lora=None, **fields):
     )  # fmt: skip
     task = trainer.task
     known = dict(
-        zip(map(tuple, tokenizer(task.render(tokenizer, task.train))["input_ids"]), task.train, strict=True)
+        zip(
+            map(tuple, tokenizer(task.render(tokenizer, task.train))["input_ids"]),
+            task.train,
+            strict=True,
+        )
     )
 
     def replayed(model, tokenizer, task, rows, config, numbers):
@@ -130,7 +153,12 @@ def by_loop(folder, data, rewards, rollouts, *, lora=None, **fields):
         rows = [known[tuple(ids)] for ids in rollout["prompts"][:: config.group_size]]
         prompts = [list(ids) for ids in rollout["prompts"]]
         return as_batch(
-            tokenizer, rows, config.group_size, prompts, rollout["completions"], end_ids(model, tokenizer)
+            tokenizer,
+            rows,
+            config.group_size,
+            prompts,
+            rollout["completions"],
+            end_ids(model, tokenizer),
         )
 
     trainer.sample = replayed
@@ -145,11 +173,13 @@ def apart(one, other):
     for name, p in one.named_parameters():
         if p.requires_grad:
             far += (p - pairs[name]).square().sum().item()
-            moved += (
-                (p - begun.get(name, 0.0)).square().sum().item()
-            )  # adapters: from where they were drawn is near 0
+            # adapters: from where they were drawn is near 0
+            moved += (p - begun.get(name, 0.0)).square().sum().item()
     return (far / moved) ** 0.5
 
 
 def means(updates, a_step, name):
-    return [fmean(one[name] for one in updates[i : i + a_step]) for i in range(0, len(updates), a_step)]
+    return [
+        fmean(one[name] for one in updates[i : i + a_step])
+        for i in range(0, len(updates), a_step)
+    ]

@@ -50,8 +50,12 @@ def test_the_same_numbers_as_trl(tmp_path, case):
     data, lora = fields.pop("data", texts)(), fields.pop("lora", None)
     adapters = lambda: LoraConfig(**lora) if lora else None  # noqa: E731
     rewards = [points, vowels]
-    rollouts, updates, theirs = by_trl(tmp_path / "trl", data, rewards, lora=adapters(), **fields)
-    steps, trainer = by_loop(tmp_path / "kit", data, rewards, rollouts, lora=adapters(), **fields)
+    rollouts, updates, theirs = by_trl(
+        tmp_path / "trl", data, rewards, lora=adapters(), **fields
+    )
+    steps, trainer = by_loop(
+        tmp_path / "kit", data, rewards, rollouts, lora=adapters(), **fields
+    )
     assert isinstance(trainer.update, PackedUpdate)
     assert len(steps) == len(rollouts) >= 2
     a_step = fields.get("num_iterations", 1)
@@ -60,7 +64,8 @@ def test_the_same_numbers_as_trl(tmp_path, case):
         assert max(map(abs, step["advantages"])) > 0.5
     for name in ("loss", "grad_norm", "rate"):
         ours, wanted = [step[name] for step in steps], means(updates, a_step, name)
-        assert ours == pytest.approx(wanted, rel=1e-4, abs=1e-6), name  # a loss is a sum of terms near 1
+        # a loss is a sum of terms near 1
+        assert ours == pytest.approx(wanted, rel=1e-4, abs=1e-6), name
     assert apart(trainer.model, theirs) < 1e-4
 
 
@@ -68,11 +73,22 @@ def test_rewards_get_what_trl_gives_them(tmp_path):
     seen = {"trl": [], "kit": []}
 
     def watching(which):
-        def watched(prompts, completions, completion_ids, size, trainer_state, log_extra, log_metric, **more):
+        def watched(
+            prompts,
+            completions,
+            completion_ids,
+            size,
+            trainer_state,
+            log_extra,
+            log_metric,
+            **more,
+        ):
             log_extra("twice", [2 * s for s in size])
             log_metric("longest", max(map(len, completion_ids)))
             state = (trainer_state.global_step, trainer_state.max_steps)
-            seen[which].append((prompts, completions, completion_ids, size, state, sorted(more)))
+            seen[which].append(
+                (prompts, completions, completion_ids, size, state, sorted(more))
+            )
             return [float(len(ids)) for ids in completion_ids]
 
         return watched
@@ -87,13 +103,19 @@ def test_rewards_get_what_trl_gives_them(tmp_path):
         != seen["kit"][2][1][0]
         == [{"role": "assistant", "content": seen["kit"][2][1][0][0]["content"]}]
     )
-    lines = (trainer.folder / "completions.jsonl").read_text(), (trainer.folder / "metrics.jsonl").read_text()
+    lines = (
+        (trainer.folder / "completions.jsonl").read_text(),
+        (trainer.folder / "metrics.jsonl").read_text(),
+    )
     assert '"twice"' in lines[0] and '"longest"' in lines[1] and '"reward/watched"' in lines[1]
 
 
 def test_the_assistants_words_are_continued(tmp_path):
     model, tokenizer = few_words.policy()
-    opened = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "<answer>"}]
+    opened = [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "<answer>"},
+    ]
     trainer = from_trl(
         model, vowels, arguments(tmp_path), [{"prompt": opened}] * 2, processing_class=tokenizer
     )
@@ -104,9 +126,9 @@ def test_the_assistants_words_are_continued(tmp_path):
 def test_a_tokenizer_that_begins_texts_by_itself_begins_them_once(tmp_path):
     model, tokenizer = few_words.policy()
     data = chats()
-    wanted = tokenizer.apply_chat_template(data[0]["prompt"], add_generation_prompt=True, return_dict=True)[
-        "input_ids"
-    ]
+    wanted = tokenizer.apply_chat_template(
+        data[0]["prompt"], add_generation_prompt=True, return_dict=True
+    )["input_ids"]
     begin = wanted[0]
 
     class Begins:
@@ -136,7 +158,12 @@ def test_a_tokenizer_that_begins_texts_by_itself_begins_them_once(tmp_path):
         ({"train_dataset": [{"question": "1 + 1?"}]}, "column 'prompt'"),
         ({"train_dataset": [{"prompt": "a", "image": 1}]}, "trains on text"),
         (
-            {"train_dataset": [{"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}]}]},
+            {
+                "train_dataset": [
+                    {"prompt": "a"},
+                    {"prompt": [{"role": "user", "content": "b"}]},
+                ]
+            },
             "one of the two",
         ),
         (
@@ -154,7 +181,12 @@ def test_a_tokenizer_that_begins_texts_by_itself_begins_them_once(tmp_path):
 )
 def test_what_cannot_be_is_refused_by_name(tmp_path, given, why):
     model, tokenizer = few_words.policy()
-    given = {"reward_funcs": letters, "train_dataset": texts(), "processing_class": tokenizer, **given}
+    given = {
+        "reward_funcs": letters,
+        "train_dataset": texts(),
+        "processing_class": tokenizer,
+        **given,
+    }
     args = arguments(tmp_path, **given.pop("fields", {}))
     with pytest.raises(ValueError, match=why):
         from_trl(model, args=args, **given)
@@ -162,7 +194,12 @@ def test_what_cannot_be_is_refused_by_name(tmp_path, given, why):
 
 def test_the_run_is_saved_at_its_end_and_goes_on(tmp_path):
     model, tokenizer = few_words.policy()
-    fields = {"save_strategy": "steps", "save_steps": 500, "lr_scheduler_type": "cosine", "warmup_steps": 1}
+    fields = {
+        "save_strategy": "steps",
+        "save_steps": 500,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 1,
+    }
     make = lambda **more: from_trl(  # noqa: E731
         model, points, arguments(tmp_path, max_steps=3, adam_beta2=0.9, **fields, **more), texts(),
         processing_class=tokenizer,
@@ -181,7 +218,11 @@ def test_a_mixture_of_experts_is_refused_while_its_router_has_a_loss(tmp_path):
     with pytest.raises(ValueError, match="router_aux_loss_coef=0.01"):
         from_trl(model, points, arguments(tmp_path), texts(), processing_class=tokenizer)
     from_trl(
-        model, points, arguments(tmp_path, router_aux_loss_coef=0.0), texts(), processing_class=tokenizer
+        model,
+        points,
+        arguments(tmp_path, router_aux_loss_coef=0.0),
+        texts(),
+        processing_class=tokenizer,
     )
 
 
@@ -200,9 +241,18 @@ def only_completions(completions):
 @pytest.mark.parametrize(
     "given, why",
     [
-        ({"reward_funcs": asks_for_gold}, r"'asks_for_gold' asks for the column \['gold'\].*train_dataset"),
-        ({"reward_funcs": only_completions}, r"'only_completions' has the parameters .* add \*\*columns"),
-        ({"train_dataset": [{"prompt": "short"}, {"prompt": "word " * 1020}]}, "'word .* context of 1024"),
+        (
+            {"reward_funcs": asks_for_gold},
+            r"'asks_for_gold' asks for the column \['gold'\].*train_dataset",
+        ),
+        (
+            {"reward_funcs": only_completions},
+            r"'only_completions' has the parameters .* add \*\*columns",
+        ),
+        (
+            {"train_dataset": [{"prompt": "short"}, {"prompt": "word " * 1020}]},
+            "'word .* context of 1024",
+        ),
     ],
 )
 def test_rewards_and_prompts_are_checked_before_training(tmp_path, given, why):
@@ -219,7 +269,9 @@ def test_bare_text_under_a_chat_template_is_said_once(tmp_path):
     for name, rows in (("bare", texts()), ("rendered", rendered), ("messages", chats())):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            from_trl(model, letters, arguments(tmp_path / name), rows, processing_class=tokenizer)
+            from_trl(
+                model, letters, arguments(tmp_path / name), rows, processing_class=tokenizer
+            )
         seen[name] = sum("holds no '" in str(one.message) for one in caught)
     assert seen == {"bare": 1, "rendered": 0, "messages": 0}
 
@@ -227,7 +279,11 @@ def test_bare_text_under_a_chat_template_is_said_once(tmp_path):
 def test_rows_of_a_script_are_evaluated_as_any_others(tmp_path):
     model, tokenizer = few_words.policy()
     rows = texts()
-    script = {"args": arguments(tmp_path / "run", max_steps=1), "train_dataset": rows, "eval_dataset": rows}
+    script = {
+        "args": arguments(tmp_path / "run", max_steps=1),
+        "train_dataset": rows,
+        "eval_dataset": rows,
+    }
     trainer = from_trl(model, reward_funcs=vowels, processing_class=tokenizer, **script)
     trainer.train()
     evaluation = evaluate(trainer.model, tokenizer, trainer.task)

@@ -23,13 +23,22 @@ def letters(completions, **columns):
 def task_of_two():
     """largest, with a reward that a random model earns differently each time."""
     task = largest()
-    return dataclasses.replace(task, rewards=[task.rewards[0], letters], reward_weights=[0.75, 0.25])
+    return dataclasses.replace(
+        task, rewards=[task.rewards[0], letters], reward_weights=[0.75, 0.25]
+    )
 
 
 def made(folder, config, **overrides):
     model, tokenizer = few_words.policy()
     return to_trl(
-        task_of_two(), config, model, tokenizer, folder, use_cpu=True, disable_tqdm=True, **overrides
+        task_of_two(),
+        config,
+        model,
+        tokenizer,
+        folder,
+        use_cpu=True,
+        disable_tqdm=True,
+        **overrides,
     )
 
 
@@ -40,7 +49,9 @@ def test_a_task_trains_there(tmp_path, capsys):
     )  # fmt: skip
     trainer = made(tmp_path, config)
     printed = capsys.readouterr().out
-    assert "temperature=linear(start=1.2, end=0.6)" in printed and "dynamic_sampling=1" in printed
+    assert (
+        "temperature=linear(start=1.2, end=0.6)" in printed and "dynamic_sampling=1" in printed
+    )
     task = task_of_two()
     assert type(trainer) is GRPOTrainer
     assert trainer.args.gradient_accumulation_steps == 2 and trainer.temperature == 1.2
@@ -70,7 +81,10 @@ def test_overrides_stand_before_the_configs(tmp_path):
         tmp_path, Config(reward_weights=[1.0, 0.0]), per_device_train_batch_size=16, temperature=0.5, top_k=3,
         callbacks=[],
     )  # fmt: skip
-    assert (trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps) == (16, 4)
+    assert (
+        trainer.args.per_device_train_batch_size,
+        trainer.args.gradient_accumulation_steps,
+    ) == (16, 4)
     assert (trainer.temperature, trainer.args.top_k) == (0.5, 3)
     assert trainer.reward_weights.tolist() == [1.0, 0.0]
 
@@ -80,9 +94,19 @@ class UnslothsConfig(GRPOConfig):
     """As Unsloth makes it: a subclass of the same name, with an __init__ of its own defaults."""
 
     def __init__(
-        self, output_dir=None, weight_decay=0.001, seed=3407, repetition_penalty=1.1, chunks=-1, **rest
+        self,
+        output_dir=None,
+        weight_decay=0.001,
+        seed=3407,
+        repetition_penalty=1.1,
+        chunks=-1,
+        **rest,
     ):
-        given = {"weight_decay": weight_decay, "seed": seed, "repetition_penalty": repetition_penalty}
+        given = {
+            "weight_decay": weight_decay,
+            "seed": seed,
+            "repetition_penalty": repetition_penalty,
+        }
         super().__init__(output_dir, **given, **rest)
 
 
@@ -96,7 +120,8 @@ def test_defaults_that_unsloth_changed_are_trls_again(tmp_path, monkeypatch):
     assert changed_defaults(UnslothsConfig) == {name: getattr(own, name) for name in names}
     monkeypatch.setattr("grpo_kit.more.bridges.trl.GRPOConfig", UnslothsConfig)
     monkeypatch.setattr(
-        "grpo_kit.more.bridges.trl.fields_of", lambda *given: ({"seed": 5, "num_generations": 4}, [])
+        "grpo_kit.more.bridges.trl.fields_of",
+        lambda *given: ({"seed": 5, "num_generations": 4}, []),
     )
     args = made(tmp_path, Config(), weight_decay=0.1).args
     assert type(args) is UnslothsConfig and (args.weight_decay, args.seed) == (0.1, 5)
@@ -108,7 +133,9 @@ def test_a_model_may_be_given_by_its_name_so_that_it_is_divided_as_it_is_loaded(
     model.save_pretrained(tmp_path / "model")
     config = Config(steps=1, prompts_per_step=2, group_size=2)
     how = {"use_cpu": True, "disable_tqdm": True}
-    trainer = to_trl(task_of_two(), config, str(tmp_path / "model"), tokenizer, tmp_path / "run", **how)
+    trainer = to_trl(
+        task_of_two(), config, str(tmp_path / "model"), tokenizer, tmp_path / "run", **how
+    )
     trainer.train()
     assert trainer.state.global_step == 1
 

@@ -21,7 +21,9 @@ def rewards_of(folder, *steps):
     return [(step, pytest.approx(reward)) for step, reward in rows if step in steps]
 
 
-def test_a_tracker_that_fails_is_reported_once_and_gets_the_steps_after(tmp_path, monkeypatch, capsys):
+def test_a_tracker_that_fails_is_reported_once_and_gets_the_steps_after(
+    tmp_path, monkeypatch, capsys
+):
     pytest.importorskip("tensorboard")
     done, calls = trackers.TensorBoard._numbers, []
 
@@ -35,7 +37,10 @@ def test_a_tracker_that_fails_is_reported_once_and_gets_the_steps_after(tmp_path
     trainer = make(tmp_path / "run", hooks=[trackers.TensorBoard()])
     trainer.train()
     assert calls == [1, 2, 3, 4] and trainer.step == 4
-    assert capsys.readouterr().out.count("tensorboard failed (OSError: [Errno 28] No space left") == 1
+    assert (
+        capsys.readouterr().out.count("tensorboard failed (OSError: [Errno 28] No space left")
+        == 1
+    )
     assert rewards_in(trainer.folder) == rewards_of(trainer.folder, 1, 4)
 
 
@@ -80,8 +85,16 @@ def test_what_is_not_installed_is_refused_by_name(monkeypatch):
 
 
 def test_tables_are_bounded():
-    table = {"group": [n // 40 for n in range(160)], "completion": ["x"] * 160, "tokens": [["x"]] * 160}
-    assert len(_table_of(table)["group"]) == 40 and set(_table_of(table)) == {"group", "completion"}
-    assert len(_table_of(table | {"completion": ["x" * 10_000] * 160})["group"]) == 40  # one group at least
+    table = {
+        "group": [n // 40 for n in range(160)],
+        "completion": ["x"] * 160,
+        "tokens": [["x"]] * 160,
+    }
+    assert len(_table_of(table)["group"]) == 40 and set(_table_of(table)) == {
+        "group",
+        "completion",
+    }
+    # one group at least
+    assert len(_table_of(table | {"completion": ["x" * 10_000] * 160})["group"]) == 40
     assert sum(_table_is_due(step, 10_000) for step in range(1, 10_001)) == 101
     assert all(_table_is_due(step, 32) for step in range(1, 33))

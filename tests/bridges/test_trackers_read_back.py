@@ -31,7 +31,9 @@ def run(tmp_path_factory):
     words = [HERE / "tracked_run.py", root / "full", ",".join(INSTALLED)]
     done = forked.run(*words, environment=kept | home, timeout=600)
     assert not done.returncode, done.stderr[-3000:]
-    line = next(line for line in reversed(done.stdout.splitlines()) if line.startswith('{"once"'))
+    line = next(
+        line for line in reversed(done.stdout.splitlines()) if line.startswith('{"once"')
+    )
     return root / "full", json.loads(line), done.stdout
 
 
@@ -53,7 +55,9 @@ def test_every_number_of_the_run_folder_is_there_once(run, tracker, when):
     told = {}
     for step, name, value in found[when][tracker]["numbers"]:
         told.setdefault((step, name), []).append(value)
-    assert table["step"].tolist() == [0, *STEPS] and {"eval/accuracy", "reward/letters"} <= set(table)
+    assert table["step"].tolist() == [0, *STEPS] and {"eval/accuracy", "reward/letters"} <= set(
+        table
+    )
     cells = {
         (row["step"], name if name.startswith("eval/") else f"train/{name}"): value
         for row in table.to_dict("records")
@@ -64,7 +68,9 @@ def test_every_number_of_the_run_folder_is_there_once(run, tracker, when):
     for cell, value in cells.items():
         twice = when == "again" and tracker != "tensorboard" and cell[0] > 4
         values = told.pop(cell)
-        assert len(values) == 1 + twice and values[-1] == pytest.approx(value, rel=precision, abs=0), cell
+        assert len(values) == 1 + twice and values[-1] == pytest.approx(
+            value, rel=precision, abs=0
+        ), cell
     flags = [(flag.step, f"flags/{flag.name.replace(' ', '_')}") for flag in read_flags(folder)]
     assert sorted(told) == sorted(flags) and all(values == [1.0] for values in told.values())
 
@@ -76,10 +82,17 @@ def test_completions_are_those_of_the_run_folder(run, tracker):
     tables = found["again"][tracker]["tables"]
     assert sorted(map(int, tables)) == STEPS and len(table) == 48
     for step, rows in tables.items():
-        kept = table[table["step"] == int(step)].drop(columns=["step", "tokens", "logprobs"]).astype(object)
+        kept = (
+            table[table["step"] == int(step)]
+            .drop(columns=["step", "tokens", "logprobs"])
+            .astype(object)
+        )
         kept = kept.where(kept.notna(), None).to_dict("records")
         if tracker == "tensorboard":
-            kept = [{name: "" if v is None else str(v).strip() for name, v in row.items()} for row in kept]
+            kept = [
+                {name: "" if v is None else str(v).strip() for name, v in row.items()}
+                for row in kept
+            ]
             rows = [{name: v.strip() for name, v in row.items()} for row in rows]
         assert rows == kept
 
@@ -89,9 +102,17 @@ def test_flags_changes_and_config_are_there_once(run, tracker):
     folder, found, _ = run
     told = found["once"][tracker]
     flags, (change,) = read_flags(folder), read_changes(folder)
-    wanted = [(flag.step, f"red flag: {flag.name}") for flag in flags] + [(change["step"], "change")]
-    assert flags and sorted((step, title) for step, title, _ in told["alerts"]) == sorted(wanted)
-    assert any("learning_rate 0.5 -> 0.4" in text for _, title, text in told["alerts"] if title == "change")
+    wanted = [(flag.step, f"red flag: {flag.name}") for flag in flags] + [
+        (change["step"], "change")
+    ]
+    assert flags and sorted((step, title) for step, title, _ in told["alerts"]) == sorted(
+        wanted
+    )
+    assert any(
+        "learning_rate 0.5 -> 0.4" in text
+        for _, title, text in told["alerts"]
+        if title == "change"
+    )
     config = json.loads((folder / "run.json").read_text())
     assert {name: told["config"][name] for name in config} == config
 
@@ -101,5 +122,9 @@ def test_a_run_that_goes_on_is_one_run_and_nothing_is_sent(run):
     if "trackio" in INSTALLED:
         assert found["again"]["trackio"]["runs"] == ["full"]
     if "wandb" in INSTALLED:
-        assert found["again"]["wandb"]["runs"] == 1 and found["again"]["wandb"]["ends"] == [0, 0, 0]
+        assert found["again"]["wandb"]["runs"] == 1 and found["again"]["wandb"]["ends"] == [
+            0,
+            0,
+            0,
+        ]
         assert said.count("nothing is sent") == 3

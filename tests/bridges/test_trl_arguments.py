@@ -23,7 +23,15 @@ def short(completions, **columns):
 
 
 def made(
-    folder, *, data=None, rewards=points, model=None, tokenizer=None, peft_config=None, given=None, **fields
+    folder,
+    *,
+    data=None,
+    rewards=points,
+    model=None,
+    tokenizer=None,
+    peft_config=None,
+    given=None,
+    **fields,
 ):
     own, words = few_words.policy()
     return from_trl(
@@ -40,7 +48,9 @@ def test_the_folder_is_output_dir_unless_another_is_named(tmp_path):
 def test_the_chat_template_gets_its_arguments(tmp_path):
     _, tokenizer = few_words.policy()
     tokenizer.chat_template = "{{ mood }}: {{ messages[-1]['content'] }}"
-    trainer = made(tmp_path, data=chats(), tokenizer=tokenizer, chat_template_kwargs={"mood": "calm"})
+    trainer = made(
+        tmp_path, data=chats(), tokenizer=tokenizer, chat_template_kwargs={"mood": "calm"}
+    )
     assert trainer.task.render(tokenizer, trainer.task.train[1:2]) == ["calm: Say 1."]
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match="no chat template"):
@@ -76,8 +86,13 @@ def test_a_model_is_loaded_by_its_name_as_args_say(tmp_path):
     trainer.tokenizer.pad_token = None
     trainer.tokenizer.save_pretrained(tmp_path / "saved")
     options = {"dtype": "bfloat16", "attn_implementation": "eager"}
-    trainer = from_trl(str(tmp_path / "saved"), points, args(model_init_kwargs=options), texts())
-    assert trainer.model.dtype == torch.bfloat16 and trainer.model.config._attn_implementation == "eager"
+    trainer = from_trl(
+        str(tmp_path / "saved"), points, args(model_init_kwargs=options), texts()
+    )
+    assert (
+        trainer.model.dtype == torch.bfloat16
+        and trainer.model.config._attn_implementation == "eager"
+    )
     assert trainer.tokenizer.pad_token == trainer.tokenizer.eos_token
     assert type(trainer.optimizer).__name__ == "SplitAdamW8bit"  # what bfloat16 weights need
 
@@ -137,7 +152,9 @@ REFUSED_BEFORE = {
 @pytest.mark.parametrize("name", REFUSED_BEFORE)
 def test_what_cannot_be_is_refused_before_anything_is_loaded(tmp_path, name):
     for value in REFUSED_BEFORE[name]:
-        args = arguments(tmp_path, save_strategy="steps", max_steps=-1 if name == "num_train_epochs" else 2)
+        args = arguments(
+            tmp_path, save_strategy="steps", max_steps=-1 if name == "num_train_epochs" else 2
+        )
         setattr(args, name, value)
         if name == "eval_strategy":
             args.eval_steps = 1
@@ -164,11 +181,21 @@ def test_eval_dataset_is_the_held_out_rows(tmp_path, fields, measured):
         return [float(len(prompt)) for prompt in prompts]
 
     held_out = [{"prompt": f"Name {i}:", "size": i} for i in range(3)]
-    trainer = made(tmp_path, rewards=watched, given={"eval_dataset": held_out}, max_steps=5, **fields)
+    trainer = made(
+        tmp_path, rewards=watched, given={"eval_dataset": held_out}, max_steps=5, **fields
+    )
     trainer.train()
     table = read_metrics(tmp_path)
-    steps = [] if "eval/reward" not in table else table.loc[table["eval/reward"].notna(), "step"].tolist()
-    assert steps == measured and calls.count(3) == len(measured) and len(trainer.task.held_out) == 3
+    steps = (
+        []
+        if "eval/reward" not in table
+        else table.loc[table["eval/reward"].notna(), "step"].tolist()
+    )
+    assert (
+        steps == measured
+        and calls.count(3) == len(measured)
+        and len(trainer.task.held_out) == 3
+    )
     assert "eval/accuracy" not in table
 
 
@@ -178,21 +205,34 @@ def test_a_run_is_shown_and_tracked_as_one_of_the_kits_own(tmp_path, capsys):
     trainer.train()
     printed = capsys.readouterr().out
     assert "step 4" in printed.lower() and "tensorboard:" in printed
-    assert list((tmp_path / "run/tensorboard").iterdir()) and (tmp_path / "run/README.md").exists()
+    assert (
+        list((tmp_path / "run/tensorboard").iterdir()) and (tmp_path / "run/README.md").exists()
+    )
     names = {type(hook).__name__ for hook in trainer.hooks}
     assert {"WatchRun", "OffScale", "StillStep", "ControlFolder", "Watchdog"} <= names
-    assert trainer.save_model(tmp_path / "run") == tmp_path / "run/model"  # args.output_dir, as scripts end
+    # args.output_dir, as scripts end
+    assert trainer.save_model(tmp_path / "run") == tmp_path / "run/model"
     assert trainer.save_model(tmp_path / "run") == tmp_path / "run/model-2"
     assert load_policy(str(tmp_path / "run/model"), quiet=True)[0].dtype == torch.float32
 
 
 @pytest.mark.parametrize("data", [texts, chats])
 def test_rewards_made_of_others_report_their_parts(tmp_path, data):
-    whole = WeightedSum({Clipped(points, low=-5, high=20): 0.75, Gated(letters, on=short): 0.25})
+    whole = WeightedSum(
+        {Clipped(points, low=-5, high=20): 0.75, Gated(letters, on=short): 0.25}
+    )
     trainer = made(tmp_path, data=data(), rewards=[whole, vowels], max_steps=1)
     trainer.train()
     columns = read_metrics(tmp_path).columns
-    parts = {"clipped_points", "points", "gated_letters", "letters", "short", "vowels", "weighted_sum"}
+    parts = {
+        "clipped_points",
+        "points",
+        "gated_letters",
+        "letters",
+        "short",
+        "vowels",
+        "weighted_sum",
+    }
     assert {f"reward/{name}" for name in parts} <= {*columns}
 
 

@@ -95,7 +95,9 @@ def test_a_mapped_field_arrives(name):
     plain, made = config_of(args(), 40), config_of(args(**{name: value}), 40)
     found = getattr(made, field)
     if callable(found):
-        assert [found(p) for p in (0, 0.5, 1)] == pytest.approx([wanted(p) for p in (0, 0.5, 1)])
+        assert [found(p) for p in (0, 0.5, 1)] == pytest.approx(
+            [wanted(p) for p in (0, 0.5, 1)]
+        )
     else:
         assert found == wanted
     assert getattr(plain, field) != found or name in ("activation_checkpointing",), (
@@ -116,7 +118,9 @@ def test_a_refused_field_is_named_with_what_would_do(name):
 def test_what_means_nothing_is_not_set():
     for fields in ({"router_aux_loss_coef": 0.0}, {"report_to": "none"}):
         check_fields(args(**fields))
-    assert not is_set(args(report_to="none"), "report_to") and is_set(args(report_to=["wandb"]), "report_to")
+    assert not is_set(args(report_to="none"), "report_to") and is_set(
+        args(report_to=["wandb"]), "report_to"
+    )
     assert [name for name in REFUSED if is_set(args(), name)] == []
 
 
@@ -144,7 +148,10 @@ def test_options_of_the_losses_that_have_them():
         ({"save_strategy": "best"}, "save_strategy"),
         ({"loss_type": "bnpo"}, "loss_type='bnpo'"),
         ({"steps_per_generation": 3}, "steps_per_generation=3"),
-        ({"per_device_train_batch_size": 2, "steps_per_generation": 8, "num_generations": 8}, "whole groups"),
+        (
+            {"per_device_train_batch_size": 2, "steps_per_generation": 8, "num_generations": 8},
+            "whole groups",
+        ),
         ({"max_completion_length": None}, "max_completion_length=None"),
     ],
 )
@@ -184,21 +191,31 @@ def test_each_steps_rate_is_that_of_transformers(kind, warmup, more, passes):
         schedule.step()
     wanted = [sum(wanted[i : i + passes]) / passes for i in range(0, len(wanted), passes)]
     assert config.steps == 20
-    assert [config.at(step).learning_rate for step in range(20)] == pytest.approx(wanted, rel=1e-6, abs=1e-15)
-    again = from_json("learning_rate", as_json(config.learning_rate), None)  # what a resumed run reads
+    assert [config.at(step).learning_rate for step in range(20)] == pytest.approx(
+        wanted, rel=1e-6, abs=1e-15
+    )
+    # what a resumed run reads
+    again = from_json("learning_rate", as_json(config.learning_rate), None)
     config.learning_rate = again
-    assert [config.at(step).learning_rate for step in range(20)] == pytest.approx(wanted, rel=1e-6, abs=1e-15)
+    assert [config.at(step).learning_rate for step in range(20)] == pytest.approx(
+        wanted, rel=1e-6, abs=1e-15
+    )
 
 
 def test_a_schedule_reads_as_what_it_is():
     assert rates(args(lr_scheduler_type="constant"), 30, 1) == 1e-6
     found = rates(args(), 30, 1)
-    assert isinstance(found, linear) and found.start == 1e-6 and found.end == pytest.approx(1e-6 / 30)
+    assert (
+        isinstance(found, linear)
+        and found.start == 1e-6
+        and found.end == pytest.approx(1e-6 / 30)
+    )
 
 
 def test_steps_are_rollouts():
     config = config_of(args(steps_per_generation=4, num_iterations=2, max_steps=9), 40)
-    assert (config.minibatches, config.prompts_per_step, config.steps) == (2, 8, 3)  # 9 updates, 4 a rollout
+    # 9 updates, 4 a rollout
+    assert (config.minibatches, config.prompts_per_step, config.steps) == (2, 8, 3)
     assert config_of(args(save_steps=10, num_iterations=4), 40).save_steps == 3
     assert config_of(args(save_strategy="epoch"), 43).save_steps == 10  # 43 // 4 groups
     assert config_of(args(), 40).save_total_limit == 30  # all stay
@@ -219,9 +236,9 @@ def test_every_field_of_config_is_read_on_the_way_back():
     config = Read(learning_rate=1e-5)
     object.__getattribute__(config, "__dict__")["_read"] = set()
     fields_of(config, 9, [1.0], 1, {})
-    left = {each.name for each in dataclasses.fields(Config)} - object.__getattribute__(config, "__dict__")[
-        "_read"
-    ]
+    left = {each.name for each in dataclasses.fields(Config)} - object.__getattribute__(
+        config, "__dict__"
+    )["_read"]
     with_the_task = {
         "max_completion_tokens",
         "reward_weights",
@@ -274,11 +291,16 @@ def test_a_falling_rate_falls_there_too(rate):
     config = Config(steps=200, learning_rate=rate, warmup=0)
     made, left = fields_of(config, 9, [1.0], 1, {})
     back = config_of(
-        GRPOConfig("runs", bf16=False, use_cpu=True, **{k: v for k, v in made.items() if k != "bf16"}), 2000
+        GRPOConfig(
+            "runs", bf16=False, use_cpu=True, **{k: v for k, v in made.items() if k != "bf16"}
+        ),
+        2000,
     )
     assert not left
     for step in (0, 50, 100, 199):
-        assert back.at(step).learning_rate == pytest.approx(config.at(step).learning_rate, rel=0.05)
+        assert back.at(step).learning_rate == pytest.approx(
+            config.at(step).learning_rate, rel=0.05
+        )
 
 
 def test_a_rate_that_rises_from_0_is_refused_as_trl_would_stay_there():
@@ -286,10 +308,15 @@ def test_a_rate_that_rises_from_0_is_refused_as_trl_would_stay_there():
         fields_of(Config(steps=30, learning_rate=linear(0, 1e-5)), 9, [1.0], 1, {})
 
 
-@pytest.mark.parametrize("processes, at_once, parts", [(1, 8, 8), (2, 8, 4), (4, 8, 2), (16, 4, 1)])
+@pytest.mark.parametrize(
+    "processes, at_once, parts", [(1, 8, 8), (2, 8, 4), (4, 8, 2), (16, 4, 1)]
+)
 def test_a_batch_is_divided_among_processes(processes, at_once, parts):
     made, _ = fields_of(Config(minibatches=2, prompts_per_step=16), 9, [1.0], processes, {})
-    assert made["per_device_train_batch_size"] == at_once and made["gradient_accumulation_steps"] == parts
+    assert (
+        made["per_device_train_batch_size"] == at_once
+        and made["gradient_accumulation_steps"] == parts
+    )
     assert made["steps_per_generation"] == 2 * parts
 
 

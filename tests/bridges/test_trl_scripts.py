@@ -91,10 +91,12 @@ def test_a_script_runs_in_the_loop(tmp_path, monkeypatch, name, capsys):
     groups = [one for _, one in table.groupby(["step", "group"])]
     assert len(groups) == {"gsm8k_xml": 4, "accuracy_cosine": 8, "unsloth_style": 2}[name]
     judged = [one for one in groups if one["reward"].notna().all()]
-    assert len(judged) == (6 if name == "accuracy_cosine" else len(groups))  # the row of 81, once an epoch
+    # the row of 81, once an epoch
+    assert len(judged) == (6 if name == "accuracy_cosine" else len(groups))
     for group in judged:
         for part, wanted in parts.items():
-            close = 0.06 if part == "cosine_scaled_reward" else 1e-6  # lengths differ by a character
+            # lengths differ by a character
+            close = 0.06 if part == "cosine_scaled_reward" else 1e-6
             assert list(group[f"reward/{part}"]) == pytest.approx(wanted, abs=close), part
         whole = sum(w * group[f"reward/{part}"] for w, part in zip(weights, parts, strict=True))
         assert list(group["reward"]) == pytest.approx(list(whole), abs=1e-6)

@@ -48,7 +48,10 @@ tokenizer = few_words.tokenizer
 
 
 def small(tied, *, lora=False):
-    ids = {f"{kind}_token_id": getattr(tokenizer(), f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
+    ids = {
+        f"{kind}_token_id": getattr(tokenizer(), f"{kind}_token_id")
+        for kind in ("bos", "eos", "pad")
+    }
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer()), hidden_size=128, intermediate_size=256, num_hidden_layers=2,
@@ -87,7 +90,9 @@ def test_adapters_are_added_up_in_float32_and_the_base_stays_bit_for_bit():
             p.data = torch.randn_like(p, dtype=torch.float32) / 10
     before, state = copies(model), model.state_dict()
     found = {name: weight.clone() for name, weight in _summed_weights(model)}
-    assert same(before, copies(model)) and not any(m.merged for m in model.modules() if hasattr(m, "merged"))
+    assert same(before, copies(model)) and not any(
+        m.merged for m in model.modules() if hasattr(m, "merged")
+    )
     assert found.keys() == dict(small(True).named_parameters()).keys()
     stem = "base_model.model.model.layers.1.mlp.up_proj"
     a, b = (state[f"{stem}.lora_{x}.default.weight"] for x in "AB")
@@ -95,10 +100,13 @@ def test_adapters_are_added_up_in_float32_and_the_base_stays_bit_for_bit():
     wanted = base.float() + 8 / 4 * b @ a  # peft's lora_alpha is 8
     assert torch.allclose(found["model.layers.1.mlp.up_proj.weight"], wanted, atol=1e-6)
     rounded = wanted.to(torch.bfloat16).float()
-    assert not torch.allclose(rounded, wanted, atol=1e-6)  # what a merge into the base would leave
+    # what a merge into the base would leave
+    assert not torch.allclose(rounded, wanted, atol=1e-6)
     plain = small(False)
     assert all(weight is not None for _, weight in _summed_weights(plain))
-    assert [name for name, _ in _summed_weights(plain)] == [name for name, _ in plain.named_parameters()]
+    assert [name for name, _ in _summed_weights(plain)] == [
+        name for name, _ in plain.named_parameters()
+    ]
 
 
 class StandIn:
@@ -112,14 +120,18 @@ class StandIn:
     def load(self, given):
         self.loads += 1
         if self.reaches(self.loads):
-            self.model.load_state_dict({name: weight.clone() for name, weight in given}, strict=False)
+            self.model.load_state_dict(
+                {name: weight.clone() for name, weight in given}, strict=False
+            )
 
     @torch.no_grad()
     def complete(self, prompts, how, seeds):
         made = []
         for prompt, seed in zip(prompts, seeds, strict=True):
             draw, ids, logprobs = torch.Generator().manual_seed(seed), [], []
-            while len(ids) < how["max_tokens"] and not (ids and ids[-1] in how["stop_token_ids"]):
+            while len(ids) < how["max_tokens"] and not (
+                ids and ids[-1] in how["stop_token_ids"]
+            ):
                 logits = self.model(input_ids=torch.tensor([[*prompt, *ids]])).logits[0, -1]
                 table = (logits / how["temperature"]).log_softmax(-1)
                 ids.append(int(torch.multinomial(table.exp(), 1, generator=draw)))
@@ -134,7 +146,9 @@ def stood_in(model, **options):
     return sample
 
 
-def test_weights_are_given_after_every_update_and_a_load_that_reaches_nothing_stops_the_run(tmp_path):
+def test_weights_are_given_after_every_update_and_a_load_that_reaches_nothing_stops_the_run(
+    tmp_path,
+):
     model = small(True)
     trainer = run(tmp_path / "run", model, stood_in(model, reaches=lambda count: count != 3))
     before = copies(model)
@@ -149,7 +163,8 @@ def test_weights_are_given_after_every_update_and_a_load_that_reaches_nothing_st
     assert max(gaps(trainer)) < 1e-5 and len(gaps(trainer)) == 4
     assert trainer.sample.engine.loads == 5
     assert (
-        not same(before, at_the_stop) and read_metrics(trainer.folder)["rollout/sync_seconds"].notna().all()
+        not same(before, at_the_stop)
+        and read_metrics(trainer.folder)["rollout/sync_seconds"].notna().all()
     )
     untouched = run(tmp_path / "untouched", small(True), stood_in(small(True)))
     untouched.train()
@@ -160,7 +175,13 @@ def test_groups_drawn_anew_need_no_second_load_and_what_is_set_by_hand_one(tmp_p
     model = small(True)
     sample = stood_in(model)
     trainer = run(tmp_path / "run", model, sample)
-    given = (trainer.tokenizer, trainer.task, trainer.task.train[:2], trainer.config, trainer.config.at(0))
+    given = (
+        trainer.tokenizer,
+        trainer.task,
+        trainer.task.train[:2],
+        trainer.config,
+        trainer.config.at(0),
+    )
     sample(model, *given)
     sample(model, *given)
     assert sample.engine.loads == 1
@@ -214,7 +235,9 @@ def test_what_cannot_be_is_refused_in_words(tmp_path, monkeypatch):
             VllmSample()
     model = small(True)
     nobody = VllmSample("http://127.0.0.1:9", server_seconds=0.1)
-    with pytest.raises(ValueError, match=r"no vLLM server answers at 'http://127.0.0.1:9' within 0.1 s"):
+    with pytest.raises(
+        ValueError, match=r"no vLLM server answers at 'http://127.0.0.1:9' within 0.1 s"
+    ):
         run(tmp_path / "a", model, nobody).train()
     model.is_loaded_in_4bit = True
     with pytest.raises(ValueError, match="4-bit or 8-bit base would be rounded anew"):
@@ -248,7 +271,9 @@ def test_colocated_it_has_the_trainers_weights_after_every_update(tied, lora, tm
     moved = max((p.detach() - before[n]).abs().max() for n, p in model.named_parameters())
     assert moved > 1e-3 and len(gaps(trainer)) == 4 and max(gaps(trainer)) < 1e-4
     if lora:
-        assert all(torch.equal(p, before[n]) for n, p in model.named_parameters() if "lora_" not in n)
+        assert all(
+            torch.equal(p, before[n]) for n, p in model.named_parameters() if "lora_" not in n
+        )
     assert [round(how["temperature"], 2) for _, how, _ in asked] == [1.1, 0.9, 0.7]
     assert all(how["max_tokens"] == 6 for _, how, _ in asked)
     texts = read_completions(trainer.folder)["prompt"]
@@ -286,27 +311,40 @@ def test_stopped_inside_vllm_and_gone_on_it_is_the_run_that_was_never_stopped(tm
         return step()
 
     engine.step = step_and_press
-    trainer = run(tmp_path / "b", small(True), sample, steps=5, max_completion_tokens=40, hooks=[Press()])
+    trainer = run(
+        tmp_path / "b", small(True), sample, steps=5, max_completion_tokens=40, hooks=[Press()]
+    )
     for done in (1, 3):
         with pytest.raises(Stopped, match=f"after step {done} of 5"):
             trainer.train()
         assert not engine.has_unfinished_requests()
     second = run(tmp_path / "b", small(True), colocated(), steps=5, max_completion_tokens=40)
     second.train(resume=True)
-    assert same(weights(untouched), weights(second)) and record(tmp_path / "a") == record(tmp_path / "b")
+    assert same(weights(untouched), weights(second)) and record(tmp_path / "a") == record(
+        tmp_path / "b"
+    )
     assert torch.equal(state, torch.get_rng_state())
 
 
 @runs_vllm
 def test_it_ends_where_the_trainer_says(tmp_path):
     model = small(True)
-    model.generation_config.eos_token_id = list(
-        range(100, 8000)
-    )  # of 49,152 tokens: most completions end early
+    # of 49,152 tokens: most completions end early
+    model.generation_config.eos_token_id = list(range(100, 8000))
     trainer = run(tmp_path / "run", model, colocated(), max_completion_tokens=12)
     trainer.train()
-    assert 0 < read_metrics(trainer.folder)["completion_cut_off"].mean() < 1 and max(gaps(trainer)) < 1e-4
-    given = (model, tokenizer(), trainer.task, trainer.task.train[:2], trainer.config, trainer.config.at(0))
+    assert (
+        0 < read_metrics(trainer.folder)["completion_cut_off"].mean() < 1
+        and max(gaps(trainer)) < 1e-4
+    )
+    given = (
+        model,
+        tokenizer(),
+        trainer.task,
+        trainer.task.train[:2],
+        trainer.config,
+        trainer.config.at(0),
+    )
     batch = trainer.sample(*given)
     for ids, cut in zip(batch.completion_ids, batch.cut_off, strict=True):
         assert not any(100 <= i < 8000 for i in ids[:-1]) and cut == (not 100 <= ids[-1] < 8000)
@@ -316,12 +354,20 @@ def test_it_ends_where_the_trainer_says(tmp_path):
 def test_its_own_log_probabilities_are_those_of_a_padded_forward(tmp_path):
     model = small(False)
     trainer = run(tmp_path / "run", model, colocated())
-    given = (model, tokenizer(), trainer.task, trainer.task.train[:2], trainer.config, trainer.config.at(0))
+    given = (
+        model,
+        tokenizer(),
+        trainer.task,
+        trainer.task.train[:2],
+        trainer.config,
+        trainer.config.at(0),
+    )
     batch = trainer.sample(*given)
     wanted = PaddedUpdate(trainer.config).logprobs(model, batch, 1.0)
     for found, row in zip(batch.sampler_logprobs, wanted.tolist(), strict=True):
         assert found == pytest.approx(row[: len(found)], abs=1e-4)
-    assert len({tuple(ids) for ids in batch.completion_ids}) == len(batch)  # each has a seed of its own
+    # each has a seed of its own
+    assert len({tuple(ids) for ids in batch.completion_ids}) == len(batch)
     assert batch.prompt_ids == generate(*given).prompt_ids
 
 
@@ -332,7 +378,12 @@ def test_episodes_play_through_it(tmp_path):
     sample = EpisodeSample(colocated(max_model_len=1024).turns)
     ours = tiny_loop_episodes.make(tmp_path / "ours", seams="plain", sample=sample)
     ours = type(ours)(
-        model, ours.task, ours.config, tokenizer=ours.tokenizer, folder=tmp_path / "ours", sample=sample
+        model,
+        ours.task,
+        ours.config,
+        tokenizer=ours.tokenizer,
+        folder=tmp_path / "ours",
+        sample=sample,
     )
     ours.train()
     assert max(gaps(ours)) < 1e-4 and read_metrics(ours.folder)["episodes/turns"].gt(1).all()
@@ -340,7 +391,9 @@ def test_episodes_play_through_it(tmp_path):
 
 @runs_vllm
 def test_what_vllm_cannot_do_is_said(tmp_path):
-    with pytest.raises(ValueError, match="(?s)vLLM cannot start with this model.*leave sample out"):
+    with pytest.raises(
+        ValueError, match="(?s)vLLM cannot start with this model.*leave sample out"
+    ):
         # longer than the model can be; what else it refuses, such as heads of 8, depends on the CPU
         run(tmp_path / "a", small(True), colocated(max_model_len=10**7)).train()
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in os.environ
@@ -368,7 +421,9 @@ def served(tmp_path_factory):
         ]  # fmt: skip
         log = open(folder / "log.txt", "w")  # noqa: SIM115
         env = {**os.environ, "VLLM_SERVER_DEV_MODE": "1"}
-        running.append(subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True))
+        running.append(
+            subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+        )
         print("log of the server:", log.name)
         return f"http://127.0.0.1:{port}"
 

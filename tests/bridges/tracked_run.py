@@ -37,7 +37,9 @@ def trained(folder, names):
     """6 steps at a rate that breaks the model: a red flag; held-out rows measured every second step."""
     hooks = [HeldOutHook(kit.HeldOut(task(), rows=4, every=2)), WatchRun(live=None), StopOnce()]
     hooks += map(trackers.by_name, names)
-    return make(folder, steps=STEPS, learning_rate=0.5, save_steps=4, save_total_limit=9, hooks=hooks)
+    return make(
+        folder, steps=STEPS, learning_rate=0.5, save_steps=4, save_total_limit=9, hooks=hooks
+    )
 
 
 def of_tensorboard(folder):
@@ -54,15 +56,22 @@ def of_tensorboard(folder):
     tables = {}
     for step, text in texts("completions"):
         names, _, *rows = [
-            [html.unescape(cell.strip()) for cell in line.strip("|").split("|")] for line in text.split("\n")
+            [html.unescape(cell.strip()) for cell in line.strip("|").split("|")]
+            for line in text.split("\n")
         ]
         tables[step] = [dict(zip(names, row, strict=True)) for row in rows]
     alerts = [tag.removesuffix("/text_summary") for tag in tags["tensors"]]
     alerts = [tag for tag in alerts if tag == "change" or tag.startswith("red flag")]
     return {
-        "numbers": [[each.step, tag, each.value] for tag in tags["scalars"] for each in found.Scalars(tag)],
+        "numbers": [
+            [each.step, tag, each.value]
+            for tag in tags["scalars"]
+            for each in found.Scalars(tag)
+        ],
         "tables": tables,
-        "alerts": [[step, tag, html.unescape(text)] for tag in alerts for step, text in texts(tag)],
+        "alerts": [
+            [step, tag, html.unescape(text)] for tag in alerts for step, text in texts(tag)
+        ],
         "config": json.loads(html.unescape(next(texts("config"))[1])),
     }
 
@@ -86,7 +95,9 @@ def of_trackio(folder):
             for log in logs
             if isinstance(log.get("completions"), dict)
         },
-        "alerts": [[a["step"], a["title"], a["text"]] for a in SQLiteStorage.get_alerts(project, run)],
+        "alerts": [
+            [a["step"], a["title"], a["text"]] for a in SQLiteStorage.get_alerts(project, run)
+        ],
         "config": SQLiteStorage.get_run_config(project, run),
     }
 
@@ -119,7 +130,8 @@ def of_wandb(folder):
             kind = record.WhichOneof("record_type")
             if kind == "history":
                 item = {
-                    i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item
+                    i.key or "/".join(i.nested_key): json.loads(i.value_json)
+                    for i in record.history.item
                 }
                 step = item.get("train/global_step")
                 numbers += [
@@ -129,16 +141,22 @@ def of_wandb(folder):
                     and not name.startswith(("_", "completions/"))
                     and name != "train/global_step"
                 ]
-                path = item.get("completions/path") or (item.get("completions") or {}).get("path")
+                path = item.get("completions/path") or (item.get("completions") or {}).get(
+                    "path"
+                )
                 if path:
                     table = json.loads((run / "files" / path).read_text())
-                    tables[step] = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+                    tables[step] = [
+                        dict(zip(table["columns"], row, strict=True)) for row in table["data"]
+                    ]
             elif kind == "alert":
                 at = int(record.alert.text.removeprefix("Step ").partition(":")[0])
                 alerts.append([at, record.alert.title, record.alert.text])
             elif kind in ("run", "config"):
                 said = record.run.config if kind == "run" else record.config
-                config |= {i.key or i.nested_key[0]: json.loads(i.value_json) for i in said.update}
+                config |= {
+                    i.key or i.nested_key[0]: json.loads(i.value_json) for i in said.update
+                }
             elif kind == "exit":
                 ends.append(record.exit.exit_code)
     return {
@@ -151,7 +169,8 @@ READERS = {"tensorboard": of_tensorboard, "trackio": of_trackio, "wandb": of_wan
 
 
 def main(folder, names):
-    huggingface_hub.constants.HF_HUB_OFFLINE = True  # it was imported before this process had its environment
+    # it was imported before this process had its environment
+    huggingface_hub.constants.HF_HUB_OFFLINE = True
     trainer = trained(folder, names)
     try:
         trainer.train()
@@ -166,7 +185,12 @@ def main(folder, names):
             shutil.rmtree(path)
     again = trained(folder, names)
     again.train(resume=True)
-    print(json.dumps({"once": once, "again": {name: READERS[name](folder) for name in names}}, default=str))
+    print(
+        json.dumps(
+            {"once": once, "again": {name: READERS[name](folder) for name in names}},
+            default=str,
+        )
+    )
 
 
 if __name__ == "__main__":

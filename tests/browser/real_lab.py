@@ -19,8 +19,12 @@ ROOT = Path(__file__).parents[2]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 LAPTOP = {"width": 1366, "height": 768}
 SETTINGS = {
-    "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
-    "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},  # all cells are there to be measured
+    "@jupyterlab/apputils-extension/notification": {
+        "fetchNews": "false",
+        "checkForUpdates": False,
+    },
+    # all cells are there to be measured
+    "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
 }
 
 
@@ -60,7 +64,8 @@ class Server:
         self.runs = self.root / "runs"
         (self.root / "notebooks").mkdir(parents=True)
         self.runs.mkdir()
-        (self.root / "benchmarks").symlink_to(ROOT / "benchmarks")  # measurements that notebooks show
+        # measurements that notebooks show
+        (self.root / "benchmarks").symlink_to(ROOT / "benchmarks")
         for name, settings in SETTINGS.items():
             path = folder / "settings" / f"{name}.jupyterlab-settings"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +79,9 @@ class Server:
             **os.environ,
             "KIT_PROFILE": "smoke",
             "KIT_RUNS": str(self.runs),
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+            ),
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
             "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
@@ -100,16 +107,25 @@ class Server:
             stderr=subprocess.STDOUT,
             cwd=self.root,
         )
-        wait_for(self._answers, seconds=60, words=f"JupyterLab to answer:\n{self.log.read_text()[-2000:]}")
+        wait_for(
+            self._answers,
+            seconds=60,
+            words=f"JupyterLab to answer:\n{self.log.read_text()[-2000:]}",
+        )
 
     def _answers(self):
         with contextlib.suppress(OSError):
-            return urllib.request.urlopen(f"{self.url}api?token={self.token}", timeout=2).status == 200
+            return (
+                urllib.request.urlopen(f"{self.url}api?token={self.token}", timeout=2).status
+                == 200
+            )
         return False
 
     def ask(self, path, method="GET"):
         """What the server's API answers."""
-        asked = urllib.request.Request(f"{self.url}api/{path}?token={self.token}", method=method)
+        asked = urllib.request.Request(
+            f"{self.url}api/{path}?token={self.token}", method=method
+        )
         return json.load(urllib.request.urlopen(asked, timeout=30))
 
     def close(self):
@@ -126,8 +142,12 @@ class Server:
 
     def write(self, name, *cells):
         """A notebook of these code cells, beside the others."""
-        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
-        notebook.metadata = nbformat.read(ROOT / "notebooks/05_train_full.ipynb", as_version=4).metadata
+        notebook = nbformat.v4.new_notebook(
+            cells=[nbformat.v4.new_code_cell(text) for text in cells]
+        )
+        notebook.metadata = nbformat.read(
+            ROOT / "notebooks/05_train_full.ipynb", as_version=4
+        ).metadata
         nbformat.write(notebook, self.root / "notebooks" / name)
 
 
@@ -170,19 +190,21 @@ class Page:
 
     def open(self):
         """Load the page, again too."""
-        self.tab.goto(f"{self.server.url}lab/tree/notebooks/{self.name}?token={self.server.token}&reset")
+        self.tab.goto(
+            f"{self.server.url}lab/tree/notebooks/{self.name}?token={self.server.token}&reset"
+        )
         self.tab.wait_for_selector(".jp-Notebook .jp-Cell")
         kernel = "window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel"
-        self.tab.wait_for_function(
-            f"{kernel}?.connectionStatus === 'connected'"
-        )  # else running asks which kernel
+        # else running asks which kernel
+        self.tab.wait_for_function(f"{kernel}?.connectionStatus === 'connected'")
 
     def close_and_open(self):
         """The notebook's tab within Lab's page; its kernel goes on."""
         self.tab.evaluate("window.jupyterapp.shell.currentWidget.dispose()")
         self.tab.locator(".jp-Notebook").wait_for(state="detached")
         self.tab.evaluate(
-            "path => window.jupyterapp.commands.execute('docmanager:open', {path})", f"notebooks/{self.name}"
+            "path => window.jupyterapp.commands.execute('docmanager:open', {path})",
+            f"notebooks/{self.name}",
         )
         self.tab.wait_for_selector(".jp-Notebook .jp-Cell")
 
@@ -195,7 +217,9 @@ class Page:
         """One of Lab's commands; it is not waited for."""
         run = "window.jupyterapp.commands.execute(name)"
         count = "window.kitRunning = (window.kitRunning || 0)"
-        self.tab.evaluate(f"name => {{ {count} + 1; {run}.finally(() => {{ {count} - 1; }}); }}", command)
+        self.tab.evaluate(
+            f"name => {{ {count} + 1; {run}.finally(() => {{ {count} - 1; }}); }}", command
+        )
 
     def run_all(self):
         self.do("notebook:run-all-cells")
@@ -241,7 +265,9 @@ class Page:
     @property
     def shown_step(self):
         """The step in the line above the chart."""
-        return int(re.search(r"step (\d+)/", self.tab.locator("[data-kit-progress]").inner_text())[1])
+        return int(
+            re.search(r"step (\d+)/", self.tab.locator("[data-kit-progress]").inner_text())[1]
+        )
 
     def press(self, button):
         self.panel.get_by_role("button", name=button, exact=True).click()
@@ -264,7 +290,9 @@ class Page:
     def height(self):
         """Pixels of the notebook's outputs."""
         areas = "[...document.querySelectorAll('.jp-OutputArea')]"
-        return self.tab.evaluate(f"{areas}.reduce((all, e) => all + e.getBoundingClientRect().height, 0)")
+        return self.tab.evaluate(
+            f"{areas}.reduce((all, e) => all + e.getBoundingClientRect().height, 0)"
+        )
 
     def picture(self, name, *, cell=None):
         """What is seen now, or at the code cell of this number, to be looked at: in the server's folder."""
@@ -275,7 +303,9 @@ class Page:
 
 def red_boxes(notebook):
     """What the notebook would show as errors or on red: error outputs and streams on stderr."""
-    outputs = [(n, out) for n, cell in enumerate(notebook.cells) for out in cell.get("outputs", [])]
+    outputs = [
+        (n, out) for n, cell in enumerate(notebook.cells) for out in cell.get("outputs", [])
+    ]
     return [
         (n, out.get("ename") or out.text)
         for n, out in outputs

@@ -26,7 +26,9 @@ def test_from_a_second_notebook(lab, server):
     second.run_all()
     second.tab.locator(".widget-readout").wait_for()
     first = shown(second)
-    wait_for(lambda: shown(second) > first, seconds=20, words="the newest step, without a click")
+    wait_for(
+        lambda: shown(second) > first, seconds=20, words="the newest step, without a click"
+    )
     second.wait_until_done()
     second.tab.get_by_placeholder("text to find").fill("no such text")
     second.tab.keyboard.press("Enter")
@@ -39,12 +41,18 @@ def test_from_a_second_notebook(lab, server):
 
 def test_in_a_kernel_that_is_busy(lab, server):
     server.write(
-        "busy.ipynb", FINISHED, "kit.browse(folder)", "import time\nfor _ in range(200): time.sleep(0.1)"
+        "busy.ipynb",
+        FINISHED,
+        "kit.browse(folder)",
+        "import time\nfor _ in range(200): time.sleep(0.1)",
     )
     page = lab("busy.ipynb")
     page.run_all()
     page.tab.locator(".widget-readout").wait_for(timeout=90_000)
-    wait_for(lambda: page.cell(2).locator(".jp-InputPrompt").inner_text() == "[*]:", words="the last cell")
+    wait_for(
+        lambda: page.cell(2).locator(".jp-InputPrompt").inner_text() == "[*]:",
+        words="the last cell",
+    )
     page.tab.wait_for_timeout(500)
     page.tab.get_by_placeholder("text to find").fill("no such text")
     page.tab.keyboard.press("Enter")

@@ -7,13 +7,18 @@ from real_lab import red_boxes
 
 
 def _code(page):
-    return [cell for cell in nbformat.read(page.path, as_version=4).cells if cell.cell_type == "code"]
+    return [
+        cell
+        for cell in nbformat.read(page.path, as_version=4).cells
+        if cell.cell_type == "code"
+    ]
 
 
 def test_opening_it_does_not_make_it_dirty(lab, server):
     path = server.add("05_train_full.ipynb")
     notebook = nbformat.read(path, as_version=4)
-    notebook.metadata.language_info.version = platform.python_version()  # Lab writes this kernel's
+    # Lab writes this kernel's
+    notebook.metadata.language_info.version = platform.python_version()
     nbformat.write(notebook, path)
     before = open(path, "rb").read()
     page = lab("05_train_full.ipynb")
@@ -36,9 +41,7 @@ def test_run_all(lab, server):
     page.picture("trained-dark", cell=train)
     page.picture("compared-dark", cell=compare)
     assert page.too_wide() == []
-    breaks = (
-        "[...document.querySelectorAll('.jp-OutputArea-output pre')].map(e => getComputedStyle(e).wordBreak)"
-    )
+    breaks = "[...document.querySelectorAll('.jp-OutputArea-output pre')].map(e => getComputedStyle(e).wordBreak)"
     assert {*page.tab.evaluate(breaks)} == {"normal"}, "no line is broken inside a word"
     assert page.hard_to_read() == [], "on the dark theme"
     saved = page.save()

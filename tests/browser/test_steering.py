@@ -20,7 +20,9 @@ def training(lab, server, request):
     """A page whose second cell trains, and the folder of its run."""
     name = re.sub(r"\W", "_", request.node.name.removeprefix("test_")).strip("_")
     make = TRAINERS[getattr(request, "param", "completions")]
-    server.write(f"{name}.ipynb", make.format(steps=3000, name=name), "trainer.train()", "print('below')")
+    server.write(
+        f"{name}.ipynb", make.format(steps=3000, name=name), "trainer.train()", "print('below')"
+    )
     page, folder = lab(f"{name}.ipynb"), server.runs / name
     page.run_all()
     wait_for(lambda: step(folder) >= 3, seconds=180, words="three steps")
@@ -47,11 +49,22 @@ def test_buttons(training):
     page.set("learning rate", "not 1")
     assert page.said == "Not asked: learning rate must be a number above 0, such as 5e-6."
     page.set("learning rate", "2.5e-4")
-    wait_for(lambda: last(folder, "learning_rate") == 2.5e-4, words="the learning rate in metrics.jsonl")
+    wait_for(
+        lambda: last(folder, "learning_rate") == 2.5e-4,
+        words="the learning rate in metrics.jsonl",
+    )
     page.set("temperature", "0.75")
-    wait_for(lambda: last(folder, "temperature") == 0.75, words="the temperature in metrics.jsonl")
-    wait_for(lambda: "temperature" in page.said and "From step" in page.said, words="what was done, in words")
-    assert [list(line["change"]) for line in read_changes(folder)] == [["learning_rate"], ["temperature"]]
+    wait_for(
+        lambda: last(folder, "temperature") == 0.75, words="the temperature in metrics.jsonl"
+    )
+    wait_for(
+        lambda: "temperature" in page.said and "From step" in page.said,
+        words="what was done, in words",
+    )
+    assert [list(line["change"]) for line in read_changes(folder)] == [
+        ["learning_rate"],
+        ["temperature"],
+    ]
     assert abs(page.height() - height) < 5, "the page does not jump"
     assert page.too_wide() == []
     page.picture(f"steered-{folder.name}")
@@ -80,13 +93,18 @@ def test_after_it_was_closed_and_opened_again(training, how):
     wait_for(lambda: page.said.startswith("Paused after step "), words="the pause")
     page.picture(f"opened-again-{how}")
     at = step(folder)
-    assert page.shown_step == at and "step</text>" in page.tab.locator("[data-kit-chart]").inner_html()
+    assert (
+        page.shown_step == at
+        and "step</text>" in page.tab.locator("[data-kit-chart]").inner_html()
+    )
     page.tab.wait_for_timeout(700)
     assert step(folder) == at
     page.press("Go on")
     wait_for(lambda: step(folder) > at, words="a step after the pause")
     page.press("Stop after this step")
-    wait_for(lambda: page.said.startswith("This run trains no more. kit.plot_run("), words="the end")
+    wait_for(
+        lambda: page.said.startswith("This run trains no more. kit.plot_run("), words="the end"
+    )
     assert not (folder / CONTROL).exists()
 
 
@@ -97,7 +115,9 @@ def test_from_outside(training):
         lambda: (last(folder, "learning_rate"), last(folder, "temperature")) == (3e-4, 0.5),
         words="both in metrics.jsonl",
     )
-    wait_for(lambda: "learning_rate" in page.said and "From step" in page.said, words="it in words")
+    wait_for(
+        lambda: "learning_rate" in page.said and "From step" in page.said, words="it in words"
+    )
     control(folder).pause()
     wait_for(lambda: page.said.startswith("Paused"), words="the pause")
     page.press("Go on")  # the label follows whoever asked
@@ -122,29 +142,38 @@ def test_stop_button(training):
     at = step(folder)
     page.run_cell(1)
     wait_for(lambda: step(folder) >= at + 3, words="steps after the stop")
-    assert [int(row["step"]) for row in rows(folder)] == list(range(1, step(folder) + 1)), "no step twice"
+    assert [int(row["step"]) for row in rows(folder)] == list(range(1, step(folder) + 1)), (
+        "no step twice"
+    )
     page.press_stop()
     page.wait_until_done()
 
 
-def test_fields_show_what_the_run_has_and_a_kernel_that_trains_no_more_is_said(training, server):
+def test_fields_show_what_the_run_has_and_a_kernel_that_trains_no_more_is_said(
+    training, server
+):
     page, folder = training
     field = page.panel.locator('[data-kit-key="learning_rate"]')
     wait_for(
-        lambda: field.get_attribute("placeholder") == f"{last(folder, 'learning_rate'):.3g}", words="the rate"
+        lambda: field.get_attribute("placeholder") == f"{last(folder, 'learning_rate'):.3g}",
+        words="the rate",
     )
     ids = [kernel["id"] for kernel in server.ask("kernels")]
-    for process in psutil.process_iter(["cmdline"]):  # killed, as by a full memory: the server begins it anew
+    # killed, as by a full memory: the server begins it anew
+    for process in psutil.process_iter(["cmdline"]):
         if any(known in " ".join(process.info["cmdline"] or []) for known in ids):
             process.kill()
     dialog = page.tab.locator(".jp-Dialog button.jp-mod-accept")
     dialog.wait_for()
     dialog.click()
     wait_for(
-        lambda: all(k["execution_state"] == "idle" for k in server.ask("kernels")), words="the new kernel"
+        lambda: all(k["execution_state"] == "idle" for k in server.ask("kernels")),
+        words="the new kernel",
     )
     dead = "Nobody hears this: the kernel that trained is "
-    wait_for(lambda: page.said.startswith(dead), seconds=10, words="the page to say so by itself")
+    wait_for(
+        lambda: page.said.startswith(dead), seconds=10, words="the page to say so by itself"
+    )
     page.press("Pause")
     wait_for(lambda: page.said.startswith(dead), seconds=10, words="the button to say so")
     page.picture("nobody-hears")
@@ -157,6 +186,8 @@ def test_a_run_outside_the_servers_folder_says_what_to_type(lab, server, tmp_pat
     page.run_all()
     page.panel.wait_for()
     said = page.panel.inner_text()
-    assert said.startswith(f"Buttons need a run below {server.root}, where JupyterLab was started.")
+    assert said.startswith(
+        f"Buttons need a run below {server.root}, where JupyterLab was started."
+    )
     assert f"kit.control('{tmp_path}/run').pause()" in said
     assert page.panel.get_by_role("button").count() == 0

@@ -335,9 +335,16 @@ class Host:
             "folder mode": os.stat(self.outside).st_mode,
             "standard library": (stdlib.st_mode, stdlib.st_mtime, stdlib.st_size),
             "received": list(self.received),
-            "shared memory": sorted(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else [],
-            "System V": [Path(f).read_text().count("\n") for f in sorted(glob.glob("/proc/sysvipc/*"))],
-            "limits": (resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_CPU)),
+            "shared memory": sorted(os.listdir("/dev/shm"))
+            if os.path.isdir("/dev/shm")
+            else [],
+            "System V": [
+                Path(f).read_text().count("\n") for f in sorted(glob.glob("/proc/sysvipc/*"))
+            ],
+            "limits": (
+                resource.getrlimit(resource.RLIMIT_NOFILE),
+                resource.getrlimit(resource.RLIMIT_CPU),
+            ),
             "priority": (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)),
         }
 
@@ -352,7 +359,9 @@ def programs_running(pool: Pool) -> list[str]:
     parents, lines = {}, {}
     for path in glob.glob("/proc/[0-9]*"):
         try:
-            parents[int(path[6:])] = int(Path(path, "stat").read_text().rsplit(")", 1)[1].split()[1])
+            parents[int(path[6:])] = int(
+                Path(path, "stat").read_text().rsplit(")", 1)[1].split()[1]
+            )
             lines[int(path[6:])] = (
                 Path(path, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             )
@@ -363,7 +372,11 @@ def programs_running(pool: Pool) -> list[str]:
         inside |= {pid for pid, parent in parents.items() if parent in inside}
     roots = [os.path.basename(launcher.root) for launcher in pool._idle]
     escaped = {pid for pid, line in lines.items() if any(root in line for root in roots)}
-    return [line for pid, line in lines.items() if pid in inside | escaped and "launcher.py" not in line]
+    return [
+        line
+        for pid, line in lines.items()
+        if pid in inside | escaped and "launcher.py" not in line
+    ]
 
 
 def problems(attack: Attack, pool: Pool, host: Host) -> list[str]:
@@ -378,7 +391,9 @@ def problems(attack: Attack, pool: Pool, host: Host) -> list[str]:
     result = _result(*pool.run([raw], limits, 1)[0])
     said = result.stdout + result.stderr
     wrong = []
-    if result.status not in ((attack.status,) if isinstance(attack.status, str) else attack.status):
+    if result.status not in (
+        (attack.status,) if isinstance(attack.status, str) else attack.status
+    ):
         wrong.append(f"status {result.status}, code {result.exit_code}")
     if "OPEN" in said or "MARKER" in said:
         wrong.append("it worked")
@@ -391,14 +406,20 @@ def problems(attack: Attack, pool: Pool, host: Host) -> list[str]:
     if len(result.stdout) > 65536 or len(result.stderr) > 65536 + 100:
         wrong.append("more output than allowed")
     after = host.state()
-    wrong += [f"{what}: {before[what]} -> {after[what]}" for what in after if before[what] != after[what]]
+    wrong += [
+        f"{what}: {before[what]} -> {after[what]}"
+        for what in after
+        if before[what] != after[what]
+    ]
     if running := programs_running(pool):
         wrong.append(f"still running: {running}")
     for launcher in pool._idle:
         if left := os.listdir(os.path.join(launcher.root, "work")):
             wrong.append(f"left in the folder: {left[:5]}")
     unhurried = {**limits, "seconds": 30.0}
-    harmless = _result(*pool.run([(b"import json; print(json.dumps([1, 2]))", b"")], unhurried, 1)[0])
+    harmless = _result(
+        *pool.run([(b"import json; print(json.dumps([1, 2]))", b"")], unhurried, 1)[0]
+    )
     if (harmless.stdout, harmless.status) != ("[1, 2]\n", "ok"):
         wrong.append(f"afterwards a harmless program gave {harmless}")
     return wrong
@@ -407,10 +428,13 @@ def problems(attack: Attack, pool: Pool, host: Host) -> list[str]:
 def chosen(which: str) -> list[Attack]:
     amounts = {"timeout", "memory", "output"}
     statuses = [
-        {attack.status} if isinstance(attack.status, str) else set(attack.status) for attack in ATTACKS
+        {attack.status} if isinstance(attack.status, str) else set(attack.status)
+        for attack in ATTACKS
     ]
     return [
-        attack for attack, ends in zip(ATTACKS, statuses, strict=True) if which == "all" or not ends & amounts
+        attack
+        for attack, ends in zip(ATTACKS, statuses, strict=True)
+        if which == "all" or not ends & amounts
     ]
 
 

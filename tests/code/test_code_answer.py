@@ -95,7 +95,9 @@ def indented(text, by):
     ],
 )  # fmt: skip
 def test_the_program_is_found(response, reason):
-    assert (extract_code(response) or "").replace("\r\n", "\n").strip("\n") == F.strip("\n"), reason
+    assert (extract_code(response) or "").replace("\r\n", "\n").strip("\n") == F.strip("\n"), (
+        reason
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,7 +145,10 @@ def test_fences_and_tags_in_a_text_of_the_program_are_its_own(code):
     assert extract_code(fenced(code)) == code
     assert extract_code(fenced(code, "")) == code
     assert (
-        extract_code(f"<think>\n{fenced(OTHER)}</think>\n{fenced(code)}Done.\n{fenced('6', 'text')}") == code
+        extract_code(
+            f"<think>\n{fenced(OTHER)}</think>\n{fenced(code)}Done.\n{fenced('6', 'text')}"
+        )
+        == code
     )
     assert extract_code(fenced("x = '''\n")) == "x = '''\n"  # never closed: the fence ends it
 

@@ -19,7 +19,9 @@ import pytest
 
 from grpo_kit.more.code._code_values import same
 
-PROBLEMS = json.loads((Path(__file__).parents[2] / "grpo_kit/more/code/data/code_problems.json").read_text())
+PROBLEMS = json.loads(
+    (Path(__file__).parents[2] / "grpo_kit/more/code/data/code_problems.json").read_text()
+)
 FUNCTIONS = {problem["name"]: problem for problem in PROBLEMS if "entry_point" in problem}
 PROGRAMS = {problem["name"]: problem for problem in PROBLEMS if "entry_point" not in problem}
 EXAMPLE = "triple"  # the worked example of the prompt
@@ -52,7 +54,9 @@ def function_of(problem):
 def passes(function, problem):
     """Whether the function passes all tests of the problem; it is stopped at the first that it fails."""
     try:
-        return all(same(bounded(function, *args), expected) for args, expected in problem["tests"])
+        return all(
+            same(bounded(function, *args), expected) for args, expected in problem["tests"]
+        )
     except Exception:
         return False
 
@@ -70,7 +74,9 @@ def expected_values(problem):
 
 
 def different(values):
-    return [v for i, v in enumerate(values) if not any(same(v, earlier) for earlier in values[:i])]
+    return [
+        v for i, v in enumerate(values) if not any(same(v, earlier) for earlier in values[:i])
+    ]
 
 
 def test_counts_and_names():
@@ -86,16 +92,23 @@ def test_structure(problem):
     assert set(problem) == {"name", "level", "question", "solution", "tests"} | kind
     question = problem["question"]
     assert len(question) <= 220 and question.endswith(".") and question.isascii()
-    assert question.count(". ") <= (problem["level"] == 3), "one sentence; at level 3 a second one"
+    assert question.count(". ") <= (problem["level"] == 3), (
+        "one sentence; at level 3 a second one"
+    )
     assert len(problem["solution"].splitlines()) <= 15
     assert 5 <= len(problem["tests"]) <= 8
-    inputs = [json.dumps(test["stdin"] if isinstance(test, dict) else test[0]) for test in problem["tests"]]
+    inputs = [
+        json.dumps(test["stdin"] if isinstance(test, dict) else test[0])
+        for test in problem["tests"]
+    ]
     assert len(set(inputs)) == len(inputs)
     if problem["name"] in PROGRAMS:
         assert question.startswith("Write a Python program that ")
         assert all(set(test) == {"stdin", "stdout"} for test in problem["tests"])
         assert all(
-            text.endswith("\n") and text.strip() for test in problem["tests"] for text in test.values()
+            text.endswith("\n") and text.strip()
+            for test in problem["tests"]
+            for text in test.values()
         )
         return
     (definition,) = ast.parse(problem["solution"]).body
@@ -132,8 +145,13 @@ def test_what_ignores_the_question_passes_half_of_the_tests_at_most(problem):
     expected = expected_values(problem)
     booleans = all(isinstance(value, bool) for value in expected)
     assert len(different(expected)) >= (2 if booleans else 3)
-    guesses = [[value] * len(expected) for value in [*expected, True, False, None, 0, 1, -1, "", [], {}]]
-    given = [[test["stdin"]] if isinstance(test, dict) else test[0] for test in problem["tests"]]
+    guesses = [
+        [value] * len(expected)
+        for value in [*expected, True, False, None, 0, 1, -1, "", [], {}]
+    ]
+    given = [
+        [test["stdin"]] if isinstance(test, dict) else test[0] for test in problem["tests"]
+    ]
     guesses += [list(position) for position in zip(*given, strict=True)]
     for guess in guesses:
         hits = sum(same(*pair) for pair in zip(guess, expected, strict=True))
@@ -163,7 +181,9 @@ def test_no_program_passes_the_tests_of_another(monkeypatch):
 
 
 def _sieve(n):
-    return sorted(set(range(2, n + 1)) - {i * j for i in range(2, n + 1) for j in range(2, n // i + 1)})
+    return sorted(
+        set(range(2, n + 1)) - {i * j for i in range(2, n + 1) for j in range(2, n // i + 1)}
+    )
 
 
 def _edits(a):
@@ -183,9 +203,22 @@ def _unbracket(text):
 
 def _roman(n):
     text = "I" * n
-    for five, ten in (("IIIII", "V"), ("VV", "X"), ("XXXXX", "L"), ("LL", "C"), ("CCCCC", "D"), ("DD", "M")):
+    for five, ten in (
+        ("IIIII", "V"),
+        ("VV", "X"),
+        ("XXXXX", "L"),
+        ("LL", "C"),
+        ("CCCCC", "D"),
+        ("DD", "M"),
+    ):
         text = text.replace(five, ten)
-    for long, short in (("DCCCC", "CM"), ("CCCC", "CD"), ("LXXXX", "XC"), ("XXXX", "XL"), ("VIIII", "IX")):
+    for long, short in (
+        ("DCCCC", "CM"),
+        ("CCCC", "CD"),
+        ("LXXXX", "XC"),
+        ("XXXX", "XL"),
+        ("VIIII", "IX"),
+    ):
         text = text.replace(long, short)
     return text.replace("IIII", "IV")
 
@@ -230,7 +263,10 @@ REFERENCES = {
     "clamp": lambda n, low, high: min(max(n, low), high),
     "running_total": lambda numbers: list(itertools.accumulate(numbers)),
     "caesar": lambda text, k: text.translate(
-        {ord(c): string.ascii_lowercase[(i + k) % 26] for i, c in enumerate(string.ascii_lowercase)}
+        {
+            ord(c): string.ascii_lowercase[(i + k) % 26]
+            for i, c in enumerate(string.ascii_lowercase)
+        }
     ),
     "sum_digits": lambda n: sum(map(int, str(n))),
     "product": math.prod,
@@ -242,7 +278,8 @@ REFERENCES = {
     "is_leap_year": lambda year: (date(year, 2, 28) + timedelta(1)).day == 29,
     "grade": lambda score: "FCBA"[bisect.bisect([70, 80, 90], score)],
     "alternate_case": lambda text: "".join(
-        a.upper() + b.lower() for a, b in itertools.zip_longest(text[::2], text[1::2], fillvalue="")
+        a.upper() + b.lower()
+        for a, b in itertools.zip_longest(text[::2], text[1::2], fillvalue="")
     ),
     "above_average": lambda numbers: sum(n * len(numbers) > sum(numbers) for n in numbers),
     "common_items": lambda a, b: sorted(set(a) & set(b), key=a.index),
@@ -252,13 +289,18 @@ REFERENCES = {
         max(Counter(abc).values())
     ],
     "chunks": lambda items, k: [
-        [item for _, item in run] for _, run in itertools.groupby(enumerate(items), lambda pair: pair[0] // k)
+        [item for _, item in run]
+        for _, run in itertools.groupby(enumerate(items), lambda pair: pair[0] // k)
     ],
     "clock": lambda minutes: "{:02}:{:02}".format(*divmod(minutes, 60)),
-    "differences": lambda numbers: [numbers[i] - numbers[i - 1] for i in range(1, len(numbers))],
+    "differences": lambda numbers: [
+        numbers[i] - numbers[i - 1] for i in range(1, len(numbers))
+    ],
     "collatz_steps": _steps,
     "basket_total": lambda prices, basket: sum(prices.get(name, 0) for name in basket),
-    "run_length": lambda text: "".join(c + str(len(list(run))) for c, run in itertools.groupby(text)),
+    "run_length": lambda text: "".join(
+        c + str(len(list(run))) for c, run in itertools.groupby(text)
+    ),
     "balanced": lambda text: not _unbracket(text),
     "primes_up_to": _sieve,
     "to_roman": _roman,
@@ -269,20 +311,25 @@ REFERENCES = {
     "gcd": math.gcd,
     "longest_run": lambda items: max(_runs(items), default=0),
     "anagram_groups": lambda words: sorted(
-        sorted(w for w in words if Counter(w) == letters) for letters in different(list(map(Counter, words)))
+        sorted(w for w in words if Counter(w) == letters)
+        for letters in different(list(map(Counter, words)))
     ),
     "one_edit_apart": lambda a, b: b in _edits(a),
     "to_base": lambda n, base: (
         str(n % base) if n < base else REFERENCES["to_base"](n // base, base) + str(n % base)
     ),
-    "best_stretch": lambda xs: max(sum(xs[i:j]) for i, j in itertools.combinations(range(len(xs) + 1), 2)),
+    "best_stretch": lambda xs: max(
+        sum(xs[i:j]) for i, j in itertools.combinations(range(len(xs) + 1), 2)
+    ),
     "pairs_with_sum": lambda numbers, target: sum(
         sum(pair) == target for pair in itertools.combinations(numbers, 2)
     ),
     "common_prefix": lambda words: "".join(
         c[0] for c in itertools.takewhile(lambda c: len(set(c)) == 1, zip(*words, strict=False))
     ),
-    "prime_factors": lambda n: sorted(p for p in _sieve(n) for k in range(1, 11) if n % p**k == 0),
+    "prime_factors": lambda n: sorted(
+        p for p in _sieve(n) for k in range(1, 11) if n % p**k == 0
+    ),
     "merge_intervals": _joined_intervals,
     "flatten_deep": _flat,
     "coin_count": _fewest,
@@ -290,7 +337,9 @@ REFERENCES = {
 
 
 def test_every_function_of_levels_2_and_3_has_a_reference():
-    assert set(REFERENCES) == {name for name, problem in FUNCTIONS.items() if problem["level"] > 1}
+    assert set(REFERENCES) == {
+        name for name, problem in FUNCTIONS.items() if problem["level"] > 1
+    }
 
 
 @pytest.mark.parametrize("name", REFERENCES)

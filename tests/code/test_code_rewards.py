@@ -23,9 +23,8 @@ from grpo_kit.rewards import WeightedSum, check_rewards
 from grpo_kit.rewards.cheat_cases import Case
 
 PREFILL = "```python\n"
-UNSAFE = (
-    isolation() is None
-)  # the rewards' own logic is tested there too; isolation is test_sandbox.py's matter
+# the rewards' own logic is tested there too; isolation is test_sandbox.py's matter
+UNSAFE = isolation() is None
 
 
 def runner(**limits):
@@ -41,7 +40,9 @@ def block(code):
 
 def share(code, tests, entry_point="f", reward=None):
     reward = CodeTests(SHARED) if reward is None else reward
-    (score,) = reward([block(code)], prefill=PREFILL, tests=[json.dumps(tests)], entry_point=[entry_point])
+    (score,) = reward(
+        [block(code)], prefill=PREFILL, tests=[json.dumps(tests)], entry_point=[entry_point]
+    )
     return score
 
 
@@ -110,7 +111,8 @@ def test_code_format(completion, prefill, expected, reason):
 
 PIECES = st.lists(
     st.one_of(
-        st.text(max_size=20), st.sampled_from(["```python\n", "\n```", "```", "x = 1", "\n", "\ud800", "\0"])
+        st.text(max_size=20),
+        st.sampled_from(["```python\n", "\n```", "```", "x = 1", "\n", "\ud800", "\0"]),
     ),
     max_size=12,
 )
@@ -123,7 +125,13 @@ def test_format_of_any_text_lies_in_the_range_and_full_marks_mean_a_block(pieces
     assert 0 <= score <= 1
     if score == 1.0:
         assert extract_code(prefill + text) is not None
-        assert (prefill + text).rstrip().rpartition("\n")[2].strip(" \t>").startswith(("```", "~~~"))
+        assert (
+            (prefill + text)
+            .rstrip()
+            .rpartition("\n")[2]
+            .strip(" \t>")
+            .startswith(("```", "~~~"))
+        )
     if own_code(text, prefill) is None:
         assert score < 1
 
@@ -133,7 +141,12 @@ def test_format_of_any_text_lies_in_the_range_and_full_marks_mean_a_block(pieces
 KEYS = st.one_of(st.integers(), st.text(max_size=5), st.booleans(), st.none())
 PLAIN = st.recursive(
     st.one_of(
-        st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary(max_size=9)
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(allow_nan=False),
+        st.text(),
+        st.binary(max_size=9),
     ),
     lambda inner: st.one_of(
         st.lists(inner, max_size=4),
@@ -247,7 +260,9 @@ HOSTILE = {
     "no hexadecimal": '{"value": {"$int": "zz"}}',
     "a number for hexadecimal": '{"value": {"$int": 3}}',
     "pairs that are none": '{"value": {"$dict": [[1]]}}',
-    "a set of colliding integers": json.dumps({"value": {"$set": [k * (2**61 - 1) for k in range(60_000)]}}),
+    "a set of colliding integers": json.dumps(
+        {"value": {"$set": [k * (2**61 - 1) for k in range(60_000)]}}
+    ),
     "complex of three": '{"value": {"$complex": [1, 2, 3]}}',
 }
 
@@ -294,7 +309,10 @@ def test_read_tests():
     )
     assert read_tests('[{"stdin": "3 4\\n", "stdout": "7\\n"}]') == (StdinTest("3 4\n", "7\n"),)
     # A table fills the keys that a test lacks.
-    call, text = {"args": [1], "expected": None, "as": None}, {"stdin": "3", "stdout": "7", "tolerance": None}
+    call, text = (
+        {"args": [1], "expected": None, "as": None},
+        {"stdin": "3", "stdout": "7", "tolerance": None},
+    )
     assert read_tests([call | dict.fromkeys(text)]) == read_tests("[[[1], null]]")
     assert read_tests([text | dict.fromkeys(call)]) == (StdinTest("3", "7"),)
     assert read_tests(None) == read_tests("") == read_tests([]) == read_tests("[]") == ()
@@ -311,12 +329,18 @@ def test_read_tests():
         ('[{"args": [3], "expected": 6, "tolerance": -1}]', "tolerance=-1"),
         ('[{"args": [3], "expected": 6, "tolerence": 1}]', "test 0 is"),
         ('[{"args": [3], "expected": 6, "tolerance": null}]', "tolerance=None"),
-        ('[{"stdin": "", "stdout": "1", "tolerance": "1e-6"}]', "tolerance='1e-6'; use a number >= 0"),
+        (
+            '[{"stdin": "", "stdout": "1", "tolerance": "1e-6"}]',
+            "tolerance='1e-6'; use a number >= 0",
+        ),
         ('[{"stdin": "", "stdout": "1", "tolerance": Infinity}]', "tolerance=inf"),
         ('[{"stdin": "", "stdout": "1", "as": "set"}]', "test 0 is"),
         ('[[[{"$evil": [1]}], 6]]', r"\$evil is no tag"),
         ('[{"args": [3], "expected": 6, "as": ["set"]}]', r"as=\['set'\]"),
-        (f'[[[3], {{"$complex": [1{"0" * 400}, 0]}}]]', "test 0 holds a value that cannot be read"),
+        (
+            f'[[[3], {{"$complex": [1{"0" * 400}, 0]}}]]',
+            "test 0 holds a value that cannot be read",
+        ),
         ('[[[3], 6], {"stdin": "", "stdout": ""}]', "one kind"),
         ('[{"stdin": 3, "stdout": ""}]', "test 0 is"),
         ("[[[3], 6", "row 1"),
@@ -483,14 +507,19 @@ def test_stdin_and_stdout(code, expected, reason):
         ("1e999 ok\n12345678901", 1e-6, 0.0, "not finite"),
     ],
 )
-def test_what_a_program_prints_may_be_off_by_the_tests_own_tolerance(printed, tolerance, expected, reason):
+def test_what_a_program_prints_may_be_off_by_the_tests_own_tolerance(
+    printed, tolerance, expected, reason
+):
     test = {"stdin": "", "stdout": "0.3 ok\r\n12345678901\r\n"}
     test |= {} if tolerance is None else {"tolerance": tolerance}
     assert passes(Answer("value", printed), *read_tests([test])) == expected, reason
 
 
 def test_stdin_of_a_windows_file_reaches_the_program_without_its_carriage_returns():
-    tests = [{"stdin": "yes\r\nno\r\n", "stdout": "True\r\n"}, {"stdin": "no\r\n", "stdout": "False"}]
+    tests = [
+        {"stdin": "yes\r\nno\r\n", "stdout": "True\r\n"},
+        {"stdin": "no\r\n", "stdout": "False"},
+    ]
     assert share("print(input() == 'yes')", tests, entry_point=None) == 1.0
 
 
@@ -499,9 +528,16 @@ def test_a_method_of_leetcodes_class_is_found_by_each_of_its_names(entry_point):
     right = "class Solution:\n    def f(self, n):\n        return n * 2\nif __name__ == '__main__':\n    print(1 / 0)"
     assert share(right, DOUBLE, entry_point) == 1.0
     assert share(right.replace("2", "3"), DOUBLE, entry_point) == 0.25
-    assert share("class Solution:\n    def g(self, n):\n        return n * 2", DOUBLE, entry_point) == 0.0
     assert (
-        share("class Solution:\n    @staticmethod\n    def f(n):\n        return n * 2", DOUBLE, entry_point)
+        share("class Solution:\n    def g(self, n):\n        return n * 2", DOUBLE, entry_point)
+        == 0.0
+    )
+    assert (
+        share(
+            "class Solution:\n    @staticmethod\n    def f(n):\n        return n * 2",
+            DOUBLE,
+            entry_point,
+        )
         == 1.0
     )
     assert share("def f(n):\n    return n * 2", DOUBLE, entry_point) == (entry_point == "f")
@@ -531,16 +567,22 @@ def test_an_entry_point_that_can_be_none_is_named(entry_point):
         ("def f(n): return 'wrong'", DOUBLE, "f", 1.0, "what comes back does not matter"),
         ("def f(n): return object()", DOUBLE, "f", 1.0, "what comes back does not matter"),
         ("def f(n): return n / 1", DOUBLE, "f", 0.5, "raises for text"),
-        ("import os\ndef f(n): os._exit(0)", DOUBLE, "f", 0.5, "a call that exits does not return"),
+        (
+            "import os\ndef f(n): os._exit(0)",
+            DOUBLE,
+            "f",
+            0.5,
+            "a call that exits does not return",
+        ),
         ("print(input())", ADD, None, 1.0, "ends well"),
         ("print(int(input()))", ADD, None, 0.5, "raises"),
     ],
 )
 def test_code_runs(code, tests, entry_point, expected, reason):
     fast = CodeRuns(runner(seconds=1.0))
-    assert fast([block(code)], prefill=PREFILL, tests=[tests], entry_point=[entry_point]) == [expected], (
-        reason
-    )
+    assert fast([block(code)], prefill=PREFILL, tests=[tests], entry_point=[entry_point]) == [
+        expected
+    ], reason
     assert fast(["x = 1"], tests=[tests], entry_point=[entry_point]) == [0.0]  # no block
 
 
@@ -601,7 +643,9 @@ def attacked():
     one = runner()
     tests, runs = CodeTests(one), CodeRuns(one)
     scores = zip(
-        tests(codes, prefill=PREFILL, **columns), runs(codes, prefill=PREFILL, **columns), strict=True
+        tests(codes, prefill=PREFILL, **columns),
+        runs(codes, prefill=PREFILL, **columns),
+        strict=True,
     )
     return dict(zip([*ATTACKS, "honest"], scores, strict=True))
 
@@ -609,13 +653,16 @@ def attacked():
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_earns_nothing(name, attacked):
     assert attacked[name][0] == 0.0
-    assert attacked["honest"] == (1.0, 1.0)  # the trainer goes on: the rest of the batch is scored
+    # the trainer goes on: the rest of the batch is scored
+    assert attacked["honest"] == (1.0, 1.0)
 
 
 @pytest.mark.skipif(UNSAFE, reason="nothing isolates programs here")
 def test_the_file_of_problems_cannot_be_read():
     path = Path(code_runner.__file__).parent / "data" / "code_problems.json"
-    reads = f"def f(path):\n    with open({str(path)!r}) as file:\n        return len(file.read())"
+    reads = (
+        f"def f(path):\n    with open({str(path)!r}) as file:\n        return len(file.read())"
+    )
     (outcome,) = SHARED.run([Job(reads, "f", (f"({str(path)!r},)",))])
     assert path.is_file()
     assert outcome.answers[0].kind == "error"
@@ -636,7 +683,9 @@ def given_to_the_sandbox(monkeypatch):
     """The (code, stdin) of every program from here on."""
     seen = []
     monkeypatch.setattr(
-        code_runner, "run_python_batch", lambda p, **limits: seen.extend(p) or run_python_batch(p, **limits)
+        code_runner,
+        "run_python_batch",
+        lambda p, **limits: seen.extend(p) or run_python_batch(p, **limits),
     )
     return seen
 
@@ -667,7 +716,9 @@ def test_partial_credit_comes_in_order():
         "def f(n):\n    return n * 2\n```",
     ]
     n = len(completions)
-    scores = total(completions, prefill=PREFILL, tests=[json.dumps(DOUBLE)] * n, entry_point=["f"] * n)
+    scores = total(
+        completions, prefill=PREFILL, tests=[json.dumps(DOUBLE)] * n, entry_point=["f"] * n
+    )
     assert scores == [0.03125, 0.125, 0.1875, 0.25, 0.4375, 1.0]
 
 
@@ -691,7 +742,13 @@ def test_none_only_where_there_are_no_tests():
 
 def test_the_order_of_the_batch_does_not_matter():
     codes = [
-        block(code) for code in ("def f(n): return n * 2", "def f(n): return 0", "x =", "def f(n): return n")
+        block(code)
+        for code in (
+            "def f(n): return n * 2",
+            "def f(n): return 0",
+            "x =",
+            "def f(n): return n",
+        )
     ]
     codes += ["", "x", [{"role": "assistant", "content": block("def f(n): return n * 2")}]]
     order = list(range(len(codes)))
@@ -717,8 +774,11 @@ def test_a_sandbox_that_is_not_there_is_no_score(monkeypatch):
     monkeypatch.setattr(sandbox, "_working", lambda: (None, ["no isolation here"]))
     for reward in (CodeRuns(CodeRunner()), CodeTests(CodeRunner())):
         with pytest.raises(SandboxUnavailableError):
-            reward([block("def f(n): pass")], prefill=PREFILL, tests=[DOUBLE], entry_point=["f"])
-        assert reward(["no block"], tests=[DOUBLE], entry_point=["f"]) == [0.0]  # nothing to run
+            reward(
+                [block("def f(n): pass")], prefill=PREFILL, tests=[DOUBLE], entry_point=["f"]
+            )
+        # nothing to run
+        assert reward(["no block"], tests=[DOUBLE], entry_point=["f"]) == [0.0]
 
 
 # --- cheating --------------------------------------------------------------------------------------------
@@ -737,7 +797,9 @@ def test_a_sandbox_that_is_not_there_is_no_score(monkeypatch):
 def test_no_cheat_pays(code, tests, entry_point, prefill):
     columns = {"tests": json.dumps(tests), "entry_point": entry_point}
     opening = "" if prefill else PREFILL
-    honest = Case("honest", opening + block(code), honest=True, prefill=prefill, columns=columns)
+    honest = Case(
+        "honest", opening + block(code), honest=True, prefill=prefill, columns=columns
+    )
     rewards = rewards_of(SHARED)
     cheats = [cheat for reward in rewards for cheat in reward.cheats(honest)]
     assert len({cheat.name for cheat in cheats}) == len(cheats) > 20
@@ -749,7 +811,11 @@ def test_no_cheat_pays(code, tests, entry_point, prefill):
 def test_a_test_set_that_a_constant_passes_is_found():
     columns = {"tests": json.dumps([[[1], True], [[2], True]]), "entry_point": "f"}
     honest = Case(
-        "honest", block("def f(n):\n    return n > 0"), honest=True, prefill=PREFILL, columns=columns
+        "honest",
+        block("def f(n):\n    return n > 0"),
+        honest=True,
+        prefill=PREFILL,
+        columns=columns,
     )
     reward = CodeTests(SHARED)
     with pytest.raises(ValueError, match="'the most frequent expected value' .* ties with"):
@@ -758,7 +824,9 @@ def test_a_test_set_that_a_constant_passes_is_found():
 
 def test_a_stdin_program_may_print_as_much_as_a_result_may_hold():
     tests = [{"stdin": "", "stdout": "x" * 30_000}]
-    made = CodeTests()([f"```python\nprint('x' * {n})\n```" for n in (30_000, 40_000)], tests=[tests] * 2)
+    made = CodeTests()(
+        [f"```python\nprint('x' * {n})\n```" for n in (30_000, 40_000)], tests=[tests] * 2
+    )
     assert made == [1.0, 0.0]
     runner = CodeRunner()
     runner.run([Job("print('x' * 40_000)", None, ("",))])

@@ -11,7 +11,12 @@ import pytest
 from grpo_kit.more.code._code_files import load_problems
 from grpo_kit.more.code._code_runner import CodeRunner, Job
 from grpo_kit.more.code._code_tests import passes, read_tests
-from grpo_kit.more.code._code_values import AssertionNotReadError, decode, literal, read_assertions
+from grpo_kit.more.code._code_values import (
+    AssertionNotReadError,
+    decode,
+    literal,
+    read_assertions,
+)
 from grpo_kit.more.code.code import code
 from grpo_kit.more.code.sandbox import isolation
 from grpo_kit.rewards import check_rewards
@@ -48,10 +53,15 @@ STDIN = {
 def failing_solutions(problems):
     """{name: failure} for each problem whose own solution does not pass all its tests in the sandbox."""
     tests = [read_tests(problem["tests"]) for problem in problems]
-    jobs = [Job.of(p["solution"], p["entry_point"], asked) for p, asked in zip(problems, tests, strict=True)]
+    jobs = [
+        Job.of(p["solution"], p["entry_point"], asked)
+        for p, asked in zip(problems, tests, strict=True)
+    ]
     failing = {}
     for problem, several, outcome in zip(problems, tests, RUNNER.run(jobs), strict=True):
-        wrong = [(t, a) for t, a in zip(several, outcome.answers, strict=True) if not passes(a, t)]
+        wrong = [
+            (t, a) for t, a in zip(several, outcome.answers, strict=True) if not passes(a, t)
+        ]
         failing |= {problem["name"]: outcome.error or str(wrong[0])} if wrong else {}
     return failing
 
@@ -61,7 +71,9 @@ def write(tmp_path):
     def made(rows, name="problems.json"):
         path = tmp_path / name
         text = json.dumps(rows) if name.endswith(".json") else "\n".join(map(json.dumps, rows))
-        path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+        path.write_bytes(
+            gzip.compress(text.encode()) if name.endswith(".gz") else text.encode()
+        )
         return path
 
     return made
@@ -92,7 +104,10 @@ def write(tmp_path):
 )
 def test_an_assertion_becomes_a_call_and_a_value(text, args, expected, more):
     (test,) = read_assertions(ast.parse(text).body, "f")
-    assert ([decode(arg) for arg in test.pop("args")], decode(test.pop("expected"))) == (args, expected)
+    assert ([decode(arg) for arg in test.pop("args")], decode(test.pop("expected"))) == (
+        args,
+        expected,
+    )
     assert test == pytest.approx(more)
 
 
@@ -131,7 +146,8 @@ def test_assertions_of_constants_test_nothing():
 
 
 @pytest.mark.parametrize(
-    "text", ["(3 + 5, 6.0 / 5)", "[1] * 3 + [2]", "'ab' * 2", "-3 - 4", "2 ** 5", "set()", "{1}"]
+    "text",
+    ["(3 + 5, 6.0 / 5)", "[1] * 3 + [2]", "'ab' * 2", "-3 - 4", "2 ** 5", "set()", "{1}"],
 )
 def test_a_literal_is_what_python_makes_of_it(text):
     assert literal(ast.parse(text, mode="eval").body) == eval(text)
@@ -152,7 +168,11 @@ MBPP = [
         "task_id": 12,
         "text": "Is it even?",
         "code": "def even(n): return n % 2 == 0",
-        "test_list": ["assert even(2) == True", "assert even(3) == False", "assert even(5) == False"],
+        "test_list": [
+            "assert even(2) == True",
+            "assert even(3) == False",
+            "assert even(5) == False",
+        ],
     },
     {
         "task_id": 13,
@@ -173,7 +193,12 @@ MBPP = [
         "test_list": ["assert f(2) == 2"],
         "test_setup_code": "x = 1",
     },
-    {"task_id": 16, "text": "None.", "code": "def f(n): return n", "test_list": ["assert g(2) == 2"]},
+    {
+        "task_id": 16,
+        "text": "None.",
+        "code": "def f(n): return n",
+        "test_list": ["assert g(2) == 2"],
+    },
 ]
 HUMAN_EVAL = [
     {
@@ -196,7 +221,9 @@ HUMAN_EVAL = [
 
 @pytest.mark.parametrize("name", ["mbpp.jsonl", "mbpp.jsonl.gz", "mbpp.json"])
 def test_mbpp_files_load_and_what_does_not_is_named(write, name):
-    loaded = load_problems(write([{"doc": row} for row in MBPP] if name.endswith("gz") else MBPP, name))
+    loaded = load_problems(
+        write([{"doc": row} for row in MBPP] if name.endswith("gz") else MBPP, name)
+    )
     first, second = loaded.problems
     assert first["question"] == "Write a python function to double. Example: dbl(1) == 2"
     assert (first["name"], first["entry_point"], first["level"]) == ("11", "dbl", 1)
@@ -204,7 +231,12 @@ def test_mbpp_files_load_and_what_does_not_is_named(write, name):
     # showing the first assertion would leave False, False: a constant
     assert second["question"].endswith("Example: even(3) == False")
     assert [test["expected"] for test in second["tests"]] == [True, False]
-    reasons = {"13": "a constant would pass", "14": r"f\(x\)", "15": "set-up code", "16": "no function"}
+    reasons = {
+        "13": "a constant would pass",
+        "14": r"f\(x\)",
+        "15": "set-up code",
+        "16": "no function",
+    }
     assert set(loaded.left_out) == set(reasons)
     for task_id, reason in reasons.items():
         with pytest.raises(AssertionError, match=reason):
@@ -216,7 +248,10 @@ def test_mbpp_files_load_and_what_does_not_is_named(write, name):
 def test_human_eval_files_load_without_the_tests_that_the_prompt_shows(write):
     loaded = load_problems(write(HUMAN_EVAL, "h.jsonl"))
     (problem,) = loaded.problems
-    assert [(test["args"], test["expected"]) for test in problem["tests"]] == [([3], 6), ([0.25], 0.5)]
+    assert [(test["args"], test["expected"]) for test in problem["tests"]] == [
+        ([3], 6),
+        ([0.25], 0.5),
+    ]
     assert problem["tests"][1]["tolerance"] == 1e-6
     assert problem["question"].startswith("Complete this function.\ndef dbl(n):")
     assert list(loaded.left_out) == ["HumanEval/1"]
@@ -233,7 +268,10 @@ def test_a_solution_that_fails_is_found():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"question": "double_1(3) is 7. Write double_1(n)."}, r"shows the hidden test double_1\(3\)"),
+        (
+            {"question": "double_1(3) is 7. Write double_1(n)."},
+            r"shows the hidden test double_1\(3\)",
+        ),
         ({"question": "Write a function."}, "does not name the function 'double_1'"),
         ({"question": " "}, "the question is ' '"),
         ({"tests": [[[1], True], [[2], True]]}, "a constant would pass"),
@@ -262,16 +300,17 @@ def test_files_that_are_none(write, tmp_path):
         load_problems(write(MBPP[2:], "none.jsonl"))
 
 
-@pytest.mark.parametrize(("source", "loads", "of"), [("mbpp", 494, 500), ("humaneval", 152, 164)])
+@pytest.mark.parametrize(
+    ("source", "loads", "of"), [("mbpp", 494, 500), ("humaneval", 152, 164)]
+)
 def test_the_published_files_load_and_a_sample_of_their_solutions_passes(source, loads, of):
     try:
         loaded = load_problems(source)
     except DataNotFoundError as error:
         pytest.skip(str(error))
     assert (len(loaded.problems), len(loaded.problems) + len(loaded.left_out)) == (loads, of)
-    sample = random.Random(0).sample(
-        [p for p in loaded.problems if p["name"] != "123"], 16
-    )  # 123 takes seconds
+    # 123 takes seconds
+    sample = random.Random(0).sample([p for p in loaded.problems if p["name"] != "123"], 16)
     assert failing_solutions(sample) == {}
 
 
@@ -289,13 +328,22 @@ def test_rows_are_split_by_problem_and_level(write, task):
     assert {row["level"] for row in task.held_out} == {1, 2, 3}
     questions = [row["question"] for row in task.train + task.held_out]
     assert len(set(questions)) == 13
-    again, other = (code(source=path, n_held_out=5, seed=seed, runner=RUNNER) for seed in (0, 1))
+    again, other = (
+        code(source=path, n_held_out=5, seed=seed, runner=RUNNER) for seed in (0, 1)
+    )
     assert (again.train, again.held_out) == (task.train, task.held_out)
-    assert {row["question"] for row in other.held_out} != {row["question"] for row in task.held_out}
+    assert {row["question"] for row in other.held_out} != {
+        row["question"] for row in task.held_out
+    }
     for count in range(1, 12):
-        levels = [row["level"] for row in code(source=path, n_held_out=count, runner=RUNNER).held_out]
+        levels = [
+            row["level"] for row in code(source=path, n_held_out=count, runner=RUNNER).held_out
+        ]
         assert len(levels) == count
-        assert all(abs(levels.count(level) - count * n / 13) <= 1 for level, n in ((1, 5), (2, 4), (3, 4)))
+        assert all(
+            abs(levels.count(level) - count * n / 13) <= 1
+            for level, n in ((1, 5), (2, 4), (3, 4))
+        )
     easy = code(source=path, levels=(1,), n_held_out=2, runner=RUNNER)
     assert {row["level"] for row in easy.train + easy.held_out} == {1}
 
@@ -305,7 +353,9 @@ def test_every_rows_own_answer_earns_everything_and_other_answers_do_not(task):
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     completions = [f"{row['answer']}\n```" for row in rows]
     for reward in task.rewards:
-        assert reward(completions, prefill=[task.prefill] * len(rows), **columns) == [1.0] * len(rows)
+        assert reward(completions, prefill=[task.prefill] * len(rows), **columns) == [
+            1.0
+        ] * len(rows)
     assert task.reward_weights == [0.125, 0.125, 0.75]
     for row, completion in zip(rows, completions, strict=True):
         assert task.is_correct(task.answer_of(completion), row)
@@ -325,7 +375,15 @@ def test_one_wrong_test_is_not_correct(write):
 
 def test_the_prompt_is_short_and_shows_no_hidden_test(task, smol_tokenizer):
     data = task.dataset(smol_tokenizer, "held_out")
-    assert data.column_names == ["prompt", "prefill", "question", "answer", "entry_point", "tests", "level"]
+    assert data.column_names == [
+        "prompt",
+        "prefill",
+        "question",
+        "answer",
+        "entry_point",
+        "tests",
+        "level",
+    ]
     for row, source in zip(data, task.held_out, strict=True):
         assert row["prompt"].endswith("```python\n")
         assert len(smol_tokenizer(row["prompt"]).input_ids) < 120
@@ -333,9 +391,12 @@ def test_the_prompt_is_short_and_shows_no_hidden_test(task, smol_tokenizer):
         assert source["answer"] not in row["prompt"]
         for test in read_tests(row["tests"]):
             assert (
-                getattr(test, "args", None) is None or f"{row['entry_point']}{test.args}" not in row["prompt"]
+                getattr(test, "args", None) is None
+                or f"{row['entry_point']}{test.args}" not in row["prompt"]
             )
-    batch = {name: data[name] for name in data.column_names if name not in ("prompt", "prefill")}
+    batch = {
+        name: data[name] for name in data.column_names if name not in ("prompt", "prefill")
+    }
     completions = [f"{row['answer']}\n```" for row in task.held_out]
     for reward in task.rewards:  # as a trainer calls it: columns out of the data set
         assert reward(completions, prefill=data["prefill"], **batch) == [1.0] * 5
@@ -345,9 +406,11 @@ def test_cheats_do_not_pay(task):
     table = check_rewards(task.rewards, task, rows=5)
     assert table["total"].iloc[0] == 1.0
     assert (table["total"].iloc[1:] < 1.0).all()
-    assert {"returns its first argument", "exits with success", "two blocks, right last"} <= set(
-        table["case"]
-    )
+    assert {
+        "returns its first argument",
+        "exits with success",
+        "two blocks, right last",
+    } <= set(table["case"])
 
 
 def test_constants_are_programs_and_do_not_pass(task):
@@ -365,13 +428,19 @@ def test_a_problem_may_ask_for_a_method_of_leetcodes_class(write):
         "solution": "class Solution:\n    def twice(self, n):\n        return n * 2 + 1",
     }
     task = code(source=write([*OWN, method]), n_held_out=3, runner=RUNNER)
-    row = next(row for row in task.train + task.held_out if row["entry_point"] == "Solution().twice")
+    row = next(
+        row for row in task.train + task.held_out if row["entry_point"] == "Solution().twice"
+    )
     assert task.is_correct(row["answer"], row)
     assert set(task.constant_accuracies([row]).values()) == {0.0}
-    alone = replace(task, held_out=[row], train=[other for other in task.train if other is not row])
+    alone = replace(
+        task, held_out=[row], train=[other for other in task.train if other is not row]
+    )
     assert (check_rewards(task.rewards, alone)["total"].iloc[1:] < 1.0).all()
     with pytest.raises(ValueError, match=r"shows the hidden test twice\(3\)"):
-        load_problems(write([method | {"question": "twice(3) is 7: write Solution with twice."}]))
+        load_problems(
+            write([method | {"question": "twice(3) is 7: write Solution with twice."}])
+        )
 
 
 def test_bad_arguments(write):
@@ -381,7 +450,9 @@ def test_bad_arguments(write):
     with pytest.raises(ValueError, match=r"levels=\(\)"):
         code(source=path, levels=())
     for count in (0, 12):
-        with pytest.raises(ValueError, match=f"n_held_out={count}: there are 12 problems; use 1..11"):
+        with pytest.raises(
+            ValueError, match=f"n_held_out={count}: there are 12 problems; use 1..11"
+        ):
             code(source=path, n_held_out=count)
 
 
@@ -389,6 +460,10 @@ def test_the_shipped_problems_are_usable():
     task = code(runner=RUNNER)
     rows = task.train + task.held_out
     assert len(rows) >= 60
-    assert {row["level"] for row in task.train} == {row["level"] for row in task.held_out} == {1, 2, 3}
+    assert (
+        {row["level"] for row in task.train}
+        == {row["level"] for row in task.held_out}
+        == {1, 2, 3}
+    )
     problems = [row | {"name": str(i), "solution": row["answer"]} for i, row in enumerate(rows)]
     assert failing_solutions(problems) == {}

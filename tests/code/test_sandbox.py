@@ -16,12 +16,21 @@ from unittest.mock import MagicMock, Mock
 import pytest
 
 from grpo_kit.more.code import sandbox
-from grpo_kit.more.code.sandbox import isolation, program_watch, run_python, run_python_batch, syscalls
+from grpo_kit.more.code.sandbox import (
+    isolation,
+    program_watch,
+    run_python,
+    run_python_batch,
+    syscalls,
+)
 from grpo_kit.more.code.sandbox.pool import LauncherError, Pool
 
 ROOT = Path(__file__).parents[2]
-LIMITS = {"seconds": 20.0, "memory_mb": 256, "output_kb": 64}  # seconds: nothing here is meant to reach it
-needs_isolation = pytest.mark.skipif(isolation() is None, reason="nothing here isolates programs")
+# seconds: nothing here is meant to reach it
+LIMITS = {"seconds": 20.0, "memory_mb": 256, "output_kb": 64}
+needs_isolation = pytest.mark.skipif(
+    isolation() is None, reason="nothing here isolates programs"
+)
 
 ORDINARY = {
     "prints": ("print('x', 1.5, [1])", "", "ok", 0),
@@ -63,7 +72,8 @@ ORDINARY = {
 def results(kind: str) -> dict:
     pool = Pool(kind)
     programs = [
-        (code.encode("utf-8", "surrogatepass"), stdin.encode()) for code, stdin, *_ in ORDINARY.values()
+        (code.encode("utf-8", "surrogatepass"), stdin.encode())
+        for code, stdin, *_ in ORDINARY.values()
     ]
     try:
         found = pool.run(programs, LIMITS, 2)
@@ -146,7 +156,10 @@ def test_limits_are_the_callers():
         ({"seconds": -1.5}, "seconds is -1.5"),
         ({"seconds": float("nan")}, "seconds is nan"),
         ({"seconds": float("inf")}, "seconds is inf"),
-        ({"seconds": 1e300}, "seconds is 1e.300: a program needs a time limit above 0, and of at most 86400"),
+        (
+            {"seconds": 1e300},
+            "seconds is 1e.300: a program needs a time limit above 0, and of at most 86400",
+        ),
         ({"memory_mb": 8}, "memory_mb is 8.*64 or more"),
         ({"output_kb": 0}, "output_kb is 0"),
     ],
@@ -156,7 +169,9 @@ def test_limits_that_make_no_sense(named, says):
         run_python("print(1)", **named)
 
 
-@pytest.mark.parametrize("programs", [["print(1)"], [("print(1)",)], [("print(1)", 3)], [(b"print(1)", "")]])
+@pytest.mark.parametrize(
+    "programs", [["print(1)"], [("print(1)",)], [("print(1)", 3)], [(b"print(1)", "")]]
+)
 def test_programs_that_are_none(programs):
     with pytest.raises(ValueError, match=r"programs\[0\] is .* give \(code, stdin\)"):
         run_python_batch(programs)
@@ -179,11 +194,14 @@ def test_stdin_of_any_size():
 @needs_isolation
 def test_a_batch_keeps_its_order_and_every_core_busy():
     started = time.monotonic()
-    codes = [f"import time; time.sleep({1.2 - i / 20}); print({i})" for i in range(8)]  # the first ends last
+    # the first ends last
+    codes = [f"import time; time.sleep({1.2 - i / 20}); print({i})" for i in range(8)]
     found = run_python_batch([(code, "") for code in codes], workers=8, seconds=20)
     assert [result.stdout for result in found] == [f"{i}\n" for i in range(8)]
     assert time.monotonic() - started < 6  # in turn: 8.2 s of sleep alone
-    mixed = run_python_batch([("1/0", ""), ("print(1)", ""), ("while True: pass", "")], seconds=1)
+    mixed = run_python_batch(
+        [("1/0", ""), ("print(1)", ""), ("while True: pass", "")], seconds=1
+    )
     assert [result.status for result in mixed] == ["error", "ok", "timeout"]
 
 
@@ -240,7 +258,9 @@ def test_from_threads_and_from_a_running_event_loop():
     assert found == {i: f"{i}\n" for i in range(6)}
 
     async def as_in_a_notebook():
-        return run_python("print(1)").stdout, await asyncio.to_thread(lambda: run_python("print(2)").stdout)
+        return run_python("print(1)").stdout, await asyncio.to_thread(
+            lambda: run_python("print(2)").stdout
+        )
 
     assert asyncio.run(as_in_a_notebook()) == ("1\n", "2\n")
 
@@ -304,7 +324,9 @@ def children_of(pid: int) -> list[int]:
     return [int(number) for number in path.read_text().split()] if path.exists() else []
 
 
-@pytest.mark.parametrize("machine, has_one", [("x86_64", True), ("aarch64", True), ("riscv64", False)])
+@pytest.mark.parametrize(
+    "machine, has_one", [("x86_64", True), ("aarch64", True), ("riscv64", False)]
+)
 def test_which_machines_have_a_filter_of_system_calls(machine, has_one, monkeypatch):
     monkeypatch.setattr("platform.machine", lambda: machine)
     assert syscalls.supported() is has_one
@@ -350,7 +372,11 @@ def test_a_trainer_that_is_interrupted_or_killed_leaves_nothing_running(how, tmp
     )  # fmt: skip
     assert trainer.stdout.readline() == "started\n"
     time.sleep(1.0)
-    below = [pid for launcher in children_of(trainer.pid) for pid in (launcher, *children_of(launcher))]
+    below = [
+        pid
+        for launcher in children_of(trainer.pid)
+        for pid in (launcher, *children_of(launcher))
+    ]
     below += [program for pid in below for program in children_of(pid) if program not in below]
     assert len(below) >= 6  # two launchers of two processes, two programs
     trainer.send_signal(how)
@@ -388,7 +414,11 @@ def test_where_nothing_isolates_it_refuses_and_says_what_to_install(tmp_path):
         tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("pip install sandlock") == done.stdout.count("apt install bubblewrap") == 2
+    assert (
+        done.stdout.count("pip install sandlock")
+        == done.stdout.count("apt install bubblewrap")
+        == 2
+    )
     assert "allow_unsafe=True" in done.stdout
 
 

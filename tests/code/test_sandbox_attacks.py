@@ -61,7 +61,9 @@ def readable_copy():
         executable = place / "bin" / Path(python["executable"]).name
         executable.parent.mkdir()
         shutil.copy2(python["executable"], executable)
-        skipped = shutil.ignore_patterns("site-packages", "dist-packages", "test", "idlelib", "config-*")
+        skipped = shutil.ignore_patterns(
+            "site-packages", "dist-packages", "test", "idlelib", "config-*"
+        )
         stdlib = place / "lib" / python["version"]
         shutil.copytree(python["stdlib"], stdlib, ignore=skipped, symlinks=True)
         for library in python["libraries"]:
@@ -69,12 +71,17 @@ def readable_copy():
                 shutil.copy2(library, place / "lib")
         package = Path("grpo_kit", "more", "code")
         sandbox = package / "sandbox"
-        shutil.copytree(Path(__file__).parents[2] / sandbox, place / "code" / sandbox, ignore=skipped)
-        for folder in (package, *package.parents[:-1]):  # the sandbox needs nothing else of the package
+        shutil.copytree(
+            Path(__file__).parents[2] / sandbox, place / "code" / sandbox, ignore=skipped
+        )
+        # the sandbox needs nothing else of the package
+        for folder in (package, *package.parents[:-1]):
             (place / "code" / folder / "__init__.py").touch()
         shutil.copy2(Path(__file__).with_name("sandbox_attacks.py"), place / "code")
         sandlock = pytest.importorskip("sandlock")
-        shutil.copytree(Path(sandlock.__file__).parent, place / "code" / "sandlock", ignore=skipped)
+        shutil.copytree(
+            Path(sandlock.__file__).parent, place / "code" / "sandlock", ignore=skipped
+        )
         yield place
 
 
@@ -101,7 +108,9 @@ def reports(readable_copy, which):
             process.kill()
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="this user is no root already")
+@pytest.mark.skipif(
+    not hasattr(os, "getuid") or os.getuid() != 0, reason="this user is no root already"
+)
 @pytest.mark.parametrize("which", ["rights", pytest.param("all", marks=pytest.mark.campaign)])
 def test_contained_as_an_ordinary_user_too(which, readable_copy):
     assert len(chosen("rights")) > 60 and len(chosen("all")) == len(ATTACKS)

@@ -28,9 +28,31 @@ from grpo_kit.watch.terminal import Lines, where_it_is
 def runs(tmp_path_factory):
     """A folder with the runs `full` and `lora`."""
     folder = tmp_path_factory.mktemp("runs")
-    words = ["train", str(written(folder)), *TRAINED, *COOLING, "--set", "learning_rate=0.1", "--folder"]
+    words = [
+        "train",
+        str(written(folder)),
+        *TRAINED,
+        *COOLING,
+        "--set",
+        "learning_rate=0.1",
+        "--folder",
+    ]
     assert main([*words, str(folder / "full")]) == 0
-    assert main([*words, str(folder / "lora"), "--tuning", "lora", "--rank", "2", "--set", "steps=2"]) == 0
+    assert (
+        main(
+            [
+                *words,
+                str(folder / "lora"),
+                "--tuning",
+                "lora",
+                "--rank",
+                "2",
+                "--set",
+                "steps=2",
+            ]
+        )
+        == 0
+    )
     return folder
 
 
@@ -45,7 +67,9 @@ def here(runs, monkeypatch, tmp_path):
 def test_evaluate_asks_base_and_tuned(name, here, capsys):
     assert main(["evaluate", name, "--samples", "2", "--examples", "1"]) == 0
     out = capsys.readouterr().out
-    before, after = (Evaluation.load(Path(name) / which) for which in ("before.json", "after.json"))
+    before, after = (
+        Evaluation.load(Path(name) / which) for which in ("before.json", "after.json")
+    )
     assert kit.compare(before, after).sentence in out and "pass@2" in out and "of each" in out
     assert before.rows["completion"].tolist() != after.rows["completion"].tolist(), (
         "else nobody sees them swapped"
@@ -62,11 +86,28 @@ def test_readiness_ends_in_1_where_something_has_to_change(here, capsys):
     assert main(["readiness", str(file), *smoke, "--rows", "4", "--samples", "4"]) == 1
     out = capsys.readouterr().out
     assert "CHANGE SOMETHING FIRST  format first" in out and out.count("So: ") == 1
-    assert main(["readiness", str(file), *smoke, "--rows", "6", "--samples", "4", "--seconds", "0.001"]) == 1
+    assert (
+        main(
+            [
+                "readiness",
+                str(file),
+                *smoke,
+                "--rows",
+                "6",
+                "--samples",
+                "4",
+                "--seconds",
+                "0.001",
+            ]
+        )
+        == 1
+    )
     assert "Only 2 of 6 rows were asked" in capsys.readouterr().out
     file.write_text(text)
     assert main(["readiness", str(file), *smoke, "--rows", "4", "--samples", "4"]) == 0
-    assert "GO  ready: the mean reward is" in capsys.readouterr().out, "its reward differs, whatever is exact"
+    assert "GO  ready: the mean reward is" in capsys.readouterr().out, (
+        "its reward differs, whatever is exact"
+    )
     file.write_text(text.replace('max_completion_tokens=6', 'max_completion_tokens=6, correct=sometimes').replace(
         "def is_even(text, row):\n    return bool(text)", "def sometimes(text, row):\n    return len(text) % 2 == 0"
     ) + "\nfrom dataclasses import replace\ntask = replace(task, read_answer=lambda text, prefill: text)\n"
@@ -90,7 +131,10 @@ def test_export_writes_what_was_trained_and_chat_asks_it(here, capsys, read_here
     assert main(["chat", "full", "Say 3 words", "--base"]) == 0
     first, *lines = capsys.readouterr().out.splitlines()
     said = dict(line.split(": ", 1) for line in lines)
-    assert first == f"full is the trained model: full/model, trained from {few_words.folder()} on words."
+    assert (
+        first
+        == f"full is the trained model: full/model, trained from {few_words.folder()} on words."
+    )
     task = Job.of_run(Path("full")).task
     model, tokenizer = load_policy("full/model", quiet=True)
     expected = kit.chat(model, tokenizer, task=task).ask("Say 3 words")["tuned"]
@@ -110,7 +154,9 @@ def test_a_notebooks_run_says_its_task_itself(here, capsys, tmp_path):
     cfg = kit.preset("smoke", steps=1)
     model, tokenizer = load_policy("tiny-random", quiet=True)
     short = cfg.make_task()
-    trainer = kit.GRPOTrainer(model, short, cfg, tokenizer=tokenizer, folder=tmp_path / "notebook", live=None)
+    trainer = kit.GRPOTrainer(
+        model, short, cfg, tokenizer=tokenizer, folder=tmp_path / "notebook", live=None
+    )
     trainer.train()
     run = str(tmp_path / "notebook")
     assert main(["evaluate", run]) == 2
@@ -130,7 +176,9 @@ def test_a_notebooks_run_says_its_task_itself(here, capsys, tmp_path):
     assert "cannot be read (it has no 'notes')" in capsys.readouterr().err
 
 
-def test_a_reward_that_changes_the_working_directory_moves_no_file(tmp_path, monkeypatch, capsys):
+def test_a_reward_that_changes_the_working_directory_moves_no_file(
+    tmp_path, monkeypatch, capsys
+):
     """Relative names, and every call of the reward leaves the folder: all files lie where they were asked for."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
@@ -141,8 +189,18 @@ def test_a_reward_that_changes_the_working_directory_moves_no_file(tmp_path, mon
     assert "Try it: grpo-kit chat runs/mine" in capsys.readouterr().out
     assert Path.cwd().name == "elsewhere" and not list(Path.cwd().iterdir())
     there = {path.name for path in (tmp_path / "runs/mine").iterdir()}
-    assert {"before.json", "after.json", "results.json", "model", "README.md", "metrics.jsonl"} <= there
-    for words in (["evaluate", "runs/mine", "--rows", "2"], ["export", "runs/mine", "made", "--rows", "2"]):
+    assert {
+        "before.json",
+        "after.json",
+        "results.json",
+        "model",
+        "README.md",
+        "metrics.jsonl",
+    } <= there
+    for words in (
+        ["evaluate", "runs/mine", "--rows", "2"],
+        ["export", "runs/mine", "made", "--rows", "2"],
+    ):
         monkeypatch.chdir(tmp_path)
         assert main(words) == 0, capsys.readouterr().err
     assert "Before and after" in (tmp_path / "made/README.md").read_text()
@@ -155,14 +213,31 @@ def test_a_damaged_model_of_a_run_is_refused_by_every_command(here, runs, tmp_pa
     path = run / "model/model.safetensors"
     data = path.read_bytes()
     path.write_bytes(data[:-99] + bytes([data[-99] ^ 64]) + data[-98:])
-    for words in (["evaluate", str(run)], ["export", str(run), "made"], ["chat", str(run), "hello"]):
+    for words in (
+        ["evaluate", str(run)],
+        ["export", str(run), "made"],
+        ["chat", str(run), "hello"],
+    ):
         assert main(words) == 2
-        assert "model.safetensors holds other bytes than were written" in capsys.readouterr().err
+        assert (
+            "model.safetensors holds other bytes than were written" in capsys.readouterr().err
+        )
 
 
 def test_a_half_trained_run_is_its_checkpoint(here, tmp_path, capsys):
     assert (
-        main(["train", "--preset", "smoke", "--set", "save_steps=1", "--folder", str(tmp_path / "run")]) == 0
+        main(
+            [
+                "train",
+                "--preset",
+                "smoke",
+                "--set",
+                "save_steps=1",
+                "--folder",
+                str(tmp_path / "run"),
+            ]
+        )
+        == 0
     )
     for name in ("model", "after.json", "results.json"):
         os.rename(tmp_path / "run" / name, tmp_path / name)
@@ -179,18 +254,27 @@ def test_watch_tells_a_run_that_is_done(here, capsys):
     assert main(["watch", "full", "--last", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = read_metrics("full").set_index("step")
-    assert [line.split("  ")[0] for line in lines if line.startswith("step")] == ["step 3/4", "step 4/4"]
+    assert [line.split("  ")[0] for line in lines if line.startswith("step")] == [
+        "step 3/4",
+        "step 4/4",
+    ]
     (last,) = [line for line in lines if line.startswith("step 4/4")]
-    assert f"reward {rows['reward'][4]:.2f} ±" in last and "held-out accuracy 0% (step 4)" in lines
     assert (
-        lines[-1].startswith("Done after 4 steps: ") and "mean reward" in lines[-1] and "n = 4" in lines[-1]
+        f"reward {rows['reward'][4]:.2f} ±" in last and "held-out accuracy 0% (step 4)" in lines
+    )
+    assert (
+        lines[-1].startswith("Done after 4 steps: ")
+        and "mean reward" in lines[-1]
+        and "n = 4" in lines[-1]
     )
 
 
 def lines_of_steps(run):
     """The lines of metrics.jsonl of each step that was trained, as they were written."""
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    steps = [[line for line in lines if json.loads(line)["step"] == step] for step in range(1, 5)]
+    steps = [
+        [line for line in lines if json.loads(line)["step"] == step] for step in range(1, 5)
+    ]
     return ["".join(step) for step in steps]
 
 
@@ -209,7 +293,11 @@ def rows_are(folder, *rows):
 def test_watch_follows_what_is_written_and_ends_with_the_run(runs, tmp_path):
     folder = tmp_path / "run"
     rows = copied(runs / "full", folder)
-    environment = {**os.environ, "PYTHONPATH": str(Path(kit.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(kit.__file__).parents[1]),
+        "PYTHONUNBUFFERED": "1",
+    }
     command = [sys.executable, "-m", "grpo_kit", "watch", str(folder), "--every", "0.05"]
     said = []
     with alone(folder):

@@ -26,7 +26,12 @@ from grpo_kit.record.files import read_metrics, steps_done
 from grpo_kit.trainer.presets import NAMES
 
 ROOT = Path(grpo_kit.__file__).parents[1]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(ROOT),
+    "OMP_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+}
 ENVIRONMENT.pop("KIT_PROFILE", None)
 
 
@@ -62,7 +67,10 @@ LONG = [*TRAINED, *COOLING, "--set", "steps=24", "--set", "save_steps=3"]
 
 def test_ctrl_c_saves_and_says_how_to_go_on_and_a_kill_loses_nothing(tmp_path):
     written(tmp_path)
-    assert ended(begun("train", "my_task.py", *LONG, "--folder", "runs/whole", cwd=tmp_path))[0] == 0
+    assert (
+        ended(begun("train", "my_task.py", *LONG, "--folder", "runs/whole", cwd=tmp_path))[0]
+        == 0
+    )
     whole, run = weights(tmp_path / "runs/whole"), tmp_path / "runs" / "mine"
     process = begun("train", "my_task.py", *LONG, "--folder", "runs/mine", cwd=tmp_path)
     until_step(run, 4, process)
@@ -71,13 +79,14 @@ def test_ctrl_c_saves_and_says_how_to_go_on_and_a_kill_loses_nothing(tmp_path):
     assert code == 130, (out, errors)
     assert "Stopped after step" in errors and "grpo-kit train --resume runs/mine" in errors
     assert (
-        "Traceback" not in errors and len(errors.strip().splitlines()) == 1 and not (run / "model").exists()
+        "Traceback" not in errors
+        and len(errors.strip().splitlines()) == 1
+        and not (run / "model").exists()
     )
 
     stopped_at = steps_done(run)
-    process = begun(
-        "train", "--resume", "mine", cwd=tmp_path / "runs"
-    )  # the file is found from elsewhere too
+    # the file is found from elsewhere too
+    process = begun("train", "--resume", "mine", cwd=tmp_path / "runs")
     until_step(run, stopped_at + 8, process)
     os.killpg(process.pid, signal.SIGKILL)
     ended(process)
@@ -85,7 +94,11 @@ def test_ctrl_c_saves_and_says_how_to_go_on_and_a_kill_loses_nothing(tmp_path):
     process = begun("train", "--resume", "runs/mine", cwd=tmp_path)
     code, out, errors = ended(process)
     assert code == 0, (out, errors)
-    assert "The model is in runs/mine/model" in out and "grpo-kit chat runs/mine" in out and "-> " in out
+    assert (
+        "The model is in runs/mine/model" in out
+        and "grpo-kit chat runs/mine" in out
+        and "-> " in out
+    )
     assert same(weights(run), whole)
     assert read_metrics(run)["step"].tolist() == list(range(25))
 
@@ -95,7 +108,11 @@ def test_a_command_says_what_it_does_with_an_example_and_loads_nothing_for_it():
         code = f"import sys; from grpo_kit.__main__ import main\nmain([{name!r}, '--help'])\n"
         code += "print('loaded', *(m for m in ('torch', 'numpy', 'pandas', 'trl') if m in sys.modules))"
         done = subprocess.run(
-            [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", code],
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.stdout.rstrip().endswith("loaded"), done.stdout[-300:] + done.stderr
         assert name == "doctor" or f"  grpo-kit {name} " in done.stdout
@@ -191,26 +208,47 @@ def test_completion_knows_commands_options_and_choices(shell):
         ("train --held", "--held-out-every"),
         ("train --preset gp", "gpu24"),
     ):
-        words = {"COMP_WORDS": f"grpo-kit {so_far}", "COMP_CWORD": str(len(so_far.split()))}  # bash
-        words |= {"_TYPER_COMPLETE_ARGS": f"grpo-kit {so_far}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+        # bash
+        words = {"COMP_WORDS": f"grpo-kit {so_far}", "COMP_CWORD": str(len(so_far.split()))}
+        words |= {
+            "_TYPER_COMPLETE_ARGS": f"grpo-kit {so_far}",
+            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        }
         code = "from grpo_kit.__main__ import main; main([])"
         environment = ENVIRONMENT | words | {"_GRPO_KIT_COMPLETE": f"complete_{shell}"}
         done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert offered in done.stdout, (shell, so_far, done)
 
 
 def test_every_field_of_config_and_of_the_preset_is_a_setting():
     values = settings_of(
-        ["learning_rate=cosine(1e-5, 1e-6)", "loss_options={'a': 1}", "model=tiny-random", "held_out=4"]
+        [
+            "learning_rate=cosine(1e-5, 1e-6)",
+            "loss_options={'a': 1}",
+            "model=tiny-random",
+            "held_out=4",
+        ]
     )
-    assert values["learning_rate"] == grpo_kit.cosine(1e-5, 1e-6) and values["loss_options"] == {"a": 1}
+    assert values["learning_rate"] == grpo_kit.cosine(1e-5, 1e-6) and values[
+        "loss_options"
+    ] == {"a": 1}
     assert (values["model"], values["held_out"]) == ("tiny-random", 4)
     for name in FIELDS:
         assert name in settings_of([f"{name}=1"])
-    job = Job.asked(None, settings_of(["preset=smoke", "held_out=4", "max_completion_tokens=5", "beta=0.1"]))
-    assert len(job.task.held_out) == 4 and job.task.max_completion_tokens == 5 and job.config.beta == 0.1
+    job = Job.asked(
+        None, settings_of(["preset=smoke", "held_out=4", "max_completion_tokens=5", "beta=0.1"])
+    )
+    assert (
+        len(job.task.held_out) == 4
+        and job.task.max_completion_tokens == 5
+        and job.config.beta == 0.1
+    )
     assert (
         Job.asked(None, {"preset": "smoke", "tuning": "lora"}).config.learning_rate
         == grpo_kit.preset("smoke", tuning="lora").learning_rate
@@ -223,7 +261,9 @@ def test_what_a_folder_keeps_makes_the_same_job(preset, task, tmp_path):
     job = Job.asked(task, {"preset": preset, "rank": 4} | asked)
     model, _ = grpo_kit.load_policy("tiny-random", quiet=True)
     config = job.config.with_task(job.task)
-    kept = run_settings.settings_of(model, job.task, config, [1.0], "adamw", None) | {"notes": job.options}
+    kept = run_settings.settings_of(model, job.task, config, [1.0], "adamw", None) | {
+        "notes": job.options
+    }
     (tmp_path / "run.json").write_text(json.dumps(kept))
     found = Job.of_run(tmp_path)
     assert found.config.values() == job.config.values() and found.options == job.options
@@ -240,16 +280,33 @@ def test_a_reward_that_fails_is_a_failed_run(here, capsys):
 
 
 def test_a_run_is_not_trained_twice_and_its_options_are_kept(here, capsys):
-    words = ["train", "my_task.py", *TRAINED, "--set", "steps=1", "--tuning", "lora", "--rank", "2"]
+    words = [
+        "train",
+        "my_task.py",
+        *TRAINED,
+        "--set",
+        "steps=1",
+        "--tuning",
+        "lora",
+        "--rank",
+        "2",
+    ]
     assert main([*words, "--held-out-every", "0"]) == 0
     out = capsys.readouterr().out
-    assert "Training into runs/words" in out and "grpo-kit export runs/words exports/words" in out
+    assert (
+        "Training into runs/words" in out and "grpo-kit export runs/words exports/words" in out
+    )
     kept = json.loads(Path("runs/words/model/adapter_config.json").read_text())
     assert (kept["r"], kept["lora_alpha"]) == (2, 4)
     assert main([*words, "--folder", "runs/words"]) == 2
-    assert "runs/words holds a run, and none is overwritten: give another --folder" in capsys.readouterr().err
+    assert (
+        "runs/words holds a run, and none is overwritten: give another --folder"
+        in capsys.readouterr().err
+    )
     assert read_metrics("runs/words")["step"].tolist() == [1], "no look at held-out rows"
-    before = {path: path.read_bytes() for path in Path("runs/words").rglob("*") if path.is_file()}
+    before = {
+        path: path.read_bytes() for path in Path("runs/words").rglob("*") if path.is_file()
+    }
     for more, said in (
         ("--tuning full", "tuning='full'"),
         ("--set seed=2", "seed=2"),
@@ -260,12 +317,17 @@ def test_a_run_is_not_trained_twice_and_its_options_are_kept(here, capsys):
         assert f"{said} is for a new run; what can change: steps," in capsys.readouterr().err
     assert main(["train", "--resume", "runs/words", "--set", "steps=5"]) == 2
     assert "without a checkpoint to go on from" in capsys.readouterr().err
-    assert before == {path: path.read_bytes() for path in Path("runs/words").rglob("*") if path.is_file()}
+    assert before == {
+        path: path.read_bytes() for path in Path("runs/words").rglob("*") if path.is_file()
+    }
     assert main(["train", "--resume", "runs/words"]) == 0, "a run that is done is done"
 
 
 def test_a_red_flag_that_ends_a_run_is_a_failure_that_can_be_gone_on_with(here, capsys):
-    assert main(f"{SMOKE} --set steps=6 --on-flag stop --held-out-every 0 --folder runs/a".split()) == 1
+    assert (
+        main(f"{SMOKE} --set steps=6 --on-flag stop --held-out-every 0 --folder runs/a".split())
+        == 1
+    )
     out, errors = capsys.readouterr()
     assert "Red flag: " in out and len(errors.strip().splitlines()) == 1
     assert "red flag: cut off" in errors and "--resume runs/a" in errors
@@ -296,17 +358,26 @@ def test_a_run_goes_on_longer_and_with_another_rate(here):
     assert main(f"train --resume runs/a {more}".split()) == 0
     rows = read_metrics("runs/a").set_index("step")
     assert rows.index.tolist() == [0, 1, 2, 3, 4]
-    assert rows["learning_rate"][4] == pytest.approx(0.003) and rows["temperature"][4] == pytest.approx(0.7)
+    assert rows["learning_rate"][4] == pytest.approx(0.003) and rows["temperature"][
+        4
+    ] == pytest.approx(0.7)
     assert not same(weights("runs/a"), shorter)
     assert same(load_file("runs/a/redone/model/model.safetensors"), shorter), "nothing is lost"
     assert json.loads(Path("runs/a/results.json").read_text())["steps"] == 4
 
 
 def test_a_task_that_is_gone_or_another_is_asked_for(here, capsys):
-    assert main(["train", "my_task.py", *TRAINED, "--set", "steps=1", "--folder", "runs/a"]) == 0
+    assert (
+        main(["train", "my_task.py", *TRAINED, "--set", "steps=1", "--folder", "runs/a"]) == 0
+    )
     text = Path("my_task.py").read_text()
     os.rename("my_task.py", "moved.py")
-    for words in ("evaluate runs/a", "chat runs/a hello", "export runs/a out", "train --resume runs/a"):
+    for words in (
+        "evaluate runs/a",
+        "chat runs/a hello",
+        "export runs/a out",
+        "train --resume runs/a",
+    ):
         assert main(words.split()) == 2
         assert "which is not there: give --task my_task.py" in capsys.readouterr().err
     assert main("evaluate runs/a --task moved.py".split()) == 0
@@ -330,15 +401,21 @@ def test_a_task_that_is_gone_or_another_is_asked_for(here, capsys):
         ("task.py", lambda path, known: path.rename(path.with_name("elsewhere.py"))),
         (
             "run/link.py",
-            lambda path, known: path.rename("out.py") and path.symlink_to(Path("out.py").absolute()),
+            lambda path, known: (
+                path.rename("out.py") and path.symlink_to(Path("out.py").absolute())
+            ),
         ),
         (
             "link.py",
-            lambda path, known: path.rename("run/out.py") and path.symlink_to(Path("run/out.py").absolute()),
+            lambda path, known: (
+                path.rename("run/out.py") and path.symlink_to(Path("run/out.py").absolute())
+            ),
         ),
     ],
 )
-def test_a_file_is_run_only_where_the_run_noted_it_and_in_no_run_folder(where, act, tmp_path, monkeypatch):
+def test_a_file_is_run_only_where_the_run_noted_it_and_in_no_run_folder(
+    where, act, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     for name in ("run", "other"):
         Path(name).mkdir()
@@ -358,7 +435,9 @@ def test_a_file_is_run_only_where_the_run_noted_it_and_in_no_run_folder(where, a
     if (where, act) == ("task.py", None):
         assert Job.of_run(Path("run")).task.train == task.train and Path("ran").exists()
         return
-    with pytest.raises(ValueError, match="the task of run was made by .*: give --task my_task.py"):
+    with pytest.raises(
+        ValueError, match="the task of run was made by .*: give --task my_task.py"
+    ):
         Job.of_run(Path("run"))
     assert not Path("ran").exists()
     Path("given.py").write_text(made)
@@ -369,7 +448,9 @@ def test_a_stop_before_the_first_step_is_done_begins_it_again(here, monkeypatch,
     from grpo_kit.loop.grpo import Loop
 
     plain = Loop.roll_out
-    monkeypatch.setattr(Loop, "roll_out", lambda *given: os.kill(os.getpid(), signal.SIGINT) or plain(*given))
+    monkeypatch.setattr(
+        Loop, "roll_out", lambda *given: os.kill(os.getpid(), signal.SIGINT) or plain(*given)
+    )
     assert main(["train", "my_task.py", *TRAINED, "--folder", "runs/a"]) == 130
     assert "Stopped before the first step" in capsys.readouterr().err
     monkeypatch.undo()
@@ -391,7 +472,8 @@ def test_a_stop_after_the_training_is_made_up(here, monkeypatch, capsys):
     monkeypatch.setattr(grpo_kit, "evaluate", stopped)
     assert main(["train", "my_task.py", *TRAINED, "--folder", "runs/a"]) == 130
     assert (
-        "Stopped while it was evaluated. To go on: grpo-kit train --resume runs/a" in capsys.readouterr().err
+        "Stopped while it was evaluated. To go on: grpo-kit train --resume runs/a"
+        in capsys.readouterr().err
     )
     trained = weights("runs/a")
     assert not Path("runs/a/after.json").exists()
@@ -402,10 +484,17 @@ def test_a_stop_after_the_training_is_made_up(here, monkeypatch, capsys):
 def test_one_process_at_a_time_trains_into_a_folder(here, capsys):
     from grpo_kit.record._run_folder import GOING, is_locked
 
-    assert main(["train", "my_task.py", *TRAINED, "--set", "steps=1", "--folder", "runs/a"]) == 0
+    assert (
+        main(["train", "my_task.py", *TRAINED, "--set", "steps=1", "--folder", "runs/a"]) == 0
+    )
     code = "import pathlib; from grpo_kit.record._run_folder import alone\n"
     code += "with alone(pathlib.Path('runs/a')): print('has it', flush=True), input()"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": ENVIRONMENT}
+    pipes = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "text": True,
+        "env": ENVIRONMENT,
+    }
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
         other.stdout.readline()
         assert main("train --resume runs/a".split()) == 2
@@ -416,7 +505,9 @@ def test_one_process_at_a_time_trains_into_a_folder(here, capsys):
 
 def test_the_best_evaluations_weights_are_the_model(here, monkeypatch):
     values = iter([0.1, 0.7, 0.4])
-    monkeypatch.setattr(grpo_kit.HeldOut, "measure", lambda self, *given: {self.judged_by: next(values)})
+    monkeypatch.setattr(
+        grpo_kit.HeldOut, "measure", lambda self, *given: {self.judged_by: next(values)}
+    )
     assert main(["train", "my_task.py", *TRAINED, "--keep", "best", "--folder", "runs/a"]) == 0
     assert json.loads(Path("runs/a/results.json").read_text())["weights_of_step"] == 2
     monkeypatch.undo()
@@ -426,5 +517,18 @@ def test_the_best_evaluations_weights_are_the_model(here, monkeypatch):
 
 
 def test_a_tracker_sees_the_run(here):
-    assert main(["train", "my_task.py", *TRAINED, "--report-to", "tensorboard", "--folder", "runs/a"]) == 0
+    assert (
+        main(
+            [
+                "train",
+                "my_task.py",
+                *TRAINED,
+                "--report-to",
+                "tensorboard",
+                "--folder",
+                "runs/a",
+            ]
+        )
+        == 0
+    )
     assert any(Path("runs/a").rglob("events.out.*"))

@@ -20,7 +20,15 @@ from grpo_kit.__main__ import main
 from grpo_kit.more.doctor import _machine as machine
 from grpo_kit.more.doctor import _self_check as self_check
 from grpo_kit.more.doctor import _surroundings as surroundings
-from grpo_kit.more.doctor._machine import Check, Row, Section, as_data, as_text, line_of, scrubbed
+from grpo_kit.more.doctor._machine import (
+    Check,
+    Row,
+    Section,
+    as_data,
+    as_text,
+    line_of,
+    scrubbed,
+)
 
 ROOT = Path(__file__).parents[2]
 QUICK = "rewards"  # a part of no time at all, tried behind the broken one
@@ -31,14 +39,19 @@ def look(title):
     section = Section(title)
     surroundings.SECTIONS[title](section)
     rows = {row.name: row for row in section.rows}
-    return {n: r.value for n, r in rows.items()}, {n: r.note for n, r in rows.items()}, section.to_do
+    return (
+        {n: r.value for n, r in rows.items()},
+        {n: r.note for n, r in rows.items()},
+        section.to_do,
+    )
 
 
 def attempt(monkeypatch, folder, *parts):
     """{part: (outcome, what was said, stack trace)} of these parts alone."""
     monkeypatch.setattr(self_check, "PARTS", {part: self_check.PARTS[part] for part in parts})
     return {
-        check.part: (check.outcome, check.said, trace) for check, trace in self_check.checks(Path(folder))
+        check.part: (check.outcome, check.said, trace)
+        for check, trace in self_check.checks(Path(folder))
     }
 
 
@@ -54,8 +67,13 @@ def test_all_is_well_here_and_nothing_is_left(tmp_path, monkeypatch, capsys):
     data = json.loads(Path("found.json").read_text())
     outcomes = {check["part"]: check["outcome"] for check in data["Self-check"]}
     assert code == 0, printed
-    assert list(outcomes) == list(self_check.PARTS) and set(outcomes.values()) <= {"ok", "skipped"}, printed
-    assert not {"prompts", "fast ways", "optimizer"} & {p for p, o in outcomes.items() if o != "ok"}
+    assert list(outcomes) == list(self_check.PARTS) and set(outcomes.values()) <= {
+        "ok",
+        "skipped",
+    }, printed
+    assert not {"prompts", "fast ways", "optimizer"} & {
+        p for p, o in outcomes.items() if o != "ok"
+    }
     assert (
         data["Versions"]["torch"]["value"] == metadata.version("torch")
         and metadata.version("torch") in printed
@@ -67,7 +85,9 @@ def test_all_is_well_here_and_nothing_is_left(tmp_path, monkeypatch, capsys):
         assert title in data and f"\n{title}\n" in "\n" + printed
         assert "not read" not in data[title], data[title]
     assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
-    assert {path.name for path in Path(tempfile.gettempdir()).glob("grpo_kit-doctor-*")} <= before
+    assert {
+        path.name for path in Path(tempfile.gettempdir()).glob("grpo_kit-doctor-*")
+    } <= before
     assert torch.get_float32_matmul_precision() == precision
 
 
@@ -107,7 +127,9 @@ def _scale_the_gradient(monkeypatch):
     right = PackedUpdate.gradients
 
     def scaled(self, model, batch, loss, temperature, backward):
-        return right(self, model, batch, loss, temperature, lambda share: backward(share * 1.01))
+        return right(
+            self, model, batch, loss, temperature, lambda share: backward(share * 1.01)
+        )
 
     monkeypatch.setattr(PackedUpdate, "gradients", scaled)
 
@@ -128,7 +150,9 @@ def _lose_the_moments(monkeypatch):
     from grpo_kit.loop import checkpoint
 
     monkeypatch.setattr(
-        checkpoint, "load", lambda folder, *, model, optimizer: checkpoint.load_weights(model, folder)
+        checkpoint,
+        "load",
+        lambda folder, *, model, optimizer: checkpoint.load_weights(model, folder),
     )
 
 
@@ -174,23 +198,33 @@ def test_an_engine_that_is_off_is_seen(monkeypatch, tmp_path):
     assert outcome == "failed" and "engine: differs" in message, message
 
 
-def test_a_failure_is_one_line_its_trace_comes_with_verbose_and_the_code_is_1(monkeypatch, capsys):
+def test_a_failure_is_one_line_its_trace_comes_with_verbose_and_the_code_is_1(
+    monkeypatch, capsys
+):
     _no_weights(monkeypatch)
-    monkeypatch.setattr(self_check, "PARTS", {p: self_check.PARTS[p] for p in ("fast ways", QUICK)})
+    monkeypatch.setattr(
+        self_check, "PARTS", {p: self_check.PARTS[p] for p in ("fast ways", QUICK)}
+    )
     monkeypatch.setattr(surroundings, "SECTIONS", {})
     assert main(["doctor"]) == 1
     short = capsys.readouterr().out
     assert "failed" in short and "Traceback" not in short and "second line" not in short
-    assert "fast ways failed: where no line above says why, run it again with --verbose" in short
+    assert (
+        "fast ways failed: where no line above says why, run it again with --verbose" in short
+    )
     assert main(["doctor", "--verbose"]) == 1
     long = capsys.readouterr().out
     assert "Traceback" in long and "second line" in long and "ok" in long
 
 
-def test_parts_that_cannot_be_tried_are_skipped_and_that_is_no_failure(monkeypatch, tmp_path, capsys):
+def test_parts_that_cannot_be_tried_are_skipped_and_that_is_no_failure(
+    monkeypatch, tmp_path, capsys
+):
     monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("grpo_kit.models.loading.importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr("grpo_kit.more.code.sandbox._working", lambda: (None, ["sandlock: not installed"]))
+    monkeypatch.setattr(
+        "grpo_kit.more.code.sandbox._working", lambda: (None, ["sandlock: not installed"])
+    )
     monkeypatch.setattr(surroundings, "SECTIONS", {})
     parts = {p: self_check.PARTS[p] for p in ("prompts", "sandbox", "fast ways", QUICK)}
     monkeypatch.setattr(self_check, "PARTS", parts)
@@ -284,7 +318,9 @@ def test_a_card_that_torch_does_not_see_is_said(monkeypatch):
 
 
 def _fake_cards(monkeypatch, *, bf16, count=1, capability=(7, 5)):
-    card = SimpleNamespace(name="Fake T4", total_memory=15 * 2**30, major=capability[0], minor=capability[1])
+    card = SimpleNamespace(
+        name="Fake T4", total_memory=15 * 2**30, major=capability[0], minor=capability[1]
+    )
     fakes = {
         "is_available": lambda: True,
         "device_count": lambda: count,
@@ -305,16 +341,24 @@ def test_cards_are_described_and_what_they_lack_is_said(monkeypatch):
     section = Section("Machine")
     machine._cards(section)
     values = {row.name: row.value for row in section.rows}
-    assert values["card 1"] == "Fake T4" and values["bfloat16"] is False and values["tf32"] is False
+    assert (
+        values["card 1"] == "Fake T4"
+        and values["bfloat16"] is False
+        and values["tf32"] is False
+    )
     assert values["card 0 free (GiB)"] == 9.0
     said = "\n".join(section.to_do)
-    assert values["attention of the update"] == "SDPA", "FlexAttention does not compile below capability 8.0"
+    assert values["attention of the update"] == "SDPA", (
+        "FlexAttention does not compile below capability 8.0"
+    )
     assert "has no bfloat16" in said and "2 cards" in said and "triton" not in said
 
 
 def test_a_card_whose_attention_cannot_be_compiled_is_told_what_is_missing(monkeypatch):
     _fake_cards(monkeypatch, bf16=True, capability=(8, 9))
-    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None if name == "triton" else True)
+    monkeypatch.setattr(
+        machine.importlib.util, "find_spec", lambda name: None if name == "triton" else True
+    )
     section = Section("Machine")
     machine._cards(section)
     assert {row.name: row.value for row in section.rows}["attention of the update"] == "SDPA"
@@ -335,20 +379,30 @@ def test_a_preset_that_does_not_fit_is_said_with_what_helps(monkeypatch):
     monkeypatch.setenv("KIT_PROFILE", "gpu24")
     monkeypatch.setattr("grpo_kit.engine.memory._free.free_bytes", lambda device: 6 * 2**30)
     values, notes, to_do = look("Preset")
-    assert values["preset"] == "gpu24" and "KIT_PROFILE" in notes["preset"] and values["free (GiB)"] == 6.0
+    assert (
+        values["preset"] == "gpu24"
+        and "KIT_PROFILE" in notes["preset"]
+        and values["free (GiB)"] == 6.0
+    )
     assert values["needs, full (GiB)"] > 6 and "saves" in to_do[0] and "full" in to_do[0]
     monkeypatch.setattr("grpo_kit.engine.memory._free.free_bytes", lambda device: 40 * 2**30)
     assert not look("Preset")[2]
 
 
-def test_a_disk_without_room_and_a_folder_that_cannot_be_written_are_said(monkeypatch, tmp_path):
+def test_a_disk_without_room_and_a_folder_that_cannot_be_written_are_said(
+    monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "deep" / "cache"))
     values, notes, _ = look("Disk")
-    assert values["runs/ free (GiB)"] > 0 and notes["cache free (GiB)"] == str(tmp_path / "deep" / "cache")
+    assert values["runs/ free (GiB)"] > 0 and notes["cache free (GiB)"] == str(
+        tmp_path / "deep" / "cache"
+    )
     # SmolLM2: 134.5 M weights of 4 bytes, and two moments of 4.
     monkeypatch.setenv("KIT_PROFILE", "cpu")
-    assert look("Disk")[0]["a checkpoint takes (GiB)"] == pytest.approx(134.5e6 * 12 / 2**30, rel=0.02)
+    assert look("Disk")[0]["a checkpoint takes (GiB)"] == pytest.approx(
+        134.5e6 * 12 / 2**30, rel=0.02
+    )
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**29))
     assert any("runs has 0.5 GiB, and 3.0 are needed" in line for line in look("Disk")[2])
     monkeypatch.setattr(surroundings.os, "access", lambda path, how: False)
@@ -364,7 +418,9 @@ def test_ways_out_of_the_sandbox_are_found_where_nothing_isolates(monkeypatch):
     whole = sandbox.run_python
     monkeypatch.setattr(sandbox, "isolation", lambda: None)
     monkeypatch.setattr(sandbox, "_working", lambda: (None, []))
-    monkeypatch.setattr(sandbox, "run_python", lambda code, **k: whole(code, **k, allow_unsafe=True))
+    monkeypatch.setattr(
+        sandbox, "run_python", lambda code, **k: whole(code, **k, allow_unsafe=True)
+    )
     values, _, to_do = look("Sandbox")
     assert values["shut off"] != ", ".join(surroundings._WAYS_OUT)
     assert all(way in to_do[0] for way in ("reading files", "writing files", "network")), to_do
@@ -372,10 +428,15 @@ def test_ways_out_of_the_sandbox_are_found_where_nothing_isolates(monkeypatch):
 
 def test_no_sandbox_is_said_with_what_to_install(monkeypatch):
     monkeypatch.setattr(
-        "grpo_kit.more.code.sandbox._working", lambda: (None, ["bubblewrap: no user namespaces"])
+        "grpo_kit.more.code.sandbox._working",
+        lambda: (None, ["bubblewrap: no user namespaces"]),
     )
     values, notes, to_do = look("Sandbox")
-    assert values["isolation"] is None and "no user namespaces" in to_do[0] and "apt install" in to_do[0]
+    assert (
+        values["isolation"] is None
+        and "no user namespaces" in to_do[0]
+        and "apt install" in to_do[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -400,10 +461,16 @@ def test_the_hub_is_asked_once_and_a_token_never_shown(monkeypatch, answer, reac
     monkeypatch.setattr(huggingface_hub, "is_offline_mode", lambda: False)
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", ask)
     values, notes, to_do = look("Hub")
-    assert values["reachable"] is reached and note in notes["reachable"] and values["token there"] is True
+    assert (
+        values["reachable"] is reached
+        and note in notes["reachable"]
+        and values["token there"] is True
+    )
     ((url, timeout, token),) = calls
     assert timeout <= 5 and token is False and "hf_secret" not in str((values, notes, to_do))
-    assert any("kit.load_policy('smollm2-135m-instruct')" in line for line in to_do) is not reached
+    assert (
+        any("kit.load_policy('smollm2-135m-instruct')" in line for line in to_do) is not reached
+    )
     assert "corp" not in str((notes, to_do)) and "10.0" not in str((notes, to_do))
 
 
@@ -418,7 +485,9 @@ def test_a_hub_that_is_switched_off_is_not_asked(monkeypatch):
     assert "HF_HUB_OFFLINE" in look("Hub")[1]["reachable"]
 
 
-@pytest.mark.parametrize("version, able", [((6, 29, 5), False), ((7, 3, 0), True), ((7, 4, 0), True)])
+@pytest.mark.parametrize(
+    "version, able", [((6, 29, 5), False), ((7, 3, 0), True), ((7, 4, 0), True)]
+)
 def test_clicks_by_the_version_of_ipykernel(monkeypatch, version, able):
     monkeypatch.setattr("ipykernel.version_info", version)
     values, _, to_do = look("Notebooks")
@@ -430,7 +499,10 @@ def test_clicks_where_a_later_ipykernel_has_another_way(monkeypatch):
 
     monkeypatch.delattr(BaseComm, "_reply_subshell_for")
     values, notes, _ = look("Notebooks")
-    assert values["clicks in a busy kernel"] is False and "not tested" in notes["clicks in a busy kernel"]
+    assert (
+        values["clicks in a busy kernel"] is False
+        and "not tested" in notes["clicks in a busy kernel"]
+    )
 
 
 # ---- how it is said -------------------------------------------------------------------------------------------------
@@ -445,14 +517,20 @@ def test_nobody_is_named(monkeypatch):
     assert scrubbed(text) == "~/x and /u/torchvision, /scratch/***/y; torch 2.13 on ***, ***"
     check = Check("one", "failed", "OSError: /u/torch/secret", 1.0)
     section = Section("Disk", [Row("runs/", "/u/torch/runs", "of lab-7")])
-    told = as_text(section) + line_of(check, 3) + json.dumps(as_data([section], [check], ["see /u/torch"]))
+    told = (
+        as_text(section)
+        + line_of(check, 3)
+        + json.dumps(as_data([section], [check], ["see /u/torch"]))
+    )
     assert "/u/torch" not in told and "lab-7" not in told and "~/runs" in told
 
 
 def test_the_command_line_is_quick_to_help_and_names_what_it_does_not_know():
     heavy = "import sys; from grpo_kit.__main__ import main\nmain(['--help'])\n"
     heavy += "print({'torch', 'transformers', 'trl', 'numpy'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", heavy], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", heavy], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert "doctor" in done.stdout and done.stdout.splitlines()[-1] == "set()", done
     for wrong in (["docter"], [], ["doctor", "--josn"]):
         assert main(wrong) == 2

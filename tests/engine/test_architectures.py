@@ -6,10 +6,24 @@ import pytest
 import torch
 import transformers
 from peft import PromptTuningConfig, get_peft_model
-from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalLM, PretrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+)
 from transformers.modeling_outputs import CausalLMOutput
 
-from benchmarks.architectures import FAMILIES, alone, batch_of, gradient, off, random_batch, tiny, with_lora
+from benchmarks.architectures import (
+    FAMILIES,
+    alone,
+    batch_of,
+    gradient,
+    off,
+    random_batch,
+    tiny,
+    with_lora,
+)
 from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine import _first_use as first_use
 from grpo_kit.engine._decode import Decoder
@@ -32,7 +46,8 @@ FAMILIES = {
     for name, kind in FAMILIES.items()
     if name != "qwen3.5" or hasattr(transformers, "Qwen3_5TextConfig")
 }
-PLAIN = {name: why for name, why in PLAIN.items() if name in FAMILIES}  # transformers 5.0 has no Qwen3.5
+# transformers 5.0 has no Qwen3.5
+PLAIN = {name: why for name, why in PLAIN.items() if name in FAMILIES}
 FAST = [family for family in FAMILIES if family not in PLAIN]
 HOW = GenerationConfig(
     max_new_tokens=12, do_sample=True, temperature=0.7, top_k=0, eos_token_id=[], pad_token_id=0
@@ -71,13 +86,23 @@ def test_padded_rows_score_as_each_row_alone(family):
     """GPT-2's positions are absolute: padding in front must not move them."""
     model, batch = tiny(family), random_batch()
     with torch.no_grad():
-        assert off(PaddedUpdate(Config()).logprobs(model, batch, 0.7), alone(model, batch, 0.7)) < 1e-3
+        assert (
+            off(PaddedUpdate(Config()).logprobs(model, batch, 0.7), alone(model, batch, 0.7))
+            < 1e-3
+        )
 
 
-SIZES = {"vocab_size": 500, "hidden_size": 48, "num_hidden_layers": 2, "bos_token_id": 1, "eos_token_id": 2}
+SIZES = {
+    "vocab_size": 500,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 HEADS = {"num_attention_heads": 6, "intermediate_size": 64}
 OLD = {"vocab_size": 500, "n_embd": 48, "n_layer": 2, "n_head": 6, "n_positions": 256}
-OTHERS = {  # model type: its sizes, does it hide padding? None: in its log-probabilities, not in its gradient
+# model type: its sizes, does it hide padding? None: in its log-probabilities, not in its gradient
+OTHERS = {
     "rwkv": (SIZES | {"context_length": 256, "attention_hidden_size": 48}, False),
     "xlstm": (SIZES | {"hidden_size": 128, "num_heads": 2, "num_blocks": 2}, False),
     "mamba": (SIZES | {"state_size": 8}, True),
@@ -112,7 +137,10 @@ class Recurrent(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.embed, self.mix = torch.nn.Embedding(500, 16), torch.nn.GRU(16, 16, batch_first=True)
+        self.embed, self.mix = (
+            torch.nn.Embedding(500, 16),
+            torch.nn.GRU(16, 16, batch_first=True),
+        )
         self.head = torch.nn.Linear(16, 500)
 
     def forward(self, input_ids):
@@ -159,10 +187,14 @@ def test_what_hides_no_padding_gets_none(kind):
         assert off(PaddedUpdate(Config()).logprobs(model, batch, 0.7), wanted) < 1e-4
         if kind in OTHERS:
             assert off(wanted, alone(model, batch, 0.7)) < 1e-4
-    together, apart = (gradient(model, batch, PaddedUpdate(Config(micro_batch=size))) for size in (6, 1))
+    together, apart = (
+        gradient(model, batch, PaddedUpdate(Config(micro_batch=size))) for size in (6, 1)
+    )
     assert (together - apart).norm() < 1e-4 * apart.norm()
     if hasattr(model, "generate"):
-        how = GenerationConfig(max_new_tokens=6, do_sample=False, eos_token_id=[], pad_token_id=0)
+        how = GenerationConfig(
+            max_new_tokens=6, do_sample=False, eos_token_id=[], pad_token_id=0
+        )
         prompts = batch.prompt_ids[1::2]
         with torch.no_grad():
             written = [generate_rows(model, [prompt], how)[0] for prompt in prompts]
@@ -201,21 +233,32 @@ def test_tested_types_are_not_asked_and_others_once(kept, monkeypatch):
     monkeypatch.setattr(
         RolloutEngine, "generate", lambda self, *a, **k: calls.append(1) or inner(self, *a, **k)
     )
-    assert RolloutEngine.unsupported(tiny("llama3"), HOW) is None and not calls and not kept.exists()
+    assert (
+        RolloutEngine.unsupported(tiny("llama3"), HOW) is None
+        and not calls
+        and not kept.exists()
+    )
     model = tiny("gemma3")
     assert RolloutEngine.unsupported(model, HOW) is None and len(calls) == 1
     assert RolloutEngine.unsupported(model, HOW) is None and len(calls) == 1
     assert RolloutEngine.unsupported(tiny("gemma3", seed=1), HOW) is None and len(calls) == 1
     ((found,),) = json.loads(kept.read_text()).values()
     assert found["part"] == "engine" and found["outcome"] == "equal"
-    assert RolloutEngine.unsupported(tiny("gemma3", sliding_window=5), HOW) is None and len(calls) == 2
+    assert (
+        RolloutEngine.unsupported(tiny("gemma3", sliding_window=5), HOW) is None
+        and len(calls) == 2
+    )
 
 
 def test_a_type_that_is_computed_wrongly_goes_the_plain_way(monkeypatch):
     """As if the engine did not know windows: rows must be longer than one for that to show."""
-    monkeypatch.setattr(KVCache, "_biases", lambda self, window: (self._bias, self._suffix_bias))
+    monkeypatch.setattr(
+        KVCache, "_biases", lambda self, window: (self._bias, self._suffix_bias)
+    )
     why = RolloutEngine.unsupported(tiny("mistral"), HOW)
-    assert why.startswith("model_type 'mistral' was compared with its own forward pass: engine: differs")
+    assert why.startswith(
+        "model_type 'mistral' was compared with its own forward pass: engine: differs"
+    )
     with pytest.raises(ValueError, match="mistral"):
         RolloutEngine(tiny("mistral")).generate([[5, 6]], HOW)
 
@@ -235,15 +278,24 @@ class Other(LlamaForCausalLM):
     def forward(self, input_ids=None, **kwargs):
         if input_ids is None:
             return super().forward(**kwargs)
-        return super().forward(input_ids, **kwargs, output_hidden_states=False) | {"logits": None}
+        return super().forward(input_ids, **kwargs, output_hidden_states=False) | {
+            "logits": None
+        }
 
 
 def test_a_class_of_ones_own_is_compared_each_time_and_never_kept(kept):
     own = Own(tiny("llama3").config).eval()
-    assert not is_tested(own) and RolloutEngine.unsupported(own, HOW) is None  # its own head is called
+    # its own head is called
+    assert not is_tested(own) and RolloutEngine.unsupported(own, HOW) is None
     made = RolloutEngine(own).generate([[5, 6, 7]], HOW, seed=0)
     with torch.no_grad():
-        assert off(made.policy_logprobs, alone(own, batch_of([[5, 6, 7]], made.completion_ids), 0.7)) < 1e-4
+        assert (
+            off(
+                made.policy_logprobs,
+                alone(own, batch_of([[5, 6, 7]], made.completion_ids), 0.7),
+            )
+            < 1e-4
+        )
     other = Other(tiny("llama3").config).eval()
     assert "engine: failed" in RolloutEngine.unsupported(other, HOW)
     assert not kept.exists()
@@ -252,7 +304,11 @@ def test_a_class_of_ones_own_is_compared_each_time_and_never_kept(kept):
 def test_known_types_with_windows_are_no_plain_layers():
     """Qwen2 knows windows, the plain functions for a CPU do not."""
     model = tiny("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1)
-    assert window_of(model) == 8 and not is_tested(model) and RolloutEngine.unsupported(model, HOW) is None
+    assert (
+        window_of(model) == 8
+        and not is_tested(model)
+        and RolloutEngine.unsupported(model, HOW) is None
+    )
     batch = random_batch()
     made = RolloutEngine(model).generate(batch.prompt_ids, HOW, seed=0)
     with torch.no_grad():

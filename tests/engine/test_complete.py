@@ -42,7 +42,8 @@ def texts(*tails, shared=24, seed=3):
     return [" ".join(map(str, [*begin, *tail])) for tail in tails]
 
 
-PROMPTS = texts([5], [5, 6, 7, 8], [9, 10], [5, 6], list(range(30, 45)))  # some are prefixes of others
+# some are prefixes of others
+PROMPTS = texts([5], [5, 6, 7, 8], [9, 10], [5, 6], list(range(30, 45)))
 
 
 def by_hand(model, prompt, limit):
@@ -115,7 +116,9 @@ def test_greedy_is_transformers_own_where_nothing_is_shared(attention, pad):
     tokenizer.pad_token_id = pad
     as_text = [" ".join(map(str, prompt)) for prompt in prompts]
     for batch_size in (2, 32):
-        made = complete(model, tokenizer, as_text, max_completion_tokens=10, batch_size=batch_size)
+        made = complete(
+            model, tokenizer, as_text, max_completion_tokens=10, batch_size=batch_size
+        )
         assert [c.text for c in made] == [" ".join(map(str, tokens)) for tokens in expected]
         assert [c.cut_off for c in made] == [tokens[-1] not in ends for tokens in expected]
     assert expected[3] != free[3]
@@ -127,7 +130,9 @@ def test_a_tokenizer_and_a_model_without_ends():
     tokenizer = Numbers()
     tokenizer.eos_token_id = tokenizer.pad_token_id = None
     how = [{"temperature": 0.0}, {"temperature": 1.0, "samples": 2}]
-    for made in (complete(model, tokenizer, PROMPTS, max_completion_tokens=3, **h) for h in how):
+    for made in (
+        complete(model, tokenizer, PROMPTS, max_completion_tokens=3, **h) for h in how
+    ):
         assert {(c.tokens, c.cut_off) for c in made} == {(3, True)}
 
 
@@ -142,7 +147,11 @@ def test_one_text_in_place_of_a_list_is_refused():
         (texts([5], [6], shared=16), [16], "long enough to pay"),
         (texts([5], [6], shared=15), [], "too short to pay"),
         (texts([5]), [], "one prompt shares with nobody"),
-        (texts([], [6], [6, 7]), [23], "one is the beginning of all others: it keeps its last token"),
+        (
+            texts([], [6], [6, 7]),
+            [23],
+            "one is the beginning of all others: it keeps its last token",
+        ),
         (texts([5], [5]), [], "alike: one prompt, computed once anyway"),
         (texts([5]) + texts([5], seed=4), [], "nothing in common"),
     ],
@@ -155,7 +164,8 @@ def test_when_the_modules_share_a_beginning(prompts, expected, why, monkeypatch)
         lambda self, ids: computed.extend([len(ids)] * bool(ids)) or compute(self, ids),
     )
     model = tiny_model()
-    model.model.norm.register_forward_hook(lambda module, inputs, output: None)  # no longer plain functions
+    # no longer plain functions
+    model.model.norm.register_forward_hook(lambda module, inputs, output: None)
     made = complete(model, Numbers(), prompts, max_completion_tokens=4)
     assert [c.text for c in made] == [by_hand(model, p, 4) for p in prompts]
     assert computed == expected, why
@@ -166,7 +176,9 @@ def test_another_state_than_keys_is_left_to_transformers(computed):
     assert "kind conv" in RolloutEngine.unsupported(model, GenerationConfig())
     made = complete(model, Numbers(), PROMPTS, max_completion_tokens=6)
     assert [c.text for c in made] == [by_hand(model, p, 6) for p in PROMPTS] and computed == []
-    sampled = complete(model, Numbers(), PROMPTS, max_completion_tokens=4, samples=2, temperature=1.0)
+    sampled = complete(
+        model, Numbers(), PROMPTS, max_completion_tokens=4, samples=2, temperature=1.0
+    )
     assert len(sampled) == 10 and len({c.text for c in sampled}) > 5
 
 
@@ -185,8 +197,12 @@ def test_samples_are_the_engines_whatever_the_batch(lora, batch_size):
         seed=5,
     )
     rows = [ids for ids in Numbers()(PROMPTS)["input_ids"] for _ in range(3)]
-    how = dict(do_sample=True, temperature=0.7, top_k=0, top_p=1.0, max_new_tokens=6, eos_token_id=2)
-    expected = RolloutEngine(model).generate(rows, GenerationConfig(**how), seed=5).completion_ids
+    how = dict(
+        do_sample=True, temperature=0.7, top_k=0, top_p=1.0, max_new_tokens=6, eos_token_id=2
+    )
+    expected = (
+        RolloutEngine(model).generate(rows, GenerationConfig(**how), seed=5).completion_ids
+    )
     assert [c.text for c in made] == [" ".join(map(str, ids)) for ids in expected]
     assert [c.tokens for c in made] == [len(ids) for ids in expected]
     assert [c.cut_off for c in made] == [ids[-1] != 2 for ids in expected]
@@ -197,7 +213,13 @@ def test_sampled_first_tokens_follow_the_models_distribution():
     (prompt,) = texts([5])
     n = 4000
     made = complete(
-        model, Numbers(), [prompt], max_completion_tokens=1, samples=n, temperature=2.0, batch_size=1000
+        model,
+        Numbers(),
+        [prompt],
+        max_completion_tokens=1,
+        samples=n,
+        temperature=2.0,
+        batch_size=1000,
     )
     counts = np.bincount([int(c.text) for c in made], minlength=500)
     with torch.no_grad():
@@ -231,10 +253,12 @@ def test_all_is_as_before(temperature):
         )
         for _ in range(2)
     )
-    assert one == two and all(
-        module.training for module in model.modules()
-    )  # dropout was off: the same twice
-    assert torch.equal(torch.get_rng_state(), state) and model.get_base_model().generation_config is settings
+    # dropout was off: the same twice
+    assert one == two and all(module.training for module in model.modules())
+    assert (
+        torch.equal(torch.get_rng_state(), state)
+        and model.get_base_model().generation_config is settings
+    )
     assert settings.repetition_penalty == 7.0 and model.config._attn_implementation == attention
 
 
@@ -264,7 +288,10 @@ def test_rows_that_end_leave_the_batch_and_the_others_go_on():
     made = complete(model, Numbers(), PROMPTS, max_completion_tokens=9)
     expected = [decoding.up_to_end(tokens, ends) for tokens in free]
     assert [c.text for c in made] == [" ".join(map(str, tokens)) for tokens in expected]
-    left = [sum(len(tokens) > step for tokens in expected) for step in range(max(map(len, expected)))]
+    left = [
+        sum(len(tokens) > step for tokens in expected)
+        for step in range(max(map(len, expected)))
+    ]
     assert widths == [1, *left] and len(set(left)) > 2
 
 
@@ -281,14 +308,17 @@ def test_where_the_engine_fails_on_a_card_transformers_takes_over(untried, monke
     expected = [c.text for c in complete(model, Numbers(), PROMPTS, max_completion_tokens=6)]
     with monkeypatch.context() as patch:
         patch.setattr(Decoder, "run", no_kernel)
-        with pytest.warns(UserWarning, match="no valid triton configs.*transformers' generate.*issue"):
+        with pytest.warns(
+            UserWarning, match="no valid triton configs.*transformers' generate.*issue"
+        ):
             made = complete(model, Numbers(), PROMPTS, max_completion_tokens=6, batch_size=2)
     assert [c.text for c in made] == expected == [by_hand(model, p, 6) for p in PROMPTS]
-    assert "failed here before" in RolloutEngine.unsupported(
-        model, GenerationConfig()
-    )  # nobody tries it again
+    # nobody tries it again
+    assert "failed here before" in RolloutEngine.unsupported(model, GenerationConfig())
     assert RolloutEngine.unsupported(other, GenerationConfig()) is None
-    assert [c.text for c in complete(model, Numbers(), PROMPTS, max_completion_tokens=6)] == expected
+    assert [
+        c.text for c in complete(model, Numbers(), PROMPTS, max_completion_tokens=6)
+    ] == expected
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -308,10 +338,16 @@ def test_where_the_engine_is_silently_wrong_on_a_card_transformers_takes_over(
         assert RolloutEngine.unsupported(model, GenerationConfig()) is None
         return
     monkeypatch.setattr(Sampler, "__call__", flatter if part == "wrong" else no_kernel)
-    said = "engine: differs .off by" if part == "wrong" else "engine: failed .RuntimeError: no valid triton"
+    said = (
+        "engine: differs .off by"
+        if part == "wrong"
+        else "engine: failed .RuntimeError: no valid triton"
+    )
     with pytest.warns(UserWarning, match=said + ".*issue"):
         made = complete(model, Numbers(), PROMPTS, **how)
-    assert "compared with its own forward pass" in RolloutEngine.unsupported(model, GenerationConfig())
+    assert "compared with its own forward pass" in RolloutEngine.unsupported(
+        model, GenerationConfig()
+    )
     if not temperature:
         assert [c.text for c in made] == [by_hand(model, p, 6) for p in PROMPTS]
 
@@ -332,7 +368,9 @@ def test_the_engine_is_looked_at_once_a_kind_of_model_and_on_a_card_only(monkeyp
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), KeyboardInterrupt()])
 @pytest.mark.parametrize("compared", [False, True])
-def test_a_full_memory_and_a_press_are_not_the_engines_fault(error, compared, untried, monkeypatch):
+def test_a_full_memory_and_a_press_are_not_the_engines_fault(
+    error, compared, untried, monkeypatch
+):
     def fails(self, *args, **kwargs):
         raise error
 

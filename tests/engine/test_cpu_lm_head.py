@@ -45,7 +45,9 @@ def test_the_head_is_torchs(work, tile, kept, entropies, scale, monkeypatch):
     monkeypatch.setattr(cpu_lm_head, "_TILE", tile)
     monkeypatch.setattr(cpu_lm_head, "_KEPT_OF_FREE", kept)
     options = dict(entropies=entropies, scale=scale)
-    assert_close(gradients(head_logprobs, work, **options), gradients(by_torch, work, **options))
+    assert_close(
+        gradients(head_logprobs, work, **options), gradients(by_torch, work, **options)
+    )
 
 
 def test_what_is_kept_of_a_part(work, monkeypatch):
@@ -53,7 +55,10 @@ def test_what_is_kept_of_a_part(work, monkeypatch):
     monkeypatch.setattr(cpu_lm_head, "_TILE", 5)
     monkeypatch.setattr(cpu_lm_head, "free_bytes", lambda device: 4 * 301 * 4 * 22)
     assert len(head_logprobs(*work, 1.0)[0].grad_fn.kept) == 20
-    assert_close(gradients(head_logprobs, work, entropies=True), gradients(by_torch, work, entropies=True))
+    assert_close(
+        gradients(head_logprobs, work, entropies=True),
+        gradients(by_torch, work, entropies=True),
+    )
 
 
 def test_nothing_is_held_once_the_gradients_are_there(work):
@@ -66,13 +71,17 @@ def test_nothing_is_held_once_the_gradients_are_there(work):
 
 def test_backward_twice_adds_twice(work):
     options = dict(entropies=True, times=2)
-    assert_close(gradients(head_logprobs, work, **options), gradients(by_torch, work, **options))
+    assert_close(
+        gradients(head_logprobs, work, **options), gradients(by_torch, work, **options)
+    )
 
 
 def test_probabilities_of_zero_do_not_make_nan(work):
     hidden, weight, labels = work
     sharp = (hidden.detach() * 1e3).requires_grad_(), weight, labels
-    assert all(value.isfinite().all() for value in gradients(head_logprobs, sharp, entropies=True))
+    assert all(
+        value.isfinite().all() for value in gradients(head_logprobs, sharp, entropies=True)
+    )
 
 
 @pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])

@@ -47,11 +47,15 @@ def qwen(dtype=torch.float32, *, hidden=128, layers=2, vocabulary=512):
 
 
 def greedy(model, end=None):
-    config = GenerationConfig(max_new_tokens=80, do_sample=False, pad_token_id=0, eos_token_id=end)
+    config = GenerationConfig(
+        max_new_tokens=80, do_sample=False, pad_token_id=0, eos_token_id=end
+    )
     width = max(map(len, PROMPTS))
     ids = torch.tensor([[0] * (width - len(p)) + p for p in PROMPTS], device="cuda")
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in PROMPTS], device="cuda")
-    out = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)[:, width:].tolist()
+    out = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)[
+        :, width:
+    ].tolist()
     return config, [row[: row.index(end) + 1] if end in row else row for row in out]
 
 
@@ -81,9 +85,13 @@ def test_graphs_write_what_generate_writes_and_follow_the_weights():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sampled_log_probabilities_are_those_of_a_forward_pass(dtype):
     model = qwen(dtype)
-    config = GenerationConfig(max_new_tokens=40, do_sample=True, temperature=0.9, pad_token_id=0)
+    config = GenerationConfig(
+        max_new_tokens=40, do_sample=True, temperature=0.9, pad_token_id=0
+    )
     rollouts = RolloutEngine(model).generate(PROMPTS, config, seed=1)
-    for prompt, ids, logprobs in zip(PROMPTS, rollouts.completion_ids, rollouts.policy_logprobs, strict=True):
+    for prompt, ids, logprobs in zip(
+        PROMPTS, rollouts.completion_ids, rollouts.policy_logprobs, strict=True
+    ):
         row = torch.tensor([prompt + ids], device="cuda")
         logits = model(row).logits[0, len(prompt) - 1 : -1].float() / 0.9
         plain = logits.log_softmax(-1).gather(1, row[0, len(prompt) :, None])[:, 0]
@@ -91,9 +99,13 @@ def test_sampled_log_probabilities_are_those_of_a_forward_pass(dtype):
 
 
 def test_autocast_and_adapters_decode_in_graphs():
-    model = load_policy("tiny-random", tuning="lora", lora={"init_lora_weights": False}, quiet=True)[0].cuda()
+    model = load_policy(
+        "tiny-random", tuning="lora", lora={"init_lora_weights": False}, quiet=True
+    )[0].cuda()
     engine = RolloutEngine(model)
-    config = GenerationConfig(max_new_tokens=20, do_sample=True, pad_token_id=2, eos_token_id=[])
+    config = GenerationConfig(
+        max_new_tokens=20, do_sample=True, pad_token_id=2, eos_token_id=[]
+    )
     with torch.autocast("cuda", torch.bfloat16):
         first = engine.generate([[5, 6, 7]] * 4, config, seed=3).completion_ids
     with model.disable_adapter(), torch.autocast("cuda", torch.bfloat16):
@@ -120,7 +132,10 @@ def own_cache(tmp_path, monkeypatch):
 def test_flex_attention_gives_the_padded_gradient(loss):
     model = qwen(vocabulary=4096)  # the kernel wants heads of 16 and more
     packed, batch = PackedUpdate(model, Config()), on_card(ragged(old=True))
-    assert_same(step(packed, model, batch, loss=loss), step(PaddedUpdate(Config()), model, batch, loss=loss))
+    assert_same(
+        step(packed, model, batch, loss=loss),
+        step(PaddedUpdate(Config()), model, batch, loss=loss),
+    )
     assert packed.memory.attention == "flex_attention", "it fell back to SDPA"
 
 
@@ -156,7 +171,9 @@ def test_what_the_cache_can_give_back_is_free():
     free, held = free_bytes(device), torch.empty(2**30, dtype=torch.uint8, device=device)
     while_held = free_bytes(device)
     del held
-    assert releasable_bytes(device) >= 2**30 and free_bytes(device) == pytest.approx(free, abs=2**26)
+    assert releasable_bytes(device) >= 2**30 and free_bytes(device) == pytest.approx(
+        free, abs=2**26
+    )
     assert free - while_held == pytest.approx(2**30, abs=2**26)
     torch.cuda.empty_cache()
     assert releasable_bytes(device) < 2**26
@@ -181,12 +198,15 @@ PLANNED = [
     ("full", "none", 512, 4), ("full", "none", 16384, 0), ("lora", "none", 512, 0), ("lora", "bfloat16", 16384, 4),
 ]  # fmt: skip
 PLANNED_HIDDEN, PLANNED_ROWS = 512, 8
-if "card" in sys.modules:  # a pretend one computes on the CPU: every value, and not every pair of them
+# a pretend one computes on the CPU: every value, and not every pair of them
+if "card" in sys.modules:
     PLANNED, PLANNED_HIDDEN, PLANNED_ROWS = PLANNED[:2], 256, 3
 
 
 @pytest.mark.parametrize(("tuning", "autocast", "vocabulary", "checkpointed"), PLANNED)
-def test_the_plan_is_near_the_measured_update(tuning, autocast, vocabulary, checkpointed, monkeypatch):
+def test_the_plan_is_near_the_measured_update(
+    tuning, autocast, vocabulary, checkpointed, monkeypatch
+):
     model = qwen(torch.bfloat16, hidden=PLANNED_HIDDEN, layers=4, vocabulary=vocabulary).train()
     if tuning == "lora":
         model = add_adapters(model, "lora", {}, 0)
@@ -200,7 +220,10 @@ def test_the_plan_is_near_the_measured_update(tuning, autocast, vocabulary, chec
     for length in (8, 256):  # of short rows: from then on there are gradients and workspaces
         prompt = draw(length)
         written = [draw(length) for _ in range(PLANNED_ROWS)]
-        batch.prompt_ids, batch.completion_ids = [prompt] * 12, written + [[]] * (12 - PLANNED_ROWS)
+        batch.prompt_ids, batch.completion_ids = (
+            [prompt] * 12,
+            written + [[]] * (12 - PLANNED_ROWS),
+        )
         gc.collect()  # what an earlier test left would go while this one is measured
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -220,7 +243,8 @@ def test_the_plan_is_near_the_measured_update(tuning, autocast, vocabulary, chec
     )
     scored = sum(map(len, written))
     plan = memory.peak(tokens=tokens, checkpointed_layers=checkpointed, scored_tokens=scored)
-    assert plan.kept + plan.working == pytest.approx(measured, rel=0.16)  # H200: at most 16 % too much
+    # H200: at most 16 % too much
+    assert plan.kept + plan.working == pytest.approx(measured, rel=0.16)
 
 
 # ---- runs -------------------------------------------------------------------------------------------------------
@@ -251,7 +275,9 @@ def on_a_card(folder, kind, **more):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_trains_by_the_fast_ways(kind, tmp_path, capsys):
     trainer = on_a_card(tmp_path / "run", kind)
-    assert hasattr(trainer.sample, "engine") and hasattr(trainer.update, "memory"), "a fast way was left out"
+    assert hasattr(trainer.sample, "engine") and hasattr(trainer.update, "memory"), (
+        "a fast way was left out"
+    )
     before = {name: p.detach().clone() for name, p in trainer.trained.items()}
     trainer.train()
     assert "failed on this machine" not in capsys.readouterr().out
@@ -278,7 +304,9 @@ def test_a_stopped_run_goes_on_in_a_new_trainer(kind, tmp_path):
     trainer.train(resume=True)
     assert trainer.step == 4
     assert all(
-        torch.allclose(p, weights(whole)[n], atol=1e-3) for n, p in weights(trainer).items() if "/" not in n
+        torch.allclose(p, weights(whole)[n], atol=1e-3)
+        for n, p in weights(trainer).items()
+        if "/" not in n
     )
 
 
@@ -304,10 +332,18 @@ def test_episodes_are_played_by_the_engine(tmp_path, capsys):
             sampled.append(batch.sampler_logprobs)  # the engine's own
 
     trainer = GRPOTrainer(
-        model.cuda(), grid, config, tokenizer=tokenizer, folder=tmp_path / "run", live=None, hooks=[Look()]
+        model.cuda(),
+        grid,
+        config,
+        tokenizer=tokenizer,
+        folder=tmp_path / "run",
+        live=None,
+        hooks=[Look()],
     )
     trainer.train()
-    assert "plain way" not in capsys.readouterr().out and len(sampled) == 2 and None not in sampled
+    assert (
+        "plain way" not in capsys.readouterr().out and len(sampled) == 2 and None not in sampled
+    )
 
 
 def test_a_model_that_the_engine_does_not_know_trains_plainly(tmp_path):

@@ -50,7 +50,9 @@ def launches(work):
 def step(family, layers, lora=False):
     engine = RolloutEngine(tiny_model(family, num_hidden_layers=layers, lora=lora))
     engine._decoder.bucketed = True
-    engine.generate(ragged_prompts(), config(do_sample=True, max_new_tokens=4, eos_token_id=[]), seed=1)
+    engine.generate(
+        ragged_prompts(), config(do_sample=True, max_new_tokens=4, eos_token_id=[]), seed=1
+    )
     with attention_named(engine._decoder.base, NAME):
         return launches(engine._decoder._forward)
 

@@ -19,7 +19,8 @@ def memory():
     )  # fmt: skip
     with torch.device("meta"):
         model = Qwen2ForCausalLM(config).to(torch.bfloat16)
-    with pytest.MonkeyPatch.context() as patch:  # a CUDA build of torch, without a driver, has no card to ask
+    # a CUDA build of torch, without a driver, has no card to ask
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
         memory = UpdateMemory(model.requires_grad_(False), torch.device("cuda"))
     memory.attention = "flex_attention"
@@ -59,7 +60,9 @@ def test_what_the_update_spares(memory, held, completions, tokens, stays, reason
         (13.9, 6.0, 60.0, False),  # shorter chunks would round otherwise, by what a clock said
     ],
 )
-def test_graphs_stay_where_making_them_anew_takes_longer(memory, held, update, capture, stays, monkeypatch):
+def test_graphs_stay_where_making_them_anew_takes_longer(
+    memory, held, update, capture, stays, monkeypatch
+):
     monkeypatch.setattr(memory, "_seconds", update)
     free = int((14 - held) * GIB)
     assert memory.spares(int(held * GIB), rows(8, 512), free, seconds=capture) == stays

@@ -3,7 +3,13 @@
 import pytest
 import torch
 from loop_runs import letters, make, record, task
-from peft import IA3Config, PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
+from peft import (
+    IA3Config,
+    PrefixTuningConfig,
+    PromptEncoderConfig,
+    PromptTuningConfig,
+    get_peft_model,
+)
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from grpo_kit.engine.fast import EngineSample, fast
@@ -24,7 +30,10 @@ def test_virtual_tokens_train_by_the_plain_ways(kind, tmp_path, tiny):
     model = get_peft_model(tiny[0], kind(task_type="CAUSAL_LM", num_virtual_tokens=4))
     seams = fast(model, Config())
     assert seams.sample is generate and isinstance(seams.update, PaddedUpdate)
-    assert f"{kind(task_type='CAUSAL_LM').peft_type.value} adapters add virtual tokens" in seams.why_not
+    assert (
+        f"{kind(task_type='CAUSAL_LM').peft_type.value} adapters add virtual tokens"
+        in seams.why_not
+    )
     trainer = make(tmp_path / "run", model=model, seams="fast", steps=2)
     before = {name: p.clone() for name, p in trainer.trained.items()}
     trainer.train()
@@ -67,7 +76,12 @@ def test_masked_completions_leave_nothing_to_compute(seams, beta, tmp_path):
     rows = [{"question": f"Say {n}.", "answer": str(n)} for n in range(8)]
     own = from_rows("masked", rows, reward=letters, max_completion_tokens=2)
     trainer = make(
-        tmp_path / "run", task=own, seams=seams, mask_truncated_completions=True, beta=beta, steps=2
+        tmp_path / "run",
+        task=own,
+        seams=seams,
+        mask_truncated_completions=True,
+        beta=beta,
+        steps=2,
     )
     before = {name: p.clone() for name, p in trainer.trained.items()}
     trainer.train()

@@ -51,7 +51,11 @@ def test_a_second_step_gets_no_new_pages():
     code = "from test_freed_memory import count_pages; count_pages()"
     path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | path, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env=os.environ | path,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     fresh, kept = map(int, done.stdout.split())
     assert fresh > 10_000 and kept < fresh / 20, (fresh, kept)

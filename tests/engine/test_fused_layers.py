@@ -57,7 +57,9 @@ def test_numbers_are_those_of_the_modules_and_of_a_plain_forward(family, lora):
     assert made.completion_ids == slow.completion_ids
     close(made.policy_logprobs, slow.policy_logprobs, 1e-5)
     close(made.entropies, slow.entropies, 1e-5)
-    for prompt, ids, logprobs in zip(PROMPTS, made.completion_ids, made.policy_logprobs, strict=True):
+    for prompt, ids, logprobs in zip(
+        PROMPTS, made.completion_ids, made.policy_logprobs, strict=True
+    ):
         wanted = torch.log_softmax(plain_logits(model, prompt, ids), -1)
         close([logprobs], [wanted.gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()], 1e-5)
 
@@ -70,7 +72,9 @@ def test_in_16_bits_they_are_no_further_from_float32_than_the_modules(family, lo
     exact = tiny_model(family, lora=lora)
     with torch.no_grad():
         for name, parameter in exact.named_parameters():
-            parameter.copy_(parameter.bfloat16() / (6 if parameter.dim() > 1 and "lora" not in name else 1))
+            parameter.copy_(
+                parameter.bfloat16() / (6 if parameter.dim() > 1 and "lora" not in name else 1)
+            )
     model = copy.deepcopy(exact)
     for name, parameter in model.named_parameters():
         if "lora" not in name:
@@ -81,9 +85,15 @@ def test_in_16_bits_they_are_no_further_from_float32_than_the_modules(family, lo
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             made = run()
         far = []
-        for prompt, ids, logprobs in zip(PROMPTS, made.completion_ids, made.policy_logprobs, strict=True):
+        for prompt, ids, logprobs in zip(
+            PROMPTS, made.completion_ids, made.policy_logprobs, strict=True
+        ):
             wanted = torch.log_softmax(plain_logits(exact, prompt, ids), -1)
-            far.append((wanted.gather(1, torch.tensor(ids)[:, None])[:, 0] - torch.tensor(logprobs)).abs())
+            far.append(
+                (
+                    wanted.gather(1, torch.tensor(ids)[:, None])[:, 0] - torch.tensor(logprobs)
+                ).abs()
+            )
         return torch.cat(far).mean().item()
 
     engine = engine_of(model, graphs=False)
@@ -96,7 +106,8 @@ def test_adapters_several_switched_disabled_and_of_some_layers():
     model = tiny_model(lora=True)
     torch.manual_seed(1)
     model.add_adapter(
-        "second", LoraConfig(r=3, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+        "second",
+        LoraConfig(r=3, target_modules=["q_proj", "down_proj"], init_lora_weights=False),
     )
     engine, seen = engine_of(model, graphs=True), []
     for active in ("default", "second", ["default", "second"], []):
@@ -142,7 +153,9 @@ def test_a_hook_that_comes_and_goes_between_rollouts():
     model = tiny_model("qwen2")
     engine = engine_of(model, graphs=True)
     plain = engine.generate(PROMPTS, config()).completion_ids
-    hook = model.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: output * 3)
+    hook = model.model.layers[0].mlp.register_forward_hook(
+        lambda module, inputs, output: output * 3
+    )
     changed = engine.generate(PROMPTS, config()).completion_ids
     assert changed == generate(model, PROMPTS, config()) != plain
     hook.remove()
@@ -160,7 +173,9 @@ def test_a_head_with_a_bias_is_the_modules():
     model = tiny_model()
     model.lm_head.bias = torch.nn.Parameter(torch.randn(500))
     engine = engine_of(model, graphs=False)
-    assert engine.generate(PROMPTS, config()).completion_ids == generate(model, PROMPTS, config())
+    assert engine.generate(PROMPTS, config()).completion_ids == generate(
+        model, PROMPTS, config()
+    )
     assert engine._decoder.fused is None
 
 
@@ -169,9 +184,9 @@ def test_any_number_of_rows(rows):
     model = tiny_model("qwen2")
     prompts = [[7, 8, 9 + row] + [5] * (row % 4) for row in range(rows)]
     settings = config(max_new_tokens=5, eos_token_id=499)
-    assert engine_of(model, graphs=False).generate(prompts, settings).completion_ids == generate(
-        model, prompts, settings
-    )
+    assert engine_of(model, graphs=False).generate(
+        prompts, settings
+    ).completion_ids == generate(model, prompts, settings)
 
 
 # ---- where they fail on a card ------------------------------------------------------------------------------------
@@ -197,8 +212,11 @@ def test_on_a_card_they_give_way_to_the_modules_with_a_line(
     wanted = generate(model, PROMPTS, config())
     engine = engine_of(model, graphs=graphs)
     assert engine.generate(PROMPTS, config()).completion_ids == wanted
-    assert not engine.in_few_kernels and not [w for w in recwarn if "CUDA graphs" in str(w.message)]
-    assert engine_of(model, graphs=False).generate(PROMPTS, config()).completion_ids == wanted  # known by now
+    assert not engine.in_few_kernels and not [
+        w for w in recwarn if "CUDA graphs" in str(w.message)
+    ]
+    # known by now
+    assert engine_of(model, graphs=False).generate(PROMPTS, config()).completion_ids == wanted
     assert capsys.readouterr().out.count("Decoding in few kernels failed on this machine") == 1
     with torch.no_grad():
         model.lm_head.weight[3] = torch.nan
@@ -217,7 +235,9 @@ def test_silently_wrong_ones_give_way_before_the_engine_does(monkeypatch, tmp_pa
     monkeypatch.setattr(cuda, "may_fail", lambda device: True)
     monkeypatch.setattr(first_use, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(
-        RolloutEngine, "_new_decoder", lambda self: Decoder(base_model(self.model), bucketed=True)
+        RolloutEngine,
+        "_new_decoder",
+        lambda self: Decoder(base_model(self.model), bucketed=True),
     )
     right = FusedLayers.logits
     monkeypatch.setattr(FusedLayers, "logits", lambda *a, **k: 0.8 * right(*a, **k))

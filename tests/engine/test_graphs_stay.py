@@ -30,9 +30,12 @@ class Graphed(RolloutEngine):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_graphs_are_captured_once_a_shape_over_rollouts_and_optimizer_steps(kind, tmp_path, monkeypatch):
+def test_graphs_are_captured_once_a_shape_over_rollouts_and_optimizer_steps(
+    kind, tmp_path, monkeypatch
+):
     monkeypatch.setattr(fast, "RolloutEngine", Graphed)
-    monkeypatch.setattr(fast, "free_bytes", lambda device: 2**40)  # what the engine holds may stay
+    # what the engine holds may stay
+    monkeypatch.setattr(fast, "free_bytes", lambda device: 2**40)
     torch.manual_seed(0)
     model = load_policy(few_words.folder(), quiet=True, **KINDS[kind])[0]
     trainer = make(tmp_path / "run", model=model, seams="fast", autocast="bfloat16", steps=5)
@@ -47,9 +50,9 @@ def test_graphs_are_captured_once_a_shape_over_rollouts_and_optimizer_steps(kind
 
     trainer.sample = noting
     trainer.train()
-    assert all(not any(map(torch.equal, a, b)) for a, b in zip(weights, weights[1:], strict=False)), (
-        "they move"
-    )
+    assert all(
+        not any(map(torch.equal, a, b)) for a, b in zip(weights, weights[1:], strict=False)
+    ), "they move"
     captures, shapes, replays = zip(*captured, strict=True)
     assert captures == shapes and captures[0] == captures[-1] > 0, "nothing is captured anew"
     assert replays[0] > 0 and all(b > a for a, b in zip(replays, replays[1:], strict=False))

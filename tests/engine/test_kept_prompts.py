@@ -18,7 +18,10 @@ SAMPLED = GenerationConfig(
 def conversations(rng, n=6, shared=100):
     """Prompts that share a beginning; some are equal, one is another's beginning."""
     begin = [rng.randrange(3, 500) for _ in range(shared)]
-    made = [begin + [rng.randrange(3, 500) for _ in range(rng.randrange(1, 20))] for _ in range(n - 2)]
+    made = [
+        begin + [rng.randrange(3, 500) for _ in range(rng.randrange(1, 20))]
+        for _ in range(n - 2)
+    ]
     return [*made, made[0], made[1][:-1] or begin]
 
 
@@ -26,7 +29,8 @@ def new_tokens(prompts, known):
     """Distinct beginnings among the prompts that no known prompt begins with; a prompt's last token is always new."""
     old = {tuple(p[: n + 1]) for p in known for n in range(len(p))}
     return len(
-        {tuple(p[: n + 1]) for p in prompts for n in range(len(p))} - old | {tuple(p) for p in prompts}
+        {tuple(p[: n + 1]) for p in prompts for n in range(len(p))} - old
+        | {tuple(p) for p in prompts}
     )
 
 
@@ -62,7 +66,9 @@ def test_after_an_update_nothing_is_known():
     later = engine.generate(prompts, GREEDY, keep=True)
     assert later.tokens["prefill"] == first
     assert later.completion_ids == RolloutEngine(model).generate(prompts, GREEDY).completion_ids
-    assert engine.generate(prompts, GREEDY, keep=True).tokens["prefill"] == len({tuple(p) for p in prompts})
+    assert engine.generate(prompts, GREEDY, keep=True).tokens["prefill"] == len(
+        {tuple(p) for p in prompts}
+    )
 
 
 def test_prompts_that_share_nothing_with_the_last_ones():
@@ -70,7 +76,10 @@ def test_prompts_that_share_nothing_with_the_last_ones():
     engine = RolloutEngine(model)
     engine.generate([[5] * 120], GREEDY, keep=True)
     made = engine.generate([[6] * 120, [7] * 99], GREEDY, keep=True)
-    assert made.completion_ids == RolloutEngine(model).generate([[6] * 120, [7] * 99], GREEDY).completion_ids
+    assert (
+        made.completion_ids
+        == RolloutEngine(model).generate([[6] * 120, [7] * 99], GREEDY).completion_ids
+    )
     assert made.tokens["prefill"] == 219
 
 
@@ -79,9 +88,10 @@ def test_what_is_kept_goes_with_release_and_with_a_call_that_does_not_keep():
     engine, prompts = RolloutEngine(model), [[5] * 120, [5] * 110 + [6] * 20]
     engine.generate(prompts, GREEDY, keep=True)
     engine.release()
-    assert engine.generate(prompts, GREEDY, keep=True).tokens["prefill"] == new_tokens(prompts, [])
+    assert engine.generate(prompts, GREEDY, keep=True).tokens["prefill"] == new_tokens(
+        prompts, []
+    )
     longer = [p + [9] for p in prompts]
     assert engine.generate(longer, GREEDY).tokens["prefill"] == 2
-    assert (
-        engine.generate([p + [9] for p in longer], GREEDY).tokens["prefill"] > 10
-    )  # the shared beginning alone
+    # the shared beginning alone
+    assert engine.generate([p + [9] for p in longer], GREEDY).tokens["prefill"] > 10

@@ -21,7 +21,9 @@ def test_two_parts_joined_are_attention_over_all_keys(function):
     bias = torch.zeros(2, 1, 1, 14)
     bias[1, ..., 9:] = -torch.inf  # the second prompt is shorter
     whole = torch.cat([bias, torch.zeros(2, 1, 1, 7)], -1)
-    wanted = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=whole, scale=0.3)
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=whole, scale=0.3
+    )
     first = function(query, key[:, :, :14], value[:, :, :14], 0.3, bias)
     second = function(query, key[:, :, 14:], value[:, :, 14:], 0.3)
     assert torch.allclose(join(first, second), wanted, atol=1e-5)
@@ -76,17 +78,22 @@ def test_ended_rows_are_not_computed_and_prompts_only_once():
         end = step + 1 >= torch.tensor(lengths)[rows]
         scores = scores.clone()
         scores[:, 2] = torch.where(end, torch.inf, -torch.inf)
-        return scores.masked_fill(end[:, None] & (torch.arange(scores.size(1)) != 2), -torch.inf).clamp(
-            max=1e4
-        )
+        return scores.masked_fill(
+            end[:, None] & (torch.arange(scores.size(1)) != 2), -torch.inf
+        ).clamp(max=1e4)
 
     seen = linear_shapes(model, prompts, processors=[force])
     assert seen[:4] == [(1, 9), (1, 3), (1, 14), (1, 1)]  # prompts, exact, once each
-    assert [rows for rows, _ in seen[4:]] == [sum(n > step for n in lengths) for step in range(1, 9)]
+    assert [rows for rows, _ in seen[4:]] == [
+        sum(n > step for n in lengths) for step in range(1, 9)
+    ]
     assert all(width == 1 for _, width in seen[4:])
     bucketed = linear_shapes(model, prompts, bucketed=True, processors=[force])
     assert bucketed[0] == (4, 14)  # prompts in one padded batch
-    assert {rows for rows, _ in bucketed[1:]} <= {1, 2, 3, 4, 6, 8, 12} and bucketed[1] == (12, 1)
+    assert {rows for rows, _ in bucketed[1:]} <= {1, 2, 3, 4, 6, 8, 12} and bucketed[1] == (
+        12,
+        1,
+    )
 
 
 def test_bucketed_decoding_uses_few_shapes_and_prefills_in_batches():
@@ -108,9 +115,8 @@ def test_bucketed_decoding_uses_few_shapes_and_prefills_in_batches():
     assert 1 < len(set(shapes)) < 12 and len(shapes) > 20
     assert bucketed == RolloutEngine(model).generate(prompts, settings, seed=0).completion_ids
     held = engine._decoder.slots
-    assert (
-        engine.generate(prompts[:4], settings, seed=1) and engine._decoder.slots is held
-    )  # reused, not grown
+    # reused, not grown
+    assert engine.generate(prompts[:4], settings, seed=1) and engine._decoder.slots is held
     exact = RolloutEngine(model).generate(prompts[:4], settings, seed=1).completion_ids
     assert engine.generate(prompts[:4], settings, seed=1).completion_ids == exact
 

@@ -32,7 +32,11 @@ SHAPES = {
         hidden_size=1536, intermediate_size=8960, num_attention_heads=12, num_key_value_heads=2
     ),
     "qwen3 small": Qwen3Config(
-        hidden_size=128, intermediate_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=64
+        hidden_size=128,
+        intermediate_size=256,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
     ),
 }
 # weights' dtype, autocast to bfloat16, LoRA
@@ -60,7 +64,9 @@ TOO_BIG = replace(preset("gpu24"), dtype="float32", optimizer="adamw")
 
 def one_layer(config, dtype, lora):
     """A decoder layer as the model has it, and its rotary embedding."""
-    small = type(config)(**{**config.to_dict(), "num_hidden_layers": 1, "vocab_size": 8, "layer_types": None})
+    small = type(config)(
+        **{**config.to_dict(), "num_hidden_layers": 1, "vocab_size": 8, "layer_types": None}
+    )
     small._attn_implementation = "sdpa"
     model = AutoModelForCausalLM.from_config(small, dtype=dtype)
     layer = model.model.layers[0]
@@ -77,7 +83,9 @@ def saved_bytes(config, dtype, autocast, lora, tokens, *, mask, checkpoint=False
     """Bytes a token of the storages that autograd saves in one layer's forward; weights and their casts left out."""
     layer, rotary = one_layer(config, dtype, lora)
     layer.gradient_checkpointing = checkpoint
-    layer._gradient_checkpointing_func = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
+    layer._gradient_checkpointing_func = partial(
+        torch.utils.checkpoint.checkpoint, use_reentrant=False
+    )
     hidden = torch.randn(1, tokens, config.hidden_size, dtype=dtype, requires_grad=True)
     positions = torch.arange(tokens)[None]
     rotation = rotary(hidden, positions)
@@ -96,7 +104,12 @@ def saved_bytes(config, dtype, autocast, lora, tokens, *, mask, checkpoint=False
     dense = torch.ones(1, 1, tokens, tokens, dtype=torch.bool).tril() if mask else None
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            layer(hidden, attention_mask=dense, position_embeddings=rotation, position_ids=positions)
+            layer(
+                hidden,
+                attention_mask=dense,
+                position_embeddings=rotation,
+                position_ids=positions,
+            )
     return sum(size for size, _ in saved.values()) / tokens
 
 
@@ -129,20 +142,31 @@ def test_a_checkpointed_layer_keeps_its_input(dtype):
     assert ChunkMemory(config, dtype.itemsize).checkpoint_bytes() == measured
 
 
-@pytest.mark.parametrize(("checkpointed", "gradients"), [(0, False), (2, False), (2, True), (4, False)])
+@pytest.mark.parametrize(
+    ("checkpointed", "gradients"), [(0, False), (2, False), (2, True), (4, False)]
+)
 @pytest.mark.parametrize("tuning", ["full", "lora"])
 def test_the_peak_of_a_chunk_is_what_its_tensors_take(tuning, checkpointed, gradients):
     """Real tensors: four layers of SmolLM2's shape and its vocabulary, with the head that an update has on a card."""
-    config = LlamaConfig(**{**SHAPES["SmolLM2"].to_dict(), "num_hidden_layers": 4, "vocab_size": 49152})
+    config = LlamaConfig(
+        **{**SHAPES["SmolLM2"].to_dict(), "num_hidden_layers": 4, "vocab_size": 49152}
+    )
     config.tie_word_embeddings = True
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     if tuning == "lora":
         from peft import get_peft_model
 
-        model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"))
+        model = get_peft_model(
+            model, LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
+        )
     trained = sum(p.numel() * 4 for p in model.parameters() if p.requires_grad)
     measured = measure_chunk(
-        model, tokens=160, scored=130, checkpointed=checkpointed, gradients=gradients, autocast=False
+        model,
+        tokens=160,
+        scored=130,
+        checkpointed=checkpointed,
+        gradients=gradients,
+        autocast=False,
     )
     peak = ChunkMemory(config, 4, trainable=tuning, mask_keys=160).peak(
         tokens=160,
@@ -181,15 +205,22 @@ def test_the_plan_of_gpu24_is_within_a_tenth_of_fake_tensors(case):
 
 @pytest.mark.parametrize("entropy_bonus", [False, True])
 @pytest.mark.parametrize("tuning", ["full", "lora"])
-def test_the_head_is_what_its_tensors_take_with_and_without_an_entropy_bonus(tuning, entropy_bonus):
+def test_the_head_is_what_its_tensors_take_with_and_without_an_entropy_bonus(
+    tuning, entropy_bonus
+):
     config = LlamaConfig(vocab_size=8000, hidden_size=64)
     head = torch.nn.Linear(64, 8000, bias=False)
     head.weight.requires_grad_(tuning == "full")
-    hidden, labels = torch.randn(2048, 64, requires_grad=True), torch.zeros(2048, dtype=torch.long)
+    hidden, labels = (
+        torch.randn(2048, 64, requires_grad=True),
+        torch.zeros(2048, dtype=torch.long),
+    )
     memory = PeakMemory()
     memory.hold(head.weight)
     with memory:
-        logprobs, entropies = tiled_logprobs(head, hidden, labels, 0.7, entropy_gradient=entropy_bonus)
+        logprobs, entropies = tiled_logprobs(
+            head, hidden, labels, 0.7, entropy_gradient=entropy_bonus
+        )
         (logprobs.sum() + (entropies.sum() if entropy_bonus else 0)).backward()
     measured = memory.peak - head.weight.numel() * 4
     memory = ChunkMemory(config, 4, trainable=tuning, entropy_bonus=entropy_bonus)
@@ -198,10 +229,14 @@ def test_the_head_is_what_its_tensors_take_with_and_without_an_entropy_bonus(tun
 
 def test_a_plan_knows_an_entropy_bonus():
     plain, bonus = (
-        request_of(preset("gpu24", tuning="lora", entropy_bonus=x)).plan(4096, 28).parts["update"]
+        request_of(preset("gpu24", tuning="lora", entropy_bonus=x))
+        .plan(4096, 28)
+        .parts["update"]
         for x in (0.0, 0.01)
     )
-    assert sum(bonus.values()) - sum(plain.values()) == pytest.approx(1024 * 151936 * 3 * 4, rel=0.1)
+    assert sum(bonus.values()) - sum(plain.values()) == pytest.approx(
+        1024 * 151936 * 3 * 4, rel=0.1
+    )
 
 
 def test_the_head_is_a_tile_or_the_vocabularys_gradient():
@@ -209,7 +244,8 @@ def test_the_head_is_a_tile_or_the_vocabularys_gradient():
     hidden = 4096 * 1536 * (2 + 2)
     assert ChunkMemory(QWEN, 2).head_bytes(4096) == tile + gradient + hidden
     assert ChunkMemory(QWEN, 2, trainable="lora").head_bytes(4096) == tile + hidden
-    few = 100 * 151936 * 2 + gradient + 100 * 1536 * (2 + 2)  # less than the gradient that it adds
+    # less than the gradient that it adds
+    few = 100 * 151936 * 2 + gradient + 100 * 1536 * (2 + 2)
     assert ChunkMemory(QWEN, 2).head_bytes(100) == few
 
 
@@ -272,7 +308,9 @@ def request_of(cfg, gpu_gb=24, *, tuning=None, attention="flex_attention"):
     cfg = preset(cfg, **({} if tuning is None else {"tuning": tuning}))
     tokens = cfg.max_completion_tokens or cfg.make_task().max_completion_tokens
     counts = counted(cfg.model, 16)
-    return Request(cfg, config_of(cfg.model), 256, tokens, attention, 16, gpu_gb * USABLE * GIB, counts)
+    return Request(
+        cfg, config_of(cfg.model), 256, tokens, attention, 16, gpu_gb * USABLE * GIB, counts
+    )
 
 
 def test_gpu24_full_as_computed_by_hand():
@@ -282,7 +320,9 @@ def test_gpu24_full_as_computed_by_hand():
     assert update["weights"] == update["gradients"] == 2 * parameters
     assert update["optimizer"] == pytest.approx(4.13 * parameters)
     assert plan.parts["rollout"]["keys and values"] == 28_672 * (8 * 256 + 64 * 256)
-    assert plan.parts["rollout"]["gradients"] == plan.parts["optimizer step"]["activations"] == 0
+    assert (
+        plan.parts["rollout"]["gradients"] == plan.parts["optimizer step"]["activations"] == 0
+    )
     rest = sum(value for part, value in update.items() if part != "reserve")
     assert update["reserve"] == pytest.approx(0.6 * GIB + 0.05 * rest)
     assert rest / GIB < 19
@@ -303,7 +343,10 @@ def test_torchs_adamw_needs_a_float_a_parameter_more_while_it_steps():
 
 
 def test_lora_needs_far_less_than_full():
-    full, lora = request_of(FLASH).plan(4351, 28), request_of(FLASH, tuning="lora").plan(4351, 28)
+    full, lora = (
+        request_of(FLASH).plan(4351, 28),
+        request_of(FLASH, tuning="lora").plan(4351, 28),
+    )
     assert lora.parts["update"]["optimizer"] == 8 * lora.parts["update"]["gradients"] / 4
     assert 3 < lora.peak_gib < 6.5 < 12 < full.peak_gib < 16
 
@@ -336,7 +379,11 @@ def test_what_does_not_fit_gets_advice_by_how_much_it_saves():
 
 
 def test_following_the_advice_makes_it_fit():
-    promised = [line.split(" saves ")[0] for line in plan_memory(TOO_BIG).advice if line.endswith("and fits")]
+    promised = [
+        line.split(" saves ")[0]
+        for line in plan_memory(TOO_BIG).advice
+        if line.endswith("and fits")
+    ]
     follow = {
         "tuning='lora'": lambda: plan_memory(TOO_BIG, tuning="lora"),
         "tuning='qlora'": lambda: plan_memory(TOO_BIG, tuning="qlora"),
@@ -353,7 +400,9 @@ def test_following_the_advice_makes_it_fit():
 def test_a_dense_mask_costs_and_flex_attention_is_advised():
     flex, dense = request_of(FLASH, 23), request_of(FLASH, 23, attention="sdpa")
     plan = dense.plan(4351, 12)
-    assert plan.parts["update"]["activations"] > flex.plan(4351, 12).parts["update"]["activations"]
+    assert (
+        plan.parts["update"]["activations"] > flex.plan(4351, 12).parts["update"]["activations"]
+    )
     assert any(line.startswith("attention='flex_attention'") for line in advice(dense, plan))
 
 
@@ -372,7 +421,9 @@ def test_the_chart_has_a_bar_a_moment_and_the_cards_line():
     plan = plan_memory(FLASH)
     figure = plan.plot()
     (axes,) = figure.axes
-    assert [tick.get_text().split("\n")[0] for tick in axes.get_yticklabels()] == list(plan.table())
+    assert [tick.get_text().split("\n")[0] for tick in axes.get_yticklabels()] == list(
+        plan.table()
+    )
     assert axes.get_xlabel() == "GiB"
     assert [text.get_text() for text in axes.get_legend().get_texts()] == list(
         plan.table().drop("total").index

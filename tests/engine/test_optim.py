@@ -24,7 +24,8 @@ from grpo_kit.models import load_policy
 from grpo_kit.more.lab.rounding import ARMS, update_survival
 
 RUN_ON_CPU = [name for name, choice in OPTIMIZERS.items() if not choice.cuda_only]
-SHAPES = ((64, 70), (3, 5, 7), (333,), (1,), (300, 300))  # several chunks and blocks, and less than one
+# several chunks and blocks, and less than one
+SHAPES = ((64, 70), (3, 5, 7), (333,), (1,), (300, 300))
 
 
 @pytest.fixture
@@ -52,9 +53,13 @@ def steps(optimizer, params, first, last):
 
 
 def test_split_and_join_are_exact_for_every_kind_of_float():
-    random_bits = torch.randint(-(2**31), 2**31, (200_000,), generator=torch.Generator().manual_seed(0))
+    random_bits = torch.randint(
+        -(2**31), 2**31, (200_000,), generator=torch.Generator().manual_seed(0)
+    )
     ties = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -(1 + 2**-8)])
-    odd = torch.tensor([0.0, -0.0, 1e-45, -1e-40, 3.4e38, float("inf"), -float("inf"), float("nan")])
+    odd = torch.tensor(
+        [0.0, -0.0, 1e-45, -1e-40, 3.4e38, float("inf"), -float("inf"), float("nan")]
+    )
     cuda_nan = torch.tensor([0x7FFFFFFF, -1], dtype=torch.int32).view(torch.float32)
     x = torch.cat([random_bits.to(torch.int32).view(torch.float32), ties, odd, cuda_nan])
     high, low = split(x)
@@ -63,7 +68,9 @@ def test_split_and_join_are_exact_for_every_kind_of_float():
     assert high[~number].isnan().all() and back[~number].isnan().all()
     tie = (x.view(torch.int32) & 0xFFFF) == 0x8000
     assert torch.equal(high[number & ~tie], x[number & ~tie].bfloat16())
-    assert torch.equal(high[-13:-10].float(), torch.tensor([1 + 2**-7, 1 + 2**-6, -(1 + 2**-7)]))
+    assert torch.equal(
+        high[-13:-10].float(), torch.tensor([1 + 2**-7, 1 + 2**-6, -(1 + 2**-7)])
+    )
 
 
 def test_bfloat16_weights_are_the_rounded_float32_run(small_chunks):
@@ -83,7 +90,9 @@ def test_bfloat16_weights_are_the_rounded_float32_run(small_chunks):
 
 @pytest.fixture(scope="module")
 def survival():
-    return update_survival([1e-6, 1e-5], weights=0.03 * torch.randn(2**13, generator=torch.manual_seed(1)))
+    return update_survival(
+        [1e-6, 1e-5], weights=0.03 * torch.randn(2**13, generator=torch.manual_seed(1))
+    )
 
 
 def test_plain_bfloat16_loses_the_update_and_the_compensated_ones_keep_it(survival):
@@ -104,7 +113,8 @@ def test_what_is_kept_reaches_the_stored_weights_with_time():
     arms = {name: ARMS[name] for name in ARMS if "split" in name}
     weights = 0.03 * torch.randn(2**11, generator=torch.manual_seed(1))
     now, later = (
-        update_survival([1e-5], weights=weights, steps=n, arms=arms).in_weights.item() for n in (5, 200)
+        update_survival([1e-5], weights=weights, steps=n, arms=arms).in_weights.item()
+        for n in (5, 200)
     )
     assert now < 0.5 < 0.95 < later < 1.05
 
@@ -128,11 +138,16 @@ def policy(name, **options):
 def test_weight_decay_falls_on_what_transformers_decays(name):
     model = policy(name)
     optimizer = make_optimizer(name, model, learning_rate=1e-6, weight_decay=0.1)
-    decayed = {id(p) for g in optimizer.param_groups if g["weight_decay"] == 0.1 for p in g["params"]}
+    decayed = {
+        id(p) for g in optimizer.param_groups if g["weight_decay"] == 0.1 for p in g["params"]
+    }
     wanted = set(Trainer.get_decay_parameter_names(None, model))
-    assert {n for n, p in model.named_parameters(remove_duplicate=False) if id(p) in decayed} == wanted
+    assert {
+        n for n, p in model.named_parameters(remove_duplicate=False) if id(p) in decayed
+    } == wanted
     held = [p for g in optimizer.param_groups for p in g["params"]]
-    assert len(held) == len(set(map(id, held))) == len(list(model.parameters()))  # tied embeddings once
+    # tied embeddings once
+    assert len(held) == len(set(map(id, held))) == len(list(model.parameters()))
 
 
 @pytest.mark.parametrize("name", RUN_ON_CPU)
@@ -143,7 +158,9 @@ def test_state_has_the_bytes_it_states(name):
     steps(optimizer, list(model.parameters()), 0, 1)
     (state,) = optimizer.state.values()
     tensors = [v for k, v in state.items() if torch.is_tensor(v) and not k.startswith("qmap")]
-    assert sum(t.nbytes for t in tensors) / n == pytest.approx(OPTIMIZERS[name].state_bytes, rel=0.01)
+    assert sum(t.nbytes for t in tensors) / n == pytest.approx(
+        OPTIMIZERS[name].state_bytes, rel=0.01
+    )
 
 
 @pytest.mark.parametrize("name", RUN_ON_CPU)
@@ -159,7 +176,8 @@ def test_a_checkpoint_continues_bit_for_bit(name, tuning, tmp_path):
     steps(optimizer, whole, 0, 6)
     model, first, optimizer = fresh()
     steps(optimizer, first, 0, 3)
-    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")  # as transformers' Trainer does
+    # as transformers' Trainer does
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
     saved = {n: p.clone() for n, p in model.state_dict().items()}
     model, second, optimizer = fresh()
     model.load_state_dict(saved)
@@ -210,15 +228,27 @@ def test_schedule_and_clipping_reach_it_through_accelerate(name):
         prepared.step()
         prepared.zero_grad()
         assert all(p.grad is None for p in model.parameters())
-        moved[rate] = (model.model.layers[0].mlp.up_proj.weight.detach().float() - before).abs().mean().item()
-    assert moved[0.0] == 0 and moved[0.5] == pytest.approx(moved[1.0] / 2, rel=0.02) and moved[1.0] > 0
+        moved[rate] = (
+            (model.model.layers[0].mlp.up_proj.weight.detach().float() - before)
+            .abs()
+            .mean()
+            .item()
+        )
+    assert (
+        moved[0.0] == 0
+        and moved[0.5] == pytest.approx(moved[1.0] / 2, rel=0.02)
+        and moved[1.0] > 0
+    )
 
 
 def test_a_grpo_run_moves_bfloat16_weights_as_a_float32_run_and_resumes(tmp_path):
     """The trainer's own path: temperature, clipping, schedule, checkpoint; 3 + 3 steps equal 6."""
 
     def trainer(folder):
-        config = dict(optimizer="adamw-8bit-split", learning_rate=lambda progress: 1e-5 * (1 - progress / 2))
+        config = dict(
+            optimizer="adamw-8bit-split",
+            learning_rate=lambda progress: 1e-5 * (1 - progress / 2),
+        )
         return make(
             tmp_path / folder,
             model=policy("adamw-8bit-split"),
@@ -249,13 +279,17 @@ def test_share_that_moves_counts_what_a_step_really_changes():
     for rate in (1e-6, 1e-5, 1e-4):
         moved = ((p.double() + rate).bfloat16() != p) | ((p.double() - rate).bfloat16() != p)
         # A power of two has half the spacing below it, which the count leaves out.
-        assert share_that_moves([p], rate) == pytest.approx(moved.double().mean().item(), abs=0.01)
+        assert share_that_moves([p], rate) == pytest.approx(
+            moved.double().mean().item(), abs=0.01
+        )
 
 
 @pytest.mark.parametrize("name", ["adamw", "adamw-8bit"])
 def test_refuses_to_round_the_update_away(name):
     model = load_policy(few_words.folder(), dtype="bfloat16", quiet=True)[0]
-    with pytest.raises(ValueError, match=r"learning_rate=1e-06 would not learn.*adamw-8bit-split"):
+    with pytest.raises(
+        ValueError, match=r"learning_rate=1e-06 would not learn.*adamw-8bit-split"
+    ):
         make_optimizer(name, model, learning_rate=1e-6)
     make_optimizer(name, model, learning_rate=1e-2)  # large enough for bfloat16
 
@@ -296,9 +330,13 @@ def test_weights_it_cannot_serve_are_named():
 @pytest.mark.parametrize("learning_rate", [0.0, 1e-6, 1e-3, 1e-2])
 def test_weights_of_float16_are_trained_by_nothing(name, learning_rate):
     """AdamW's eps is 0 there: four steps of 1e-3 took an entropy of 10.8 to 0.14. No optimizer here takes them."""
-    mixed = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4, dtype=torch.float16))
+    mixed = torch.nn.Sequential(
+        torch.nn.Linear(4, 4), torch.nn.Linear(4, 4, dtype=torch.float16)
+    )
     for half in (mixed[1], mixed):
-        with pytest.raises(ValueError, match="float16.*dtype='float32'.*'bfloat16'.*'lora'") as refusal:
+        with pytest.raises(
+            ValueError, match="float16.*dtype='float32'.*'bfloat16'.*'lora'"
+        ) as refusal:
             make_optimizer(name, half, learning_rate=learning_rate)
         assert "8bit" not in str(refusal.value), "no optimizer that refuses them too"
     mixed[1].requires_grad_(False)
@@ -309,7 +347,9 @@ def test_weights_of_float16_are_trained_by_nothing(name, learning_rate):
 def test_flash_says_what_is_missing():
     installed = importlib.util.find_spec("flashoptim") is not None
     layer = torch.nn.Linear(4, 4, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match="needs CUDA" if installed else r"pip install \"grpo-kit\[flash\]"):
+    with pytest.raises(
+        ValueError, match="needs CUDA" if installed else r"pip install \"grpo-kit\[flash\]"
+    ):
         make_optimizer("flash-adamw", layer, learning_rate=1e-6)
 
 
@@ -364,8 +404,13 @@ def test_flash_keeps_all_with_32_bits_and_not_with_its_default_nor_for_tiny_grad
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     root = str(Path(__file__).parents[2])
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
-    out = subprocess.run([sys.executable, "-c", FLASH], env=env, capture_output=True, text=True, timeout=300)
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
+    }
+    out = subprocess.run(
+        [sys.executable, "-c", FLASH], env=env, capture_output=True, text=True, timeout=300
+    )
     assert out.returncode == 0, out.stderr[-2000:]
     result = json.loads(out.stdout.splitlines()[-1])
     assert result["resumes"]

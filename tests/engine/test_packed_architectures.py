@@ -87,13 +87,18 @@ def test_a_plan_within_a_window_sees_what_the_dense_mask_sees(window):
 def test_rectangles_within_a_window_and_with_sinks_are_plain_attention(window, sinks):
     draw, plan = torch.Generator().manual_seed(0), TreePlan(build_tree(ROWS)).within(window)
     shapes = [(1, 4, plan.tokens, 8), (1, 2, plan.tokens, 8), (1, 2, plan.tokens, 8), (4,)]
-    given = [torch.randn(shape, generator=draw, dtype=torch.float64).requires_grad_() for shape in shapes]
+    given = [
+        torch.randn(shape, generator=draw, dtype=torch.float64).requires_grad_()
+        for shape in shapes
+    ]
     of = given if sinks else given[:3]
     found = tree_attention(*given[:3], plan, 0.3, given[3] if sinks else None)
     wanted = dense_attention(*given[:3], plan.sees(), 0.3, sinks=given[3] if sinks else None)
     assert torch.allclose(found, wanted, atol=1e-5)
     by = torch.randn(found.shape, generator=draw, dtype=torch.float64)
-    for a, b in zip(torch.autograd.grad(found, of, by), torch.autograd.grad(wanted, of, by), strict=True):
+    for a, b in zip(
+        torch.autograd.grad(found, of, by), torch.autograd.grad(wanted, of, by), strict=True
+    ):
         assert (a - b).norm() < 1e-5 * b.norm()
 
 
@@ -105,10 +110,17 @@ def test_one_whose_update_is_off_takes_the_padded_one(monkeypatch):
 
 def small(kind, **sizes):
     """A random model of a type whose config or modules are not like Llama's."""
-    own = {"vocab_size": 500, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6} | sizes
+    own = {
+        "vocab_size": 500,
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+    } | sizes
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **own), dtype=torch.float32).eval()
+        return AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(kind, **own), dtype=torch.float32
+        ).eval()
 
 
 UNLIKE = {
@@ -130,7 +142,9 @@ def test_types_unlike_llama_keep_both_fast_parts(kind, way):
     seams = fast(model, CONFIG)
     assert isinstance(seams.update, PackedUpdate) and seams.why_not is None
     wanted = gradient(model, batch, PaddedUpdate(CONFIG))
-    assert (gradient(model, batch, packed_update(model, way)) - wanted).norm() < 1e-4 * wanted.norm()
+    assert (
+        gradient(model, batch, packed_update(model, way)) - wanted
+    ).norm() < 1e-4 * wanted.norm()
 
 
 @pytest.mark.parametrize(
@@ -150,7 +164,9 @@ def test_the_line_of_a_plain_way_has_no_internal_error(kind, why):
         "mamba2": {"num_heads": 12, "head_dim": 8, "n_groups": 2},
     }
     said = f"{fast(small(kind, **sizes.get(kind, {})), CONFIG).why_not}."
-    assert re.search(why.replace("(", r"\(").replace(")", r"\)"), said) and "Error" not in said, said
+    assert (
+        re.search(why.replace("(", r"\(").replace(")", r"\)"), said) and "Error" not in said
+    ), said
 
 
 def test_a_new_type_is_fast_without_a_word():

@@ -52,11 +52,15 @@ def ragged(*, zero=(), old=False, reference=False):
         completions=[""] * 12,
         cut_off=[row == 6 for row in order],
         advantages=[
-            0.0 if place in zero else a for place, a in enumerate(torch.randn(12, generator=g).tolist())
+            0.0 if place in zero else a
+            for place, a in enumerate(torch.randn(12, generator=g).tolist())
         ],
     )
     noise = lambda: -10.8 + 0.3 * torch.randn(12, batch.width, generator=g)  # noqa: E731
-    batch.old_logprobs, batch.ref_logprobs = noise() if old else None, noise() if reference else None
+    batch.old_logprobs, batch.ref_logprobs = (
+        noise() if old else None,
+        noise() if reference else None,
+    )
     return batch
 
 
@@ -64,12 +68,19 @@ def step(update, model, batch, **fields):
     """(loss, gradients, PolicyLoss) of one update."""
     config = Config(mask_truncated_completions=True, max_completion_tokens=7, **fields)
     update.config = config
-    numbers, device = StepNumbers(0, 0.0, TEMPERATURE, 0.0, config.beta), next(model.parameters()).device
+    numbers, device = (
+        StepNumbers(0, 0.0, TEMPERATURE, 0.0, config.beta),
+        next(model.parameters()).device,
+    )
     loss = PolicyLoss(batch, config, numbers, device=device)
     model.train()
     model.zero_grad(set_to_none=True)
     value = update.gradients(model, batch, loss, TEMPERATURE, lambda share: share.backward())
-    return value, {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}, loss
+    return (
+        value,
+        {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None},
+        loss,
+    )
 
 
 def assert_same(got, wanted):
@@ -97,7 +108,13 @@ def both(models, batch, *, tuning="full", chunk_tokens=None, **fields):
 def test_any_chunk_size_gives_the_same_gradient(models, tuning, chunk_tokens):
     """Of 24 positions: several chunks, no group whole."""
     fields = {"loss": "grpo", "beta": 0.1, "entropy_bonus": 0.3}
-    both(models, ragged(old=True, reference=True), tuning=tuning, chunk_tokens=chunk_tokens, **fields)
+    both(
+        models,
+        ragged(old=True, reference=True),
+        tuning=tuning,
+        chunk_tokens=chunk_tokens,
+        **fields,
+    )
 
 
 def test_log_probabilities_without_gradients_are_the_padded_ones(models):
@@ -105,7 +122,9 @@ def test_log_probabilities_without_gradients_are_the_padded_ones(models):
     packed, padded = PackedUpdate(model, Config()), PaddedUpdate(Config())
     packed.memory.chunk_tokens = 24
     found, wanted = (one.logprobs(model.eval(), batch, TEMPERATURE) for one in (packed, padded))
-    assert found.shape == wanted.shape == (12, batch.width) and torch.allclose(found, wanted, atol=1e-5)
+    assert found.shape == wanted.shape == (12, batch.width) and torch.allclose(
+        found, wanted, atol=1e-5
+    )
 
 
 def scored_tokens(monkeypatch):
@@ -120,26 +139,38 @@ def scored_tokens(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"])
+@pytest.mark.parametrize(
+    "loss", ["dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
+)
 def test_zero_advantages_are_skipped_and_change_nothing(models, loss, monkeypatch):
     batch, seen = ragged(zero=(0, 3, 4, 9), old=True), scored_tokens(monkeypatch)
     packed = PackedUpdate(models("full"), Config())
     value, gradients, made = step(packed, models("full"), batch, loss=loss)
     needed = [i for i in range(12) if i not in (0, 3, 4, 9) and not batch.cut_off[i]]
-    assert seen == [sum(len(batch.completion_ids[i]) for i in needed)] and made.needed() == needed
+    assert (
+        seen == [sum(len(batch.completion_ids[i]) for i in needed)] and made.needed() == needed
+    )
     monkeypatch.setattr(PolicyLoss, "needed", lambda self: [*range(12)])
     wanted = step(PaddedUpdate(Config()), models("full"), batch, loss=loss)
     for name, gradient in wanted[1].items():
-        assert (gradients[name] - gradient).norm() <= 1e-4 * gradient.norm().clamp(min=1e-8), name
+        assert (gradients[name] - gradient).norm() <= 1e-4 * gradient.norm().clamp(min=1e-8), (
+            name
+        )
 
 
-@pytest.mark.parametrize("fields", [{"beta": 0.1}, {"entropy_bonus": 0.3}], ids=lambda f: next(iter(f)))
+@pytest.mark.parametrize(
+    "fields", [{"beta": 0.1}, {"entropy_bonus": 0.3}], ids=lambda f: next(iter(f))
+)
 def test_nothing_is_skipped_where_it_would_change_the_gradient(models, fields, monkeypatch):
     seen = scored_tokens(monkeypatch)
     batch = ragged(zero=(0, 3, 4, 9), old=True, reference="beta" in fields)
     both(models, batch, **fields)
     assert seen == [
-        sum(len(i) for i, cut in zip(batch.completion_ids, batch.cut_off, strict=True) if not cut)
+        sum(
+            len(i)
+            for i, cut in zip(batch.completion_ids, batch.cut_off, strict=True)
+            if not cut
+        )
     ]
 
 
@@ -155,7 +186,9 @@ def test_out_of_memory_halves_the_chunk_and_loses_nothing(models, where, monkeyp
             full = torch.OutOfMemoryError("CUDA out of memory")
             if where == "forward":
                 raise full
-            model.model.embed_tokens.weight.grad = torch.ones_like(model.model.embed_tokens.weight)
+            model.model.embed_tokens.weight.grad = torch.ones_like(
+                model.model.embed_tokens.weight
+            )
 
             def fail(gradient):
                 raise full
@@ -186,7 +219,9 @@ def test_checkpointing_some_layers_changes_nothing(models, monkeypatch):
     packed, calls, layers = PackedUpdate(model, Config()), [], model.model.layers
     budget = packed.memory._budget
     monkeypatch.setattr(packed.memory, "_budget", lambda *sizes: (budget(*sizes)[0], 1))
-    handles = [layer.mlp.register_forward_pre_hook(lambda *_: calls.append(1)) for layer in layers]
+    handles = [
+        layer.mlp.register_forward_pre_hook(lambda *_: calls.append(1)) for layer in layers
+    ]
     got = step(packed, model, batch)
     for handle in handles:
         handle.remove()

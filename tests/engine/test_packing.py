@@ -36,11 +36,15 @@ def test_layout_by_hand():
 
 def test_the_block_mask_is_the_dense_mask(monkeypatch):
     """FlexAttention's own reference (not its CUDA kernel) gives the same hidden states and gradients."""
-    rows = [((5, 6, 7), [7, 8, 9, 10]), ((5, 6, 7), [11]), ((4, 20), [3, 2] * 80), ((4, 20), [9] * 9)]
+    rows = [
+        ((5, 6, 7), [7, 8, 9, 10]),
+        ((5, 6, 7), [11]),
+        ((4, 20), [3, 2] * 80),
+        ((4, 20), [9] * 9),
+    ]
     monkeypatch.setattr(WrappedFlexAttention, "__call__", lambda self: flex_attention)
-    monkeypatch.setattr(
-        "torch.nn.attention.flex_attention._validate_device", lambda *_: None
-    )  # else no backward on a CPU
+    # else no backward on a CPU
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
     model = load_policy("tiny-random", quiet=True)[0].train()
     results = []
     for attention in ("sdpa", "flex_attention"):
@@ -49,11 +53,16 @@ def test_the_block_mask_is_the_dense_mask(monkeypatch):
         mask = packed.dense_mask() if attention == "sdpa" else packed.block_mask()
         model.zero_grad()
         logits = model(
-            input_ids=packed.input_ids, position_ids=packed.position_ids, attention_mask=mask, use_cache=False
+            input_ids=packed.input_ids,
+            position_ids=packed.position_ids,
+            attention_mask=mask,
+            use_cache=False,
         ).logits
         used = logits[packed.labels != -100]
         used.logsumexp(-1).sum().backward()
-        results.append((used.detach(), model.model.layers[0].self_attn.q_proj.weight.grad.clone()))
+        results.append(
+            (used.detach(), model.model.layers[0].self_attn.q_proj.weight.grad.clone())
+        )
     (dense, dense_grad), (flex, flex_grad) = results
     assert torch.allclose(dense, flex, atol=1e-5)
     assert torch.allclose(dense_grad, flex_grad, rtol=1e-4, atol=1e-6)
@@ -66,13 +75,18 @@ def test_the_block_mask_is_torchs():
     for _ in range(20):
         prompts = [tuple(number(1, 50) for _ in range(number(1, 200))) for _ in range(3)]
         rows = [
-            (p, [number(1, 50) for _ in range(number(1, 200))]) for p in prompts for _ in range(number(1, 5))
+            (p, [number(1, 50) for _ in range(number(1, 200))])
+            for p in prompts
+            for _ in range(number(1, 5))
         ]
         packed = pack_rows(rows, CPU, multiple=128)
         made = packed.block_mask()
         wanted = create_block_mask(made.mask_mod, None, None, *made.seq_lengths, device="cpu")
         assert torch.equal(made.to_dense(), wanted.to_dense())
-        for count, index in (("kv_num_blocks", "kv_indices"), ("full_kv_num_blocks", "full_kv_indices")):
+        for count, index in (
+            ("kv_num_blocks", "kv_indices"),
+            ("full_kv_num_blocks", "full_kv_indices"),
+        ):
             found, lists = getattr(made, count), getattr(made, index)
             assert torch.equal(found, getattr(wanted, count))
             listed = torch.arange(lists.size(-1)) < found[..., None]
@@ -80,7 +94,8 @@ def test_the_block_mask_is_torchs():
 
 
 row = st.tuples(
-    st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple), st.lists(st.integers(1, 9), max_size=6)
+    st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple),
+    st.lists(st.integers(1, 9), max_size=6),
 )
 
 
@@ -96,7 +111,9 @@ def test_chunks_hold_every_row_once_and_fit(rows, max_tokens):
 def test_chunks_share_what_they_can():
     """A system text, two groups, unique completions: apart where memory asks for it, and there by group."""
     system = tuple(range(10, 50))
-    rows = [((*system, 1), [n, n, n]) for n in range(3)] + [((*system, 2), [n, n, n]) for n in range(3)]
+    rows = [((*system, 1), [n, n, n]) for n in range(3)] + [
+        ((*system, 2), [n, n, n]) for n in range(3)
+    ]
     assert make_chunks(rows, 1000) == [[0, 1, 2, 3, 4, 5]]
     assert make_chunks(rows, 55) == [[0, 1, 2], [3, 4, 5]]
     spread = [rows[i] for i in (0, 3, 1, 4, 2, 5)]
@@ -110,10 +127,12 @@ def test_one_more_chunk_is_not_for_nothing():
 
 
 def test_of_cuts_that_cost_the_same_the_most_even_one_is_taken_and_no_other():
-    rows = [((10 * n, *range(1000)), [n]) for n in range(4)]  # 1,001 tokens each, nothing shared
+    # 1,001 tokens each, nothing shared
+    rows = [((10 * n, *range(1000)), [n]) for n in range(4)]
     assert make_chunks(rows, 3100) == [[0, 1], [2, 3]]
     many = [((10 * n, *range(3000)), [n]) for n in range(6)]
-    assert make_chunks(many, 10**6) == [[0, 1, 2, 3, 4, 5]]  # 18,000 tokens, one chunk where memory allows
+    # 18,000 tokens, one chunk where memory allows
+    assert make_chunks(many, 10**6) == [[0, 1, 2, 3, 4, 5]]
 
 
 def test_prompt_of_one_token_and_empty_completions():

@@ -17,7 +17,11 @@ from rollout_models import (
     tiny_model,
 )
 from torch.nn.modules.module import register_module_forward_hook
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
 
 from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine._attention import RowAttention
@@ -62,7 +66,9 @@ def test_numbers_are_those_of_the_modules_and_of_a_plain_forward(family, lora):
     assert made.completion_ids == slow.completion_ids
     close(made.policy_logprobs, slow.policy_logprobs)
     close(made.entropies, slow.entropies)
-    for prompt, ids, logprobs in zip(PROMPTS, made.completion_ids, made.policy_logprobs, strict=True):
+    for prompt, ids, logprobs in zip(
+        PROMPTS, made.completion_ids, made.policy_logprobs, strict=True
+    ):
         wanted = torch.log_softmax(plain_logits(model, prompt, ids), -1)
         close([logprobs], [wanted.gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()])
 
@@ -71,7 +77,10 @@ def test_numbers_are_those_of_the_modules_and_of_a_plain_forward(family, lora):
 @pytest.mark.parametrize("unique", [False, True])
 def test_any_number_of_rows(rows, unique):
     model = tiny_model("qwen2")
-    prompts = [[7, 8, 9 + row if unique else 9] + [5] * (row % 4 if unique else 0) for row in range(rows)]
+    prompts = [
+        [7, 8, 9 + row if unique else 9] + [5] * (row % 4 if unique else 0)
+        for row in range(rows)
+    ]
     settings = config(max_new_tokens=5, eos_token_id=499)
     assert RolloutEngine(model).generate(prompts, settings).completion_ids == generate(
         model, prompts, settings
@@ -90,7 +99,8 @@ def test_adapters_several_switched_and_disabled():
     model = tiny_model(lora=True)
     torch.manual_seed(1)
     model.add_adapter(
-        "second", LoraConfig(r=3, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+        "second",
+        LoraConfig(r=3, target_modules=["q_proj", "down_proj"], init_lora_weights=False),
     )
     settings = config()
     engine = RolloutEngine(model)
@@ -114,7 +124,9 @@ def dora(model):
 
 
 def with_hook(model):
-    model.model.layers[1].mlp.up_proj.register_forward_hook(lambda module, inputs, output: output * 2)
+    model.model.layers[1].mlp.up_proj.register_forward_hook(
+        lambda module, inputs, output: output * 2
+    )
     return model
 
 
@@ -177,7 +189,9 @@ def test_a_class_that_somebody_changed_is_left_to_itself(what, monkeypatch):
 
 def test_a_hook_on_every_module_is_called():
     model, called = tiny_model(), []
-    handle = register_module_forward_hook(lambda module, inputs, output: called.append(type(module)))
+    handle = register_module_forward_hook(
+        lambda module, inputs, output: called.append(type(module))
+    )
     try:
         RolloutEngine(model).generate(PROMPTS, config())
     finally:
@@ -235,7 +249,9 @@ def test_products_are_products(rows):
     torch.manual_seed(0)
     weight, x = torch.randn(70, 48), torch.randn(rows, 48)
     for given in (x, x.t().contiguous().t()):  # either layout
-        assert torch.allclose(product(weight, given).double(), x.double() @ weight.double().t(), atol=1e-4)
+        assert torch.allclose(
+            product(weight, given).double(), x.double() @ weight.double().t(), atol=1e-4
+        )
     assert rows <= padded_rows(rows) < rows + 16
     linear = torch.nn.Linear(48, 70)
     assert torch.allclose(projection(linear)(x), linear(x), atol=1e-5)
@@ -256,10 +272,14 @@ def test_rows_attend_their_prompt_and_themselves():
     for row, at in enumerate(cell):
         prompt = at // 3
         key, value = (
-            torch.cat([prefix[part, prompt, :, : lengths[prompt]], suffix[part, row, :, :width]], 1)
+            torch.cat(
+                [prefix[part, prompt, :, : lengths[prompt]], suffix[part, row, :, :width]], 1
+            )
             for part in (0, 1)
         )
-        wanted = torch.nn.functional.scaled_dot_product_attention(query[row], key, value, scale=0.3)
+        wanted = torch.nn.functional.scaled_dot_product_attention(
+            query[row], key, value, scale=0.3
+        )
         assert torch.allclose(found[row], wanted, atol=1e-5)
 
 
@@ -303,7 +323,8 @@ def test_what_prompts_share_is_computed_once_and_kept(family):
     prompts = [BEGIN + tail for tail in TAILS for _ in range(2)]
     engine = RolloutEngine(model)
     first = computed(engine, prompts, settings)
-    assert first == (120 + 1 + 2 + 2 + 20, generate(model, prompts, settings))  # "6" is part of two others
+    # "6" is part of two others
+    assert first == (120 + 1 + 2 + 2 + 20, generate(model, prompts, settings))
     again = computed(engine, prompts, settings)
     assert again == (25, first[1])
     # A batch that shares less of it uses what it can, and takes nothing away from the next.
@@ -316,7 +337,9 @@ def test_what_prompts_share_is_computed_once_and_kept(family):
     assert computed(engine, prompts, settings) == first
 
 
-@pytest.mark.parametrize("change", [by_data, by_swapping_rows, by_numpy, by_memory, by_optimizer])
+@pytest.mark.parametrize(
+    "change", [by_data, by_swapping_rows, by_numpy, by_memory, by_optimizer]
+)
 @pytest.mark.parametrize("name", ["self_attn.k_proj", "mlp.up_proj"])
 def test_a_weight_that_moved_is_seen_whoever_moved_it(change, name):
     model, settings = tiny_model(), config(eos_token_id=499)

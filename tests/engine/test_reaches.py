@@ -27,7 +27,9 @@ def test_checkpointed_layers_call_what_the_packed_update_sets(kind):
     model, calls = model_of(kind).train(), []
     first = model.model.layers[0]
     first.gradient_checkpointing = True
-    first._gradient_checkpointing_func = lambda forward, *args: calls.append(1) or forward(*args)
+    first._gradient_checkpointing_func = lambda forward, *args: (
+        calls.append(1) or forward(*args)
+    )
     model(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False)
     assert calls == [1]
 
@@ -50,7 +52,10 @@ def test_layers_call_the_attention_and_the_cache_that_the_engine_gives(kind, mon
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "of_the_test", attention)
     model.config._attn_implementation = "of_the_test"
     model.model(
-        torch.tensor([[1, 2, 3]]), use_cache=True, mark=7, **{cache_name(model.model.forward): Cache()}
+        torch.tensor([[1, 2, 3]]),
+        use_cache=True,
+        mark=7,
+        **{cache_name(model.model.forward): Cache()},
     )
     assert seen == [(7, (1, 4, 3, 8), (1, 2, 3, 8))] * 2 and updates == [0, 1]
 

@@ -40,7 +40,10 @@ def test_greedy_tokens_are_those_of_generate(family, lora, bucketed):
     for eos in (2, stops[0], stops):
         settings = config(eos_token_id=eos)
         wanted = generate(model, PROMPTS, settings)
-        assert engine_of(model, bucketed=bucketed).generate(PROMPTS, settings).completion_ids == wanted
+        assert (
+            engine_of(model, bucketed=bucketed).generate(PROMPTS, settings).completion_ids
+            == wanted
+        )
     assert len({len(row) for row in wanted}) > 1  # rows ended at different steps
     if lora:
         with model.disable_adapter():
@@ -58,7 +61,9 @@ def test_penalty_is_that_of_generate(bucketed):
     # One by one: beside longer ones, transformers before 5.23 penalises the padding.
     wanted = [generate(model, [prompt], settings)[0] for prompt in PROMPTS]
     assert wanted != generate(model, PROMPTS, config(max_new_tokens=20))
-    assert engine_of(model, bucketed=bucketed).generate(PROMPTS, settings).completion_ids == wanted
+    assert (
+        engine_of(model, bucketed=bucketed).generate(PROMPTS, settings).completion_ids == wanted
+    )
 
 
 @pytest.mark.parametrize("bucketed", [False, True])
@@ -68,14 +73,18 @@ def test_long_completions_cross_every_bucket(bucketed):
     settings = config(max_new_tokens=140, eos_token_id=stops)
     wanted = generate(model, PROMPTS, settings)
     assert max(map(len, wanted)) == 140 > min(map(len, wanted))
-    assert engine_of(model, bucketed=bucketed).generate(PROMPTS, settings).completion_ids == wanted
+    assert (
+        engine_of(model, bucketed=bucketed).generate(PROMPTS, settings).completion_ids == wanted
+    )
 
 
 def test_stop_strings_are_those_of_generate(tiny):
     model, tokenizer = tiny
     model.eval()
     prompts = [
-        tokenizer(t).input_ids for t in ("Say one:", "A longer prompt with more words", "x") for _ in range(2)
+        tokenizer(t).input_ids
+        for t in ("Say one:", "A longer prompt with more words", "x")
+        for _ in range(2)
     ]
     free = generate(model, prompts, config(max_new_tokens=10))
     strings = [tokenizer.decode(free[0][3:5])[1:], tokenizer.decode(free[2][6:7])]
@@ -85,7 +94,8 @@ def test_stop_strings_are_those_of_generate(tiny):
     with_padding = generate(model, prompts, settings, tokenizer=tokenizer)
     assert [w[: len(g)] for g, w in zip(got, with_padding, strict=True)] == got
     for mine, theirs in zip(got, with_padding, strict=True):
-        assert len(mine) == len(theirs) or set(theirs[len(mine) :]) == {0}  # generate pads behind the end
+        # generate pads behind the end
+        assert len(mine) == len(theirs) or set(theirs[len(mine) :]) == {0}
     assert min(map(len, got)) < 10
     with pytest.raises(ValueError, match="tokenizer="):
         engine.generate(prompts, settings)
@@ -101,7 +111,8 @@ def test_stop_strings_are_those_of_generate(tiny):
 def test_logprobs_and_entropies_are_those_of_a_plain_forward(family, options, bucketed):
     model = tiny_model(family, lora=True)
     settings = config(do_sample=True, max_new_tokens=10, **options)
-    out = engine_of(model, bucketed=bucketed).generate(PROMPTS, settings, seed=5)  # no near-ties at the cuts
+    # no near-ties at the cuts
+    out = engine_of(model, bucketed=bucketed).generate(PROMPTS, settings, seed=5)
     temperature = options.get("temperature", 1.0)
     for row, (prompt, completion) in enumerate(zip(PROMPTS, out.completion_ids, strict=True)):
         logits = plain_logits(model, prompt, completion)
@@ -110,7 +121,9 @@ def test_logprobs_and_entropies_are_those_of_a_plain_forward(family, options, bu
         assert torch.tensor(out.policy_logprobs[row]) == pytest.approx(
             policy.gather(1, chosen)[:, 0], abs=1e-5
         )
-        assert torch.tensor(out.entropies[row]) == pytest.approx(-(policy.exp() * policy).sum(-1), abs=1e-5)
+        assert torch.tensor(out.entropies[row]) == pytest.approx(
+            -(policy.exp() * policy).sum(-1), abs=1e-5
+        )
         warped = torch.stack(
             [
                 hf_scores(settings, prompt + completion[:t], logits[t : t + 1])[0]
@@ -152,7 +165,9 @@ def test_same_seed_same_rollouts_whatever_shares_the_batch(bucketed):
     assert len({tuple(c) for c in first.completion_ids[4:8]}) == 4  # siblings differ
     # Row ids go with the rows: without its neighbours a row writes what it wrote among them.
     kept = [0, 2, 5, 6, 9]
-    alone = engine.generate([PROMPTS[r] for r in kept], settings, seed=1, rows=kept).completion_ids
+    alone = engine.generate(
+        [PROMPTS[r] for r in kept], settings, seed=1, rows=kept
+    ).completion_ids
     assert alone == [first.completion_ids[r] for r in kept]
     assert alone != engine.generate([PROMPTS[r] for r in kept], settings, seed=1).completion_ids
     torch.manual_seed(7)
@@ -179,7 +194,8 @@ def test_a_shared_beginning_is_computed_once_by_the_modules_too(family, bucketed
         return forward(self, input_ids=input_ids, **kwargs)
 
     monkeypatch.setattr(type(model.get_decoder()), "forward", counting)
-    model.model.norm.register_forward_hook(lambda module, inputs, output: None)  # no longer plain
+    # no longer plain
+    model.model.norm.register_forward_hook(lambda module, inputs, output: None)
     shared = engine_of(model, bucketed=bucketed).generate(prompts, settings, seed=4)
     assert read[:2] == [(1, 24), (4, 40)]  # the beginning, then four distinct ends
     assert shared.completion_ids == [one.completion_ids[0] for one in wanted]
@@ -249,7 +265,9 @@ def test_rows_that_did_not_fit_are_tried_again_after_a_while(room):
 def test_half_precision_stays_close(dtype, bucketed):
     model = tiny_model("qwen2").to(dtype)
     out = engine_of(model, bucketed=bucketed).generate(PROMPTS, config(do_sample=True), seed=0)
-    for prompt, completion, logprobs in zip(PROMPTS, out.completion_ids, out.policy_logprobs, strict=True):
+    for prompt, completion, logprobs in zip(
+        PROMPTS, out.completion_ids, out.policy_logprobs, strict=True
+    ):
         policy = torch.log_softmax(plain_logits(model, prompt, completion), -1)
         wanted = policy.gather(1, torch.tensor(completion)[:, None])[:, 0]
         gap = (torch.tensor(logprobs) - wanted).abs()
@@ -282,7 +300,8 @@ def test_processors_see_text_scores_and_rows():
         step = input_ids.size(1) - width
         for i, row in enumerate(rows.tolist()):
             assert (
-                input_ids[i].tolist() == [0] * (width - len(prompts[row])) + prompts[row] + [row + 100] * step
+                input_ids[i].tolist()
+                == [0] * (width - len(prompts[row])) + prompts[row] + [row + 100] * step
             )
         token = torch.where(step + 1 >= torch.tensor(lengths)[rows], 2, rows + 100)
         return torch.full_like(scores, -torch.inf).scatter(1, token[:, None], 0.0)
@@ -313,7 +332,9 @@ def test_processors_may_write_over_the_scores_or_expand_one_row():
     assert all(x > 0 for row in got.entropies for x in row)
 
     def the_same_for_all(input_ids, scores, rows):
-        return torch.where(torch.arange(scores.size(1)) == 77, 0.0, -torch.inf).expand_as(scores)
+        return torch.where(torch.arange(scores.size(1)) == 77, 0.0, -torch.inf).expand_as(
+            scores
+        )
 
     out = engine_of(model).generate(PROMPTS, settings, seed=1, processors=[the_same_for_all])
     assert {token for row in out.completion_ids for token in row} == {77}
@@ -357,7 +378,9 @@ def test_weights_changed_in_place_are_used_at_once():
 
 def test_real_model_writes_what_generate_writes(smol):
     model, tokenizer = smol
-    prompts = [tokenizer("The capital of France is").input_ids] * 2 + [tokenizer("1, 2, 3,").input_ids]
+    prompts = [tokenizer("The capital of France is").input_ids] * 2 + [
+        tokenizer("1, 2, 3,").input_ids
+    ]
     settings = config(max_new_tokens=6, pad_token_id=2)
     assert RolloutEngine(model.eval()).generate(prompts, settings).completion_ids == generate(
         model, prompts, settings
@@ -391,7 +414,10 @@ def test_weights_that_are_not_finite_are_named():
 @pytest.mark.parametrize("bucketed", [False, True])
 def test_a_model_that_was_mended_is_believed(bucketed):
     model = tiny_model()
-    engine, weight = engine_of(model, bucketed=bucketed), model.model.layers[0].self_attn.v_proj.weight
+    engine, weight = (
+        engine_of(model, bucketed=bucketed),
+        model.model.layers[0].self_attn.v_proj.weight,
+    )
     wanted = engine.generate(PROMPTS, config()).completion_ids
     good = weight.detach().clone()
     with torch.no_grad():
@@ -425,13 +451,21 @@ def test_a_cards_batches_of_prompts_hold_so_many_tokens(monkeypatch):
     ],
 )
 def test_settings_the_engine_does_not_know_are_named(options, word):
-    assert word in RolloutEngine.unsupported(tiny_model(), GenerationConfig(max_new_tokens=3, **options))
+    assert word in RolloutEngine.unsupported(
+        tiny_model(), GenerationConfig(max_new_tokens=3, **options)
+    )
 
 
 def test_models_the_engine_does_not_know_are_named():
     ask = RolloutEngine.unsupported
     assert ask(tiny_model(lora=True), config()) is None
-    assert ask(tiny_model(), GenerationConfig(max_new_tokens=3, disable_compile=True, typical_p=1.0)) is None
+    assert (
+        ask(
+            tiny_model(),
+            GenerationConfig(max_new_tokens=3, disable_compile=True, typical_p=1.0),
+        )
+        is None
+    )
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     assert "'dynamic'" in ask(tiny_model(rope_parameters=rope), config())
     checkpoint = tiny_model()

@@ -29,7 +29,9 @@ def autocast(on):
 
 
 def rollout(engine, cast=False, **options):
-    settings = config(**{"do_sample": True, "max_new_tokens": TOKENS, "eos_token_id": [], **options})
+    settings = config(
+        **{"do_sample": True, "max_new_tokens": TOKENS, "eos_token_id": [], **options}
+    )
     with autocast(cast):
         out = engine.generate(PROMPTS, settings, seed=1)
     return out.completion_ids, out.policy_logprobs
@@ -91,7 +93,9 @@ def test_numbers_are_autocasts(kind):
 
 def test_autocasts_own_copies_would_be_read_after_they_are_gone(monkeypatch):
     """What the copies are for, and that the stand-in tells."""
-    monkeypatch.setattr(AutocastCache, "instead_of_autocasts", lambda self, device: nullcontext())
+    monkeypatch.setattr(
+        AutocastCache, "instead_of_autocasts", lambda self, device: nullcontext()
+    )
     engine = engine_of(tiny_model("qwen2"))
     rollout(engine, True)
     with pytest.raises(ReadsFreedMemory):
@@ -154,11 +158,22 @@ def test_shapes_that_rows_and_columns_come_in_and_what_they_hold():
     assert rollout(engine, True, **ends) == wanted
     captured, replays = counts(engine)
     rows = {shape[0] for shape in engine._decoder.graphs._graphs}
-    assert captured == len(engine._decoder.graphs._graphs) >= 4 and rows <= {1, 2, 3, 4, 6, 8, 12}
+    assert captured == len(engine._decoder.graphs._graphs) >= 4 and rows <= {
+        1,
+        2,
+        3,
+        4,
+        6,
+        8,
+        12,
+    }
     assert {shape[1] for shape in engine._decoder.graphs._graphs} <= {64, 70}
     assert rollout(engine, True, **ends) == wanted
     assert counts(engine) == (captured, 2 * replays)
-    decoder, linears = engine._decoder, [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    decoder, linears = (
+        engine._decoder,
+        [m for m in model.modules() if isinstance(m, torch.nn.Linear)],
+    )
     weights = sum(p.numel() for m in linears for p in m.parameters())
     assert engine._casts.nbytes() == 2 * weights
     logits = 12 * 500 * decoder.graphs._logits.element_size()
@@ -229,10 +244,14 @@ def test_a_capture_that_fails_in_a_rollout_changes_nothing(monkeypatch):
         raise RuntimeError("operation failed due to a previous error during capture")
 
     monkeypatch.setattr(engine._decoder.graphs._cuda, "graph", refuses)
-    with pytest.warns(UserWarning, match="failed: operation failed due to a previous error") as said:
+    with pytest.warns(
+        UserWarning, match="failed: operation failed due to a previous error"
+    ) as said:
         assert rollout(engine, True) == rollout(plain, True)
     assert rollout(engine, True) == rollout(plain, True)
-    assert len([w for w in said if "CUDA graphs" in str(w.message)]) == 1 and counts(engine) == (0, 0)
+    assert len([w for w in said if "CUDA graphs" in str(w.message)]) == 1 and counts(
+        engine
+    ) == (0, 0)
 
 
 @pytest.mark.parametrize("hidden", [False, True])

@@ -13,13 +13,14 @@ def chi_square(observed, expected=None):
     """Pearson's p-value of counts against expected counts; a fixed seed passes or fails for good."""
     expected = torch.full_like(observed, observed.mean()) if expected is None else expected
     statistic = ((observed - expected) ** 2 / expected).sum().double()
-    return torch.special.gammaincc(torch.tensor((len(observed) - 1) / 2).double(), statistic / 2).item()
+    return torch.special.gammaincc(
+        torch.tensor((len(observed) - 1) / 2).double(), statistic / 2
+    ).item()
 
 
 def test_chi_square_by_hand():
-    assert chi_square(torch.tensor([44.0, 56.0])) == pytest.approx(
-        0.2301, abs=1e-4
-    )  # statistic 1.44, 1 degree
+    # statistic 1.44, 1 degree
+    assert chi_square(torch.tensor([44.0, 56.0])) == pytest.approx(0.2301, abs=1e-4)
 
 
 def expected_probs(model, prompt, settings):
@@ -38,7 +39,13 @@ def expected_probs(model, prompt, settings):
         {"top_k": 12},
         {"top_p": 0.7},
         {"min_p": 0.2},
-        {"temperature": 0.8, "top_k": 40, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.4},
+        {
+            "temperature": 0.8,
+            "top_k": 40,
+            "top_p": 0.8,
+            "min_p": 0.05,
+            "repetition_penalty": 1.4,
+        },
     ],
     ids=lambda o: "-".join(o) or "plain",
 )
@@ -49,7 +56,9 @@ def test_frequencies_follow_the_distribution(options):
     settings = config(do_sample=True, max_new_tokens=1, **options)
     n = 4_000
     rows = [p for p in prompts for _ in range(n)]
-    tokens = torch.tensor(RolloutEngine(model).generate(rows, settings, seed=11).completion_ids)[:, 0]
+    tokens = torch.tensor(
+        RolloutEngine(model).generate(rows, settings, seed=11).completion_ids
+    )[:, 0]
     for p, prompt in enumerate(prompts):
         probs = expected_probs(model, prompt, settings)
         counts = torch.bincount(tokens[p * n : (p + 1) * n], minlength=len(probs)).double()
@@ -70,7 +79,9 @@ def test_later_tokens_follow_the_distribution_too():
     pairs = torch.tensor(
         [
             c
-            for c in RolloutEngine(model).generate([prompt] * 4_000, settings, seed=2).completion_ids
+            for c in RolloutEngine(model)
+            .generate([prompt] * 4_000, settings, seed=2)
+            .completion_ids
             if len(c) == 2
         ]
     )
@@ -131,7 +142,9 @@ def test_draw_never_picks_what_has_no_probability():
 
 
 @pytest.mark.parametrize("ties", [False, True], ids=["", "tied"])
-@pytest.mark.parametrize("spread", [0.0, 1.0, 3.0, 8.0], ids=["uniform", "flat", "peaked", "steep"])
+@pytest.mark.parametrize(
+    "spread", [0.0, 1.0, 3.0, 8.0], ids=["uniform", "flat", "peaked", "steep"]
+)
 @pytest.mark.parametrize("top_p", [0.05, 0.5, 0.75, 0.95, 0.999])
 @pytest.mark.parametrize("vocabulary", [700, 3000, 49152])
 def test_top_p_keeps_exactly_what_transformers_keeps(vocabulary, top_p, spread, ties):
@@ -177,7 +190,9 @@ def as_on_a_cpu(sampler, logits, rows, step, ids, padding):
 
 @pytest.mark.parametrize("call", [as_on_a_cpu, as_on_a_card])
 @pytest.mark.parametrize("greedy", [False, True])
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.5}, {"repetition_penalty": 1.3}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.5}, {"repetition_penalty": 1.3}], ids=str
+)
 def test_a_step_by_hand_in_either_layout_and_with_buffers_used_again(options, greedy, call):
     """Rows that become fewer use what more rows left in the buffers; nothing of it shows."""
     g = torch.Generator().manual_seed(0)
@@ -200,13 +215,21 @@ def test_a_step_by_hand_in_either_layout_and_with_buffers_used_again(options, gr
             drawn = torch.log_softmax(scores.double() / (1 if greedy else temperature), -1)
             policy = torch.log_softmax(logits.double() / temperature, -1)
             chosen = out.token[:, None]
-            assert torch.allclose(out.logprob.double(), drawn.gather(1, chosen)[:, 0], atol=1e-5)
-            assert torch.allclose(out.policy_logprob.double(), policy.gather(1, chosen)[:, 0], atol=1e-5)
-            assert torch.allclose(out.entropy.double(), -(policy.exp() * policy).sum(-1), atol=1e-5)
+            assert torch.allclose(
+                out.logprob.double(), drawn.gather(1, chosen)[:, 0], atol=1e-5
+            )
+            assert torch.allclose(
+                out.policy_logprob.double(), policy.gather(1, chosen)[:, 0], atol=1e-5
+            )
+            assert torch.allclose(
+                out.entropy.double(), -(policy.exp() * policy).sum(-1), atol=1e-5
+            )
             if greedy:
                 assert torch.equal(out.token, scores.argmax(-1))
             else:
-                assert torch.equal(out.token, draw(drawn.exp().float(), uniform(3, rows, count)))
+                assert torch.equal(
+                    out.token, draw(drawn.exp().float(), uniform(3, rows, count))
+                )
             assert torch.equal(given, logits)  # the caller's logits stay
 
 
@@ -215,13 +238,19 @@ def test_a_processor_may_write_over_the_scores_and_the_policys_numbers_stay():
         scores[:, :690] = -torch.inf
         return scores
 
-    logits, rows, ids = 4 * torch.randn(5, 700), torch.arange(5), torch.zeros(5, 1, dtype=torch.long)
+    logits, rows, ids = (
+        4 * torch.randn(5, 700),
+        torch.arange(5),
+        torch.zeros(5, 1, dtype=torch.long),
+    )
     policy = torch.log_softmax(logits, -1)
     sampler = Sampler.from_config(config(do_sample=True), 3, [forbid])
     for call in (as_on_a_card, as_on_a_cpu):
         out = call(sampler, logits.clone(), rows, 0, ids, 0 * rows)
         assert (out.token >= 690).all() and (out.logprob > out.policy_logprob).all()
-        assert torch.allclose(out.policy_logprob, policy.gather(1, out.token[:, None])[:, 0], atol=1e-5)
+        assert torch.allclose(
+            out.policy_logprob, policy.gather(1, out.token[:, None])[:, 0], atol=1e-5
+        )
 
 
 def test_what_the_policy_gives_no_probability_in_float32_has_a_log_probability():
@@ -230,7 +259,9 @@ def test_what_the_policy_gives_no_probability_in_float32_has_a_log_probability()
     out = as_on_a_card(
         sampler, logits, torch.arange(1), 0, torch.zeros(1, 1, dtype=torch.long), torch.zeros(1)
     )
-    assert out.token.item() == 2 and out.policy_logprob.item() == -300 and out.logprob.item() == 0
+    assert (
+        out.token.item() == 2 and out.policy_logprob.item() == -300 and out.logprob.item() == 0
+    )
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -240,7 +271,9 @@ def test_16_bits_are_float32_before_they_are_divided(temperature):
     rows = torch.arange(6)
     sampler = Sampler.from_config(config(do_sample=True, temperature=temperature), 3)
     out = as_on_a_card(sampler, logits, rows, 0, None, None)
-    wanted = torch.log_softmax(logits.float() / temperature, -1).gather(1, out.token[:, None])[:, 0]
+    wanted = torch.log_softmax(logits.float() / temperature, -1).gather(1, out.token[:, None])[
+        :, 0
+    ]
     assert torch.allclose(out.logprob, wanted, atol=2e-6)
 
 
@@ -272,7 +305,8 @@ def test_top_p_without_waiting_keeps_what_transformers_keeps(vocabulary, spread,
 def test_top_p_without_waiting_keeps_all_of_equal_scores_at_the_cut():
     scores = torch.tensor([[0.25, 0.125, 0.125, 0.125, 0.375]]).log()
     assert _TopP(0.7).without_waiting(scores).isfinite().all()
-    assert TopPLogitsWarper(0.7)(None, scores).isfinite().sum() == 3  # one of them by the order of its sort
+    # one of them by the order of its sort
+    assert TopPLogitsWarper(0.7)(None, scores).isfinite().sum() == 3
 
 
 @pytest.mark.parametrize("sampled", [False, True])

@@ -28,7 +28,9 @@ def test_models_known_by_name_have_the_published_number_of_parameters(size, publ
 
 
 def test_four_bit_weights_are_made_wide_one_matrix_at_a_time():
-    large = replace(preset("gpu24", max_completion_tokens=256), model="Qwen/Qwen2.5-72B-Instruct")
+    large = replace(
+        preset("gpu24", max_completion_tokens=256), model="Qwen/Qwen2.5-72B-Instruct"
+    )
     update = plan_memory(large, 80, tuning="qlora").parts["update"]
     assert update["head and backward"] < 20 * GIB  # the casts of all layers would be 131
     assert update["head and backward"] > 8192 * 29568 * 2

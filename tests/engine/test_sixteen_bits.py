@@ -11,8 +11,12 @@ from grpo_kit.engine.cpu._layers import why_not_here
 from grpo_kit.loop import Config
 from grpo_kit.record._jsonl_run import lines_of
 
-here = pytest.mark.skipif(why_not_here() is not None, reason="this processor has no bfloat16 products")
-SAMPLED = GenerationConfig(max_new_tokens=7, do_sample=True, top_k=0, eos_token_id=[], pad_token_id=0)
+here = pytest.mark.skipif(
+    why_not_here() is not None, reason="this processor has no bfloat16 products"
+)
+SAMPLED = GenerationConfig(
+    max_new_tokens=7, do_sample=True, top_k=0, eos_token_id=[], pad_token_id=0
+)
 
 
 def round_linears(model):
@@ -53,10 +57,15 @@ def test_its_log_probabilities_are_those_of_rounded_weights_and_inputs(family):
 def test_weights_that_changed_are_rounded_again_and_32_bits_are_as_ever():
     model, prompts = tiny_model(), ragged_prompts()
     sixteen, exact = RolloutEngine(model, bits=16), RolloutEngine(model)
-    before = [engine.generate(prompts, SAMPLED, seed=1).completion_ids for engine in (sixteen, exact)]
+    before = [
+        engine.generate(prompts, SAMPLED, seed=1).completion_ids for engine in (sixteen, exact)
+    ]
     assert before[1] == RolloutEngine(model).generate(prompts, SAMPLED, seed=1).completion_ids
-    model.get_output_embeddings().weight.data.neg_()  # behind the head alone: `data` counts no write
-    after = [engine.generate(prompts, SAMPLED, seed=1).completion_ids for engine in (sixteen, exact)]
+    # behind the head alone: `data` counts no write
+    model.get_output_embeddings().weight.data.neg_()
+    after = [
+        engine.generate(prompts, SAMPLED, seed=1).completion_ids for engine in (sixteen, exact)
+    ]
     assert before[0] != after[0] and before[1] != after[1]
     fresh = RolloutEngine(model, bits=16).generate(prompts, SAMPLED, seed=1)
     assert after[0] == fresh.completion_ids
@@ -70,7 +79,9 @@ def test_adapters_stay_float32():
     pairs = zip(prompts, made.completion_ids, made.policy_logprobs, strict=True)
     apart = [(trainers(model, p, c) - torch.tensor(lp)).abs().mean() for p, c, lp in pairs]
     with model.disable_adapter():
-        without = [trainers(model, p, c) for p, c in zip(prompts, made.completion_ids, strict=True)]
+        without = [
+            trainers(model, p, c) for p, c in zip(prompts, made.completion_ids, strict=True)
+        ]
     off = (torch.stack(without) - torch.tensor(made.policy_logprobs)).abs().mean()
     assert torch.stack(apart).mean() < 0.2 < off
 
@@ -97,7 +108,9 @@ def test_what_cannot_sample_so_refuses(tmp_path):
 
 
 def test_what_cannot_be_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="rollout_bits=16 samples another policy.*importance_sampling_cap"):
+    with pytest.raises(
+        ValueError, match="rollout_bits=16 samples another policy.*importance_sampling_cap"
+    ):
         make(tmp_path, seams="fast", rollout_bits=16)
     with pytest.raises(ValueError, match="rollout_bits=8"):
         Config(rollout_bits=8)

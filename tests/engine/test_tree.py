@@ -54,7 +54,9 @@ def test_nothing_is_there_twice_but_tokens_with_several_labels(rows):
 
 def test_layout_by_hand():
     """Two groups that share a system text; the second completion of the first is the first's beginning."""
-    tree = build_tree([([1, 2, 5], [7, 8]), ([1, 2, 5], [7]), ([1, 2, 6], [9, 9, 9]), ([1, 2, 6], [4])])
+    tree = build_tree(
+        [([1, 2, 5], [7, 8]), ([1, 2, 5], [7]), ([1, 2, 6], [9, 9, 9]), ([1, 2, 6], [4])]
+    )
     assert tree.input_ids.tolist() == [1, 2, 5, 7, 6, 6, 9, 9]
     assert tree.positions.tolist() == [0, 1, 2, 3, 2, 2, 3, 4]
     assert tree.labels.tolist() == [-100, -100, 7, 8, 4, 9, 9, 9]
@@ -103,18 +105,28 @@ def dense(query, key, value, sees, scale):
 
 
 groups = st.lists(
-    st.tuples(st.lists(token, min_size=1, max_size=30), st.lists(st.lists(token, max_size=20), max_size=5)),
+    st.tuples(
+        st.lists(token, min_size=1, max_size=30),
+        st.lists(st.lists(token, max_size=20), max_size=5),
+    ),
     min_size=1,
     max_size=4,
 )
 
 
 @given(
-    groups, st.sampled_from([0, 30, 3000]), st.sampled_from([4, 16, 256]), st.sampled_from([(4, 2), (3, 1)])
+    groups,
+    st.sampled_from([0, 30, 3000]),
+    st.sampled_from([4, 16, 256]),
+    st.sampled_from([(4, 2), (3, 1)]),
 )
 def test_attention_and_its_gradient_are_those_of_a_dense_mask(groups, call, largest, heads):
     """In float64: blockwise is exact, for any plan."""
-    rows = [(prompt, completion) for prompt, completions in groups for completion in [[], *completions]]
+    rows = [
+        (prompt, completion)
+        for prompt, completions in groups
+        for completion in [[], *completions]
+    ]
     tree = build_tree(rows)
     before = attention._CALL, attention._LARGEST
     attention._CALL, attention._LARGEST = call, largest

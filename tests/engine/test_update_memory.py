@@ -9,7 +9,12 @@ from grpo_kit.engine._update_memory import UpdateMemory
 
 GIB = 2**30
 # 48 positions in three groups; the longest completion with its prompt has 23.
-ROWS = [((1, 2, 3), [4] * 20), ((1, 2, 3), [4] * 20 + [5]), ((7, 8), [4] * 21 + [6]), ((9,), [4, 5])]
+ROWS = [
+    ((1, 2, 3), [4] * 20),
+    ((1, 2, 3), [4] * 20 + [5]),
+    ((7, 8), [4] * 21 + [6]),
+    ((9,), [4, 5]),
+]
 
 
 @pytest.fixture
@@ -56,7 +61,9 @@ def test_out_of_memory_halves_and_says_so(memory, capsys):
     made.model.get_input_embeddings().weight.grad = torch.ones(500, 48)
     assert made.run(card_of([30], limits), ROWS) == "done"
     assert limits == [48, 24] and made.chunk_tokens == 24
-    assert all(p.grad is None for p in made.model.parameters()), "the failed attempt's gradients are gone"
+    assert all(p.grad is None for p in made.model.parameters()), (
+        "the failed attempt's gradients are gone"
+    )
     assert "with 48 tokens at once: the step starts over with 24" in capsys.readouterr().out
 
 
@@ -112,15 +119,25 @@ def raised_in(module, error):
 
 
 def of_module(name, module):
-    return type(name, (RuntimeError,), {"__module__": module})("no shared memory left\nand a page of advice")
+    return type(name, (RuntimeError,), {"__module__": module})(
+        "no shared memory left\nand a page of advice"
+    )
 
 
 FLEX_FAULTS = {
-    "compiled code": raised_in("torch._inductor.codecache", RuntimeError("no valid triton configs")),
+    "compiled code": raised_in(
+        "torch._inductor.codecache", RuntimeError("no valid triton configs")
+    ),
     "forward": raised_in("torch.nn.attention.flex_attention", ValueError("NYI: head_dim")),
-    "backward": raised_in("torch._higher_order_ops.flex_attention", NotImplementedError("no backward")),
-    "transformers": raised_in("transformers.integrations.flex_attention", TypeError("an argument")),
-    "the compiler": raised_in("somewhere", of_module("BackendCompilerFailed", "torch._dynamo.exc")),
+    "backward": raised_in(
+        "torch._higher_order_ops.flex_attention", NotImplementedError("no backward")
+    ),
+    "transformers": raised_in(
+        "transformers.integrations.flex_attention", TypeError("an argument")
+    ),
+    "the compiler": raised_in(
+        "somewhere", of_module("BackendCompilerFailed", "torch._dynamo.exc")
+    ),
     "triton": raised_in("somewhere", of_module("OutOfResources", "triton.runtime.errors")),
 }
 OTHERS = {
@@ -128,9 +145,12 @@ OTHERS = {
     "an assertion": raised_in("trl.trainer.grpo_trainer", AssertionError("mine")),
     "a name that only begins alike": raised_in("tritonbench.loss", RuntimeError("mine")),
     "the stop button": raised_in("torch._inductor.codecache", KeyboardInterrupt()),
-    "the card": raised_in("somewhere", torch.AcceleratorError("CUDA error: device-side assert triggered")),
+    "the card": raised_in(
+        "somewhere", torch.AcceleratorError("CUDA error: device-side assert triggered")
+    ),
     "the card, met in compiled code": raised_in(
-        "torch._inductor.codecache", torch.AcceleratorError("CUDA error: an illegal memory access")
+        "torch._inductor.codecache",
+        torch.AcceleratorError("CUDA error: an illegal memory access"),
     ),
 }
 
@@ -162,7 +182,11 @@ def test_what_anything_else_raises_passes_as_it_is(memory, capsys, error, attent
     with pytest.raises(BaseException) as raised:
         made.run(lambda limit: fail(), ROWS)
     assert raised.value is fail.__globals__["error"]
-    assert made.attention == attention and made.chunk_tokens is None and capsys.readouterr().out == ""
+    assert (
+        made.attention == attention
+        and made.chunk_tokens is None
+        and capsys.readouterr().out == ""
+    )
 
 
 def test_memory_that_ran_out_while_flex_attention_was_compiled_is_memory(memory, capsys):
@@ -181,7 +205,9 @@ def test_memory_that_ran_out_while_flex_attention_was_compiled_is_memory(memory,
     assert "FlexAttention failed" not in capsys.readouterr().out
 
 
-def test_flex_attention_that_torch_would_run_unfused_gives_way_to_sdpa(memory, capsys, monkeypatch):
+def test_flex_attention_that_torch_would_run_unfused_gives_way_to_sdpa(
+    memory, capsys, monkeypatch
+):
     """Each shape is compiled anew; past a limit torch runs the operator unfused, with a warning alone."""
     monkeypatch.setattr(update_memory, "_SHAPES", 3)
     made, attentions = memory(), []

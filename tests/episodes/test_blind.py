@@ -43,7 +43,10 @@ def task(codes, actions, **options):
     ],
 )
 def test_how_long_the_sequences_are(actions, max_turns, most, why):
-    assert task(["a"], tuple(map(str, range(actions))), max_turns=max_turns)._longest_plan() == most, why
+    assert (
+        task(["a"], tuple(map(str, range(actions))), max_turns=max_turns)._longest_plan()
+        == most
+    ), why
 
 
 def test_sequences_go_on_from_the_start_until_the_episode_ends():
@@ -56,9 +59,12 @@ def test_sequences_go_on_from_the_start_until_the_episode_ends():
 
 def test_the_best_sequence_and_chance_by_hand():
     found = task(["ab", "ab", "ba"], ("a", "b"), max_turns=2).blind()
-    assert list(found) == ["always a, b", "random"] and found["always a, b"] == pytest.approx(2 / 3)
+    assert list(found) == ["always a, b", "random"] and found["always a, b"] == pytest.approx(
+        2 / 3
+    )
     many = task(["ab"] * 400, ("a", "b"), max_turns=2).blind()
-    assert many["random"] == pytest.approx(1 / 4, abs=0.03)  # two letters, each right half the time
+    # two letters, each right half the time
+    assert many["random"] == pytest.approx(1 / 4, abs=0.03)
     assert task(["a"], ()).blind() == {}
 
 

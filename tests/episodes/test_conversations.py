@@ -19,7 +19,16 @@ END = "<|im_end|>"
 
 
 def episode(
-    number, *, group=0, reward=1.0, words=("go",), invalid=(), cut=(), done=True, step=1, advantage=0.5
+    number,
+    *,
+    group=0,
+    reward=1.0,
+    words=("go",),
+    invalid=(),
+    cut=(),
+    done=True,
+    step=1,
+    advantage=0.5,
 ):
     """Rows of one episode: a turn a word; the world answers "saw <word>", and pays in the last turn."""
     rows, goal = [], f"Goal: door {group}"
@@ -99,10 +108,17 @@ def test_nothing_that_anyone_wrote_is_read_as_html():
 
 def test_marks_and_scores_of_turns():
     rows = episode(
-        0, words=("a", "b", "c"), invalid=(2,), cut=(3,), done=False, advantage=(0.5, -0.25, 0.125)
+        0,
+        words=("a", "b", "c"),
+        invalid=(2,),
+        cut=(3,),
+        done=False,
+        advantage=(0.5, -0.25, 0.125),
     )
     said = text_of(Conversations().html(pd.DataFrame(rows)))
-    assert "episode 0 reward 1.00 3 turns, not ended" in said, "the advantage is not the episode's"
+    assert "episode 0 reward 1.00 3 turns, not ended" in said, (
+        "the advantage is not the episode's"
+    )
     assert "1 start 0 a advantage +0.50 2 saw a b invalid advantage -0.25" in said
     assert "3 saw b c cut off reward 1.00 advantage +0.12 saw c" in said
     assert said.count("invalid") == said.count("cut off") == 1
@@ -141,9 +157,9 @@ def test_sorting_and_groups_keep_episodes_whole(run):
     for sort, order in wanted.items():
         found = select(table, 1, sort=sort)
         assert found["episode"].drop_duplicates().tolist() == order, sort
-        assert {e: turns["turn"].tolist() for e, turns in found.groupby("episode", sort=False)} == wholes, (
-            sort
-        )
+        assert {
+            e: turns["turn"].tolist() for e, turns in found.groupby("episode", sort=False)
+        } == wholes, sort
     assert select(table, 1, group=1)["episode"].unique().tolist() == [2, 3]
     assert select(table, 2).empty
 
@@ -162,8 +178,14 @@ def test_the_best_turn_gives_an_episode_its_place(tmp_path):
 def test_a_turn_that_holds_the_text_brings_its_episode(run):
     table = browse(run.path)
     episodes = lambda text: select(table, 1, text=text)["episode"].unique().tolist()  # noqa: E731
-    assert select(table, 1, text="NEEDLE")[["episode", "turn"]].values.tolist() == [[1, 1], [1, 2], [1, 3]]
-    assert episodes("saw right") == [1] and episodes("start 3") == [3], "what the environment said"
+    assert select(table, 1, text="NEEDLE")[["episode", "turn"]].values.tolist() == [
+        [1, 1],
+        [1, 2],
+        [1, 3],
+    ]
+    assert episodes("saw right") == [1] and episodes("start 3") == [3], (
+        "what the environment said"
+    )
     assert episodes("door 1") == [2, 3], "the question"
     assert episodes("An example") == [], "which stands in every prompt"
 
@@ -177,7 +199,10 @@ def test_the_browser_shows_episodes(run):
     browser.group.value = 1
     assert shown(browser.view.value) == [2, 3] and "door 0" not in browser.view.value
     browser.text.value = "needle"
-    assert browser.view.value == "No episode of group 1 of step 1 holds <b>needle</b>. It is in step 1."
+    assert (
+        browser.view.value
+        == "No episode of group 1 of step 1 holds <b>needle</b>. It is in step 1."
+    )
     browser.group.value = ALL
     assert shown(browser.view.value) == [1]
 
@@ -185,7 +210,9 @@ def test_the_browser_shows_episodes(run):
 def test_the_limit_counts_episodes(run, monkeypatch):
     monkeypatch.setattr(module, "_MOST", 3)
     browser = CompletionBrowser(run.path)
-    assert shown(browser.view.value) == [0, 1, 2] and "1 more are not shown" in browser.view.value
+    assert (
+        shown(browser.view.value) == [0, 1, 2] and "1 more are not shown" in browser.view.value
+    )
     browser.group.value = 1
     assert shown(browser.view.value) == [2, 3] and "not shown" not in browser.view.value
 
@@ -198,7 +225,9 @@ def test_two_rollouts_of_a_step_are_not_mixed_up(tmp_path):
     table = browse(run.path)
     assert table["turns"].tolist() == [2, 2, 3, 3, 3] and table["number"].tolist() == [0] * 5
     assert select(table, 1, text="b3")["completion"].tolist() == ["b1", "b2", "b3"]
-    assert CompletionBrowser(run.path).view.value.count("reward <b>") == 2 + 2, "two cards, two paid turns"
+    assert CompletionBrowser(run.path).view.value.count("reward <b>") == 2 + 2, (
+        "two cards, two paid turns"
+    )
 
 
 def test_a_saved_notebook_and_the_live_page_keep_three_episodes(run):
@@ -226,7 +255,9 @@ def test_the_last_step_alone_is_picked_from(run):
 
 def test_outside_a_notebook_a_row_has_its_whole_conversation(run):
     table = browse(run.path)
-    assert table["response"].tolist()[:2] == ["left", "up"] and table["number"].tolist()[2:6] == [1, 1, 1, 0]
+    assert table["response"].tolist()[:2] == ["left", "up"] and table["number"].tolist()[
+        2:6
+    ] == [1, 1, 1, 0]
     assert table["turns"].tolist() == [2, 2, 3, 3, 3, 1, 4, 4, 4, 4]
     first = table["conversation"].iloc[0]
     assert first == (
@@ -253,7 +284,11 @@ def test_it_follows_a_run_of_episodes(run, monkeypatch):
             assert browser.follow.value and browser.step.value == 1
             write(run, episode(0, step=2, words=("fresh", "words")))
             await asyncio.sleep(0.2)
-        assert browser.step.value == 2 and "fresh" in browser.view.value and shown(browser.view.value) == [0]
+        assert (
+            browser.step.value == 2
+            and "fresh" in browser.view.value
+            and shown(browser.view.value) == [0]
+        )
         browser.close()
 
     asyncio.run(watch())
@@ -262,7 +297,9 @@ def test_it_follows_a_run_of_episodes(run, monkeypatch):
 def test_a_run_that_has_no_episodes_yet(tmp_path):
     run = Recorded(tmp_path / "run")
     browser = CompletionBrowser(run.path)
-    assert "No completions yet" in browser.view.value and browser._repr_mimebundle_()["text/html"]
+    assert (
+        "No completions yet" in browser.view.value and browser._repr_mimebundle_()["text/html"]
+    )
     write(run, episode(0))
     browser.button.click()
     assert shown(browser.view.value) == [0]

@@ -70,14 +70,18 @@ def test_what_breaks_the_contract_names_environment_row_and_turn(fault, seconds)
     with pytest.raises(EpisodeError, match=said) as error:
         world.step({0: "a", 1: "a", 2: "a"}, 2)
     told = str(error.value)
-    assert "environment Echo, row 'three' {" in told and '{"at": 2, ' in told and ", turn 2: " in told, (
-        "rows may ask the same question"
-    )
+    assert (
+        "environment Echo, row 'three' {" in told
+        and '{"at": 2, ' in told
+        and ", turn 2: " in told
+    ), "rows may ask the same question"
 
 
 @pytest.mark.parametrize("seconds", [None, 5.0], ids=["inline", "threads"])
 def test_a_reset_that_raises_is_named_too(seconds):
-    with pytest.raises(EpisodeError, match="row 'two' .*, reset: KeyError: 'no such map'") as error:
+    with pytest.raises(
+        EpisodeError, match="row 'two' .*, reset: KeyError: 'no such map'"
+    ) as error:
         VectorEnv(Echo, seconds=seconds).reset([ROWS[0], {"question": "two", "fault": "reset"}])
     assert isinstance(error.value.__cause__, KeyError)
 
@@ -92,7 +96,8 @@ def test_what_is_no_environment_is_refused():
 
 
 def test_one_that_hangs_is_named_when_its_time_is_over_and_python_can_end():
-    release, others = threading.Event(), {*threading.enumerate()}  # of other tests in this process
+    # of other tests in this process
+    release, others = threading.Event(), {*threading.enumerate()}
     world = VectorEnv(Echo, seconds=0.2)
     world.reset([*ROWS[:2], {"question": "stuck", "fault": lambda _: release.wait()}])
     begun = time.monotonic()

@@ -19,7 +19,11 @@ def test_small_maps_have_examples_of_their_own_that_are_no_rows(size):
 
 def test_a_policy_that_ends_nothing_makes_no_example():
     with pytest.raises(ValueError, match="the policy did not end the episode in 100 turns"):
-        worked(Grid(), lambda row, rng: lambda seen: "wait", {"size": 3, "start": [0, 0], "door": [2, 2]})
+        worked(
+            Grid(),
+            lambda row, rng: lambda seen: "wait",
+            {"size": 3, "start": [0, 0], "door": [2, 2]},
+        )
 
 
 @pytest.mark.parametrize(

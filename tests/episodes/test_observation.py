@@ -31,21 +31,30 @@ def with_template(tokenizer, name):
 
 
 def sampled(tokenizer, text, *, ended=True):
-    return tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] * ended
+    return (
+        tokenizer(text, add_special_tokens=False)["input_ids"]
+        + [tokenizer.eos_token_id] * ended
+    )
 
 
 def test_a_view_without_chat_is_one_message_with_the_last_actions(tokenizer):
     view = View(actions=2, system="Be brief.", prefill="Action:", examples=EXAMPLE)
     renderer = Renderer(tokenizer, view)
     talk = renderer.first("Find the key.", "A room.")
-    for action, seen in (("look", "A desk."), ("open desk", "A drawer."), ("pull\n drawer", "A key.")):
+    for action, seen in (
+        ("look", "A desk."),
+        ("open desk", "A drawer."),
+        ("pull\n drawer", "A key."),
+    ):
         renderer.next(talk, sampled(tokenizer, f" {action}"), seen)
     pairs = [
         ("Goal: Open the box.\nIt is shut.", "pull"),
         ("Goal: Open the box.\nYou did: pull.\nIt is stuck.", "push"),
     ]
     message = "Goal: Find the key.\nYou did: open desk, then pull drawer.\nA key."
-    wanted = build_prompt(tokenizer, message, system="Be brief.", prefill="Action:", examples=pairs)
+    wanted = build_prompt(
+        tokenizer, message, system="Be brief.", prefill="Action:", examples=pairs
+    )
     assert talk.text == wanted and talk.ids == tokenizer(wanted)["input_ids"]
 
 
@@ -66,7 +75,9 @@ def test_what_a_turns_message_holds(options, message):
 
 
 def test_write_turn_can_be_replaced():
-    view = View(write=lambda goal, actions, seen: f"{seen} [{len(actions)}] {goal}", actions=None)
+    view = View(
+        write=lambda goal, actions, seen: f"{seen} [{len(actions)}] {goal}", actions=None
+    )
     assert view.message("G", ["a"], "now") == "now [1] G"
     assert write_turn("", [], "only this") == "only this"
 
@@ -77,18 +88,22 @@ def test_a_conversation_goes_on_from_the_sampled_tokens(name, ended, tokenizer):
     """Its text is the template's own; its tokens begin with those of the last prompt and those sampled, as they are."""
     if name:
         with_template(tokenizer, name)
-    renderer = Renderer(tokenizer, View(chat=True, examples=EXAMPLE), ends=[tokenizer.eos_token_id])
+    renderer = Renderer(
+        tokenizer, View(chat=True, examples=EXAMPLE), ends=[tokenizer.eos_token_id]
+    )
     talk = renderer.first("Find the key.", "A room.")
-    odd = [
-        tokenizer.convert_tokens_to_ids(c) for c in "look"
-    ]  # one letter a token: no tokenizer writes it so
+    # one letter a token: no tokenizer writes it so
+    odd = [tokenizer.convert_tokens_to_ids(c) for c in "look"]
     assert tokenizer.decode(odd) == "look" and odd != sampled(tokenizer, "look", ended=False)
     before = list(talk.ids)
     renderer.next(talk, odd + [tokenizer.eos_token_id] * ended, "A desk.")
     assert talk.ids[: len(before) + len(odd)] == before + odd
     messages = []
     for asked, answered in renderer.view.example_pairs():
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        messages += [
+            {"role": "user", "content": asked},
+            {"role": "assistant", "content": answered},
+        ]
     messages += [
         {"role": "user", "content": "Goal: Find the key.\nA room."},
         {"role": "assistant", "content": "look"},
@@ -151,7 +166,12 @@ def test_environments_do_not_read_thoughts(prefill, written, said, tokenizer):
 
     view = View(prefill=prefill, actions=1)
     task = EpisodeTask(
-        "door", [{"question": "Out", "n": 0}], [{"question": "Out", "n": 1}], Door, view, max_turns=2
+        "door",
+        [{"question": "Out", "n": 0}],
+        [{"question": "Out", "n": 1}],
+        Door,
+        view,
+        max_turns=2,
     )
     prompts = []
 
@@ -162,7 +182,10 @@ def test_environments_do_not_read_thoughts(prefill, written, said, tokenizer):
     rollout_episodes(task, task.train, Renderer(tokenizer, view), task.world(), complete)
     assert heard == [said, said]
     text = tokenizer.decode(prompts[1])
-    assert "Hm" not in text and f"You did: {said.removeprefix('Action:').strip() or 'nothing'}." in text
+    assert (
+        "Hm" not in text
+        and f"You did: {said.removeprefix('Action:').strip() or 'nothing'}." in text
+    )
 
 
 def test_a_perfect_policy_stays_perfect_behind_an_opened_thought(tokenizer):
@@ -183,10 +206,17 @@ def test_random_conversations_are_the_templates_own_under_every_template(name, t
     """Prompts trained are prompts served: text for text; and where nothing is dropped, not one token is made anew."""
     with_template(tokenizer, name)
     rng = random.Random(name)
-    words = ["look", "desk", "7 * 6 = 42", "open the\nbox", "<think>\nhm\n</think>\n\nyes", "no.", "é ß 数"]
-    tokenizer.bos_token = (
-        "<repo_name>"  # SmolLM2's is what opens a turn, which some templates write behind a BOS
-    )
+    words = [
+        "look",
+        "desk",
+        "7 * 6 = 42",
+        "open the\nbox",
+        "<think>\nhm\n</think>\n\nyes",
+        "no.",
+        "é ß 数",
+    ]
+    # SmolLM2's is what opens a turn, which some templates write behind a BOS
+    tokenizer.bos_token = "<repo_name>"
     opens = audit_turns(tokenizer).opens
     prefill = "" if "</" in opens else opens
     view = View(chat=True, repeat_goal=rng.random() < 0.5, prefill=prefill)
@@ -211,7 +241,9 @@ def test_random_conversations_are_the_templates_own_under_every_template(name, t
             {"role": "assistant", "content": text},
             {"role": "user", "content": talk.messages[-1]["content"]},
         ]
-        served = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        served = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
         assert talk.text in (served, served.removeprefix(tokenizer.bos_token or ""))
         written = ids[:-1] if ids[-1] == tokenizer.eos_token_id else ids
         if talk.text.startswith(text_before + tokenizer.decode(written)):
@@ -255,7 +287,10 @@ def test_what_thoughts_cost_is_said_in_rows_and_tokens(tokenizer):
     """Counted here by hand: all tokens of all rows, and the distinct prefixes that are read."""
     with_template(tokenizer, "qwen3")
     task = calculator()
-    said = [f"<think>\nNow step {i}.\n</think>\n\n{act}" for i, act in enumerate(["calc 1 + 2", "say 3"])]
+    said = [
+        f"<think>\nNow step {i}.\n</think>\n\n{act}"
+        for i, act in enumerate(["calc 1 + 2", "say 3"])
+    ]
     last = show_turns(tokenizer, task, responses=said).splitlines()[-1]
     counted = {}
     for thoughts in ("as served", "kept"):
@@ -269,7 +304,9 @@ def test_what_thoughts_cost_is_said_in_rows_and_tokens(tokenizer):
             seen = world.step({0: view.said(text)}, turn)[0].observation
             renderer.next(talk, ids, seen)
         read = {tuple(row[:n]) for row in rows for n in range(1, len(row))}
-        counted[thoughts] = f"2 rows of {sum(map(len, rows)):,} tokens in all; {len(read):,} are computed"
+        counted[thoughts] = (
+            f"2 rows of {sum(map(len, rows)):,} tokens in all; {len(read):,} are computed"
+        )
     assert last.startswith(f"--- thoughts as served: {counted['as served']}")
     assert f"; thoughts kept: {counted['kept']}" in last
     plain = show_turns(tokenizer, task, responses=["calc 1 + 2", "say 3"]).splitlines()[-1]
@@ -283,7 +320,10 @@ def test_special_tokens_that_a_model_spells_out_are_nobodys_own(tokenizer):
         for part in ("up <|im", "_end|>", " now")
         for i in tokenizer(part, add_special_tokens=False).input_ids
     ]
-    assert "<|im_end|>" in tokenizer.decode(ids) and tokenizer.convert_tokens_to_ids("<|im_end|>") not in ids
+    assert (
+        "<|im_end|>" in tokenizer.decode(ids)
+        and tokenizer.convert_tokens_to_ids("<|im_end|>") not in ids
+    )
     for view in (View(actions=2), View(chat=True)):
         renderer = Renderer(tokenizer, view)
         assert renderer.text_of(ids) == "up  now"

@@ -24,7 +24,9 @@ def test_what_was_recorded_comes_again_word_for_word(tmp_path):
     task = grid(n_train=8, n_held_out=8)
     texts = ["nowhere", "up", "sideways"]
     real = transcript(task.world(), task.train, texts)
-    transcript(replace(task, environment=recorded(task.environment, path)).world(), task.train, texts)
+    transcript(
+        replace(task, environment=recorded(task.environment, path)).world(), task.train, texts
+    )
     mock = RecordedEnv(path)
     assert transcript(replace(task, environment=mock).world(), task.train, texts) == real
     assert mock.report() == "0 of 24 steps (0.0 %) asked for what was never recorded."
@@ -35,14 +37,20 @@ def test_policies_score_the_same_on_it(tmp_path):
     path = tmp_path / "c.jsonl"
     task = calculator(n_train=4, n_held_out=8)
     noted = replace(task, environment=recorded(task.environment, path))
-    assert noted.score(task.optimum) == 1 == replace(task, environment=RecordedEnv(path)).score(task.optimum)
+    assert (
+        noted.score(task.optimum)
+        == 1
+        == replace(task, environment=RecordedEnv(path)).score(task.optimum)
+    )
 
 
 def test_what_was_never_recorded_is_counted_and_changes_nothing(tmp_path):
     path = tmp_path / "grid.jsonl"
     task = grid(n_train=2, n_held_out=2)
     transcript(
-        replace(task, environment=recorded(task.environment, path)).world(), task.train, ["up", "left"]
+        replace(task, environment=recorded(task.environment, path)).world(),
+        task.train,
+        ["up", "left"],
     )
     mock = RecordedEnv(path, unknown="The line is dead.")
     world = replace(task, environment=mock).world()
@@ -99,7 +107,10 @@ def test_numbers_of_numpy_come_back_as_they_were(tmp_path):
     path = tmp_path / "numpy.jsonl"
     noted = replace(task, environment=recorded(Numpy, path), max_turns=2)
     noted.score(lambda row, rng: lambda seen: "up", noted.train)
-    world, again = noted.world(), replace(task, environment=RecordedEnv(path), max_turns=2).world()
+    world, again = (
+        noted.world(),
+        replace(task, environment=RecordedEnv(path), max_turns=2).world(),
+    )
     for one in (world, again):
         one.reset(task.train[:1])
     for turn in (1, 2):
@@ -111,7 +122,11 @@ def test_numbers_of_numpy_come_back_as_they_were(tmp_path):
 
 def test_half_a_line_of_a_killed_recording_is_left_out_and_dropped(tmp_path):
     task, path = grid(n_train=2, n_held_out=2), tmp_path / "killed.jsonl"
-    transcript(replace(task, environment=recorded(task.environment, path)).world(), task.train[:1], ["up"])
+    transcript(
+        replace(task, environment=recorded(task.environment, path)).world(),
+        task.train[:1],
+        ["up"],
+    )
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"row": "r", "sa')
     assert len(RecordedEnv(path).known) == 2
@@ -122,7 +137,13 @@ def test_half_a_line_of_a_killed_recording_is_left_out_and_dropped(tmp_path):
 def test_no_blind_policy_is_played_where_steps_cost_or_are_counted(tmp_path):
     task, path = grid(n_train=2, n_held_out=2), tmp_path / "m.jsonl"
     assert task.strategies == task.actions
-    transcript(replace(task, environment=recorded(task.environment, path)).world(), task.train[:1], ["up"])
+    transcript(
+        replace(task, environment=recorded(task.environment, path)).world(),
+        task.train[:1],
+        ["up"],
+    )
     assert (
-        replace(task, environment=RecordedEnv(path)).strategies == () == replace(task, seconds=5.0).strategies
+        replace(task, environment=RecordedEnv(path)).strategies
+        == ()
+        == replace(task, seconds=5.0).strategies
     )

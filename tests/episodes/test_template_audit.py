@@ -11,7 +11,9 @@ from grpo_kit.models import load_policy
 from grpo_kit.more.episodes.template_audit import FIELDS, audit_turns
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja") if not path.stem.endswith("_training"))
+NAMES = sorted(
+    path.stem for path in FOLDER.glob("*.jinja") if not path.stem.endswith("_training")
+)
 
 # Read off the templates by a person: before a user turn, a tool result, a system turn; what the template opens itself.
 BY_HAND = {
@@ -59,7 +61,10 @@ def test_what_a_person_reads_in_the_template(name, audited):
 
 def texts(template, last, thought, call):
     """Every way of saying it that the template takes, as text."""
-    asked, answer = {"role": "user", "content": "first"}, {"role": "assistant", "content": "second", **call}
+    asked, answer = (
+        {"role": "user", "content": "first"},
+        {"role": "assistant", "content": "second", **call},
+    )
     ways = [{**answer, "content": f"<think>\n{thought}\n</think>\n\nsecond"}]
     ways += [{**answer, name: thought} for name in FIELDS]
     ways += [{**answer, "content": "", name: thought} for name in FIELDS] if call else []
@@ -69,13 +74,18 @@ def texts(template, last, thought, call):
         "required": ["x"],
     }
     tools = [
-        {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": parameters}}
+        {
+            "type": "function",
+            "function": {"name": "look", "description": "Look.", "parameters": parameters},
+        }
     ]
     for way in ways:
         for parts in (False, True):
             turns = [asked, way, last]
             if parts:
-                turns = [{**t, "content": [{"type": "text", "text": t["content"]}]} for t in turns]
+                turns = [
+                    {**t, "content": [{"type": "text", "text": t["content"]}]} for t in turns
+                ]
             try:
                 text = render_jinja_template(
                     [turns], chat_template=template, tools=tools if call else None, add_generation_prompt=True,
@@ -93,7 +103,11 @@ def test_kept_is_what_the_rendered_text_shows(name, audited):
     template = (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
     call = {
         "tool_calls": [
-            {"id": "abcdefghi", "type": "function", "function": {"name": "look", "arguments": {"x": "y"}}}
+            {
+                "id": "abcdefghi",
+                "type": "function",
+                "function": {"name": "look", "arguments": {"x": "y"}},
+            }
         ]
     }
     lasts = {
@@ -108,7 +122,9 @@ def test_kept_is_what_the_rendered_text_shows(name, audited):
         shown = list(texts(template, last, "pondering", calls))
         said = best(audited[name].table.loc[next_])
         if shown:
-            assert said == ("kept" if any("pondering" in text for text in shown) else "dropped"), next_
+            assert said == (
+                "kept" if any("pondering" in text for text in shown) else "dropped"
+            ), next_
         else:
             assert said in ("refused", "no such turn"), next_
 
@@ -136,7 +152,10 @@ def test_where_thoughts_are_dropped_turns_fork(audited):
 
 def test_empty_thoughts_that_a_template_puts_in_are_said(audited):
     assert audited["qwen3_5_think"].table.loc["a tool result", "empty_block"] is True
-    assert any("gets an empty one before a tool result" in s for s in audited["qwen3_5_think"].sentences)
+    assert any(
+        "gets an empty one before a tool result" in s
+        for s in audited["qwen3_5_think"].sentences
+    )
     assert audited["qwen2_5"].table["empty_block"].eq(False).all()
 
 

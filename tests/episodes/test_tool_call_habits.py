@@ -110,18 +110,26 @@ def test_each_habit_is_read_as_the_same_calls(text, calls, reason):
         ('["f", {"a": 1}]', "no call"),
         ('<function=f>{"a": 1}', "never closed"),
         ("<function=f>a=1</function>", "no JSON inside"),
-        ("<function=f><parameter=a>1</parameter><parameter=a>2</parameter></function>", "a parameter twice"),
+        (
+            "<function=f><parameter=a>1</parameter><parameter=a>2</parameter></function>",
+            "a parameter twice",
+        ),
         ("<function=f><parameter=a>1</parameter> or 2</function>", "words inside"),
         ("[TOOL_CALLS]f or g{}", "two names"),
         ("[TOOL_CALLS]Let me see", "words"),
         ("[" * 3000, "brackets without end"),
-        ('{"name": "f", "arguments": ' + '{"a": ' * 600 + "1" + "}" * 601, "objects without end"),
+        (
+            '{"name": "f", "arguments": ' + '{"a": ' * 600 + "1" + "}" * 601,
+            "objects without end",
+        ),
         (f"[{', '.join([TEXT] * 100)}]", "more than 4,000 characters"),
     ],
 )
 def test_what_is_no_calls(text, reason):
     assert parse_calls(text) is None, reason
-    assert CallAccuracy()([f"<answer>{text}</answer>"], calls=["f(a=1, b='x')"]) == [0.0], reason
+    assert CallAccuracy()([f"<answer>{text}</answer>"], calls=["f(a=1, b='x')"]) == [0.0], (
+        reason
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,10 +138,18 @@ def test_what_is_no_calls(text, reason):
         (CALL, ONE, "a dict"),
         ([CALL], ONE, "a list of dicts"),
         ((CALL, "g()"), TWO, "dicts and texts"),
-        ({"name": "f", "arguments": json.dumps(CALL["arguments"])}, ONE, "arguments as JSON text"),
+        (
+            {"name": "f", "arguments": json.dumps(CALL["arguments"])},
+            ONE,
+            "arguments as JSON text",
+        ),
         ({"name": "g", "arguments": None}, parse_calls("g()"), "no arguments"),
         ({"name": "g", "arguments": ""}, parse_calls("g()"), "no arguments"),
-        ({"name": "f", "arguments": [1, ("a", 2.0)]}, parse_calls("f(1, ['a', 2])"), "arguments by place"),
+        (
+            {"name": "f", "arguments": [1, ("a", 2.0)]},
+            parse_calls("f(1, ['a', 2])"),
+            "arguments by place",
+        ),
         ({"type": "function", "function": CALL}, ONE, "OpenAI's"),
         (TEXT, ONE, "JSON text"),
         (json.dumps([CALL, CALL]), ONE + ONE, "a JSON list as text (xLAM's column)"),
@@ -161,22 +177,43 @@ def test_what_is_no_calls(text, reason):
 def test_the_gold_may_be_a_dict_json_or_text(gold, calls, reason):
     assert gold_calls(gold) == calls, reason
     answer = "; ".join(map(call_text, calls)) if calls else "f(1)"
-    assert CallAccuracy()([f"<answer>{answer}</answer>"], calls=[gold]) == [1.0 if calls else None], reason
+    assert CallAccuracy()([f"<answer>{answer}</answer>"], calls=[gold]) == [
+        1.0 if calls else None
+    ], reason
 
 
 VALUE = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-99, 99), st.floats(-9, 9), st.text(max_size=4)),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-99, 99), st.floats(-9, 9), st.text(max_size=4)
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 NAME = st.sampled_from(["f", "g", "math.sqrt", "get_weather"])
 CALLS = st.lists(
-    st.tuples(NAME, st.dictionaries(st.sampled_from("abc"), VALUE, max_size=3)), min_size=1, max_size=3
+    st.tuples(NAME, st.dictionaries(st.sampled_from("abc"), VALUE, max_size=3)),
+    min_size=1,
+    max_size=3,
 )
 
 
 def test_json_values_keep_their_kinds():
-    texts = ["1", "-1", "0", '"1"', '""', "true", "false", "null", "[1]", "[]", "{}", '{"1": true}']
+    texts = [
+        "1",
+        "-1",
+        "0",
+        '"1"',
+        '""',
+        "true",
+        "false",
+        "null",
+        "[1]",
+        "[]",
+        "{}",
+        '{"1": true}',
+    ]
     read = [parse_calls(f'{{"name": "f", "arguments": {{"a": {text}}}}}') for text in texts]
     assert None not in read and all(read.count(calls) == 1 for calls in read)
 
@@ -194,7 +231,8 @@ def habits(calls):
     """The same calls, each as Python, as JSON and in tags."""
     objects = [{"name": name, "arguments": given} for name, given in calls]
     texts = [  # fmt: skip
-        f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" for name, given in calls
+        f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})"
+        for name, given in calls
     ]
     turned = [
         json.dumps({"arguments": dict(reversed(one["arguments"].items())), "name": one["name"]})
@@ -213,7 +251,9 @@ def test_two_habits_of_the_same_calls_are_equal_and_of_others_are_not(calls, oth
     assert [parse_calls(text) == read for text in habits(others)] == [equal] * 6
 
 
-@pytest.mark.parametrize("gold", [[CALL, json.loads(G)], json.dumps([CALL]), {"f": {"a": [1], "b": ["x"]}}])
+@pytest.mark.parametrize(
+    "gold", [[CALL, json.loads(G)], json.dumps([CALL]), {"f": {"a": [1], "b": ["x"]}}]
+)
 def test_no_cheat_pays_whatever_the_gold_is_written_in(gold):
     right = "; ".join(map(call_text, gold_calls(gold)))
     honest = crafted_cases(right, "h(1)", prefill="<answer>", columns={"calls": gold})
@@ -257,7 +297,10 @@ def test_keys_that_a_table_filled_are_no_arguments(kind, tmp_path):
         {"question": f"{kind} {i}", "answer": text, "calls": gold}
         for i, (gold, text) in enumerate(zip(golds, right, strict=True))
     ]
-    data, held_out = Dataset.from_list(rows), [{"question": "?", "answer": "f()", "calls": rows[0]["calls"]}]
+    data, held_out = (
+        Dataset.from_list(rows),
+        [{"question": "?", "answer": "f()", "calls": rows[0]["calls"]}],
+    )
     data.to_parquet(tmp_path / "rows.parquet")
     doors = {
         "rows": rows, "JSON": json.loads(json.dumps(rows)), "pandas": pd.DataFrame(rows), "Dataset": data,
@@ -268,7 +311,9 @@ def test_keys_that_a_table_filled_are_no_arguments(kind, tmp_path):
         task = from_rows("calls", table, held_out, reward=CallAccuracy())
         for row, text in zip(task.train, right, strict=True):
             others = ["f(a=2)", "f(b=None, q=1)", "g(b=None, z=5)"]
-            scores = task.score(row, [f"<answer>{answer}</answer>" for answer in (text, *others)])["reward"]
+            scores = task.score(
+                row, [f"<answer>{answer}</answer>" for answer in (text, *others)]
+            )["reward"]
             assert scores[0] == 1.0 > max(scores[1:]), door
             assert all(
                 case.honest
@@ -278,7 +323,9 @@ def test_keys_that_a_table_filled_are_no_arguments(kind, tmp_path):
                     Case("honest", f"<answer>{text}</answer>", True, columns=row)
                 )
             ), door
-    assert CallAccuracy()([f"<answer>{text}</answer>" for text in right], calls=data["calls"]) == [1.0, 1.0]
+    assert CallAccuracy()(
+        [f"<answer>{text}</answer>" for text in right], calls=data["calls"]
+    ) == [1.0, 1.0]
 
 
 def _with_nan(value):

@@ -17,7 +17,14 @@ from grpo_kit.more.episodes.tool_calls import (
     CallValidity,
     call_reward,
 )
-from grpo_kit.rewards import Case, ExactAnswer, RewardCheckError, WeightedSum, check_rewards, crafted_cases
+from grpo_kit.rewards import (
+    Case,
+    ExactAnswer,
+    RewardCheckError,
+    WeightedSum,
+    check_rewards,
+    crafted_cases,
+)
 
 OPERATIONS = {"add": 2, "mul": 2, "neg": 1, "say": None}
 GOLD = ["add(2, 3)", "mul(x, 4)"]
@@ -25,7 +32,9 @@ GOLD = ["add(2, 3)", "mul(x, 4)"]
 
 def _score(reward, answer, **columns):
     return reward(
-        [f"{answer}</answer>"], prefill="<answer>", **{name: [value] for name, value in columns.items()}
+        [f"{answer}</answer>"],
+        prefill="<answer>",
+        **{name: [value] for name, value in columns.items()},
     )[0]
 
 
@@ -38,7 +47,11 @@ def _score(reward, answer, **columns):
         ("add(2, 3)", ["add"], "one call"),
         ("add(2, 3)\nmul(x, 4)", ["add", "mul"], "one a line"),
         ("add(2, 3); mul(x, 4);", ["add", "mul"], "semicolons, the last may stay"),
-        ("  add(2,\n   3)\n\n\tmul(x, 4)\r\n", ["add", "mul"], "white space, also inside a call"),
+        (
+            "  add(2,\n   3)\n\n\tmul(x, 4)\r\n",
+            ["add", "mul"],
+            "white space, also inside a call",
+        ),
         ("add(2, 3)  # sum", ["add"], "a comment is no call"),
         ("say('a; b\\n')", ["say"], "a semicolon in a text, an escape"),
         ("say([1, (2, -3.5)], mode='x')", ["say"], "lists and keywords"),
@@ -135,7 +148,9 @@ def test_reading_neither_runs_nor_warns(capsys):
 
 VALUE = st.sampled_from(["1", "2", "x", "'x'", "True"])
 CALL_TEXT = st.builds(
-    lambda name, given, named: f"{name}({', '.join([*given, *(f'{k}={v}' for k, v in named.items())])})",
+    lambda name, given, named: (
+        f"{name}({', '.join([*given, *(f'{k}={v}' for k, v in named.items())])})"
+    ),
     st.sampled_from(["add", "mul", "neg"]),
     st.lists(VALUE, max_size=3),
     st.dictionaries(st.sampled_from("ab"), VALUE, max_size=2),
@@ -186,7 +201,9 @@ def _all_alignments(a, b):
 def test_the_distance_is_that_of_all_alignments(first, second):
     a, b = (parse_calls("; ".join(texts)) for texts in (first, second))
     distance = call_distance(a, b)
-    assert distance == pytest.approx(_by_recursion(a, b)) == pytest.approx(_all_alignments(a, b))
+    assert (
+        distance == pytest.approx(_by_recursion(a, b)) == pytest.approx(_all_alignments(a, b))
+    )
     assert 0 <= distance <= 1
     assert call_distance(b, a) == pytest.approx(distance)
     assert (distance == 0) == (a == b)
@@ -198,36 +215,56 @@ def test_with_names_alone_it_is_levenshteins_distance(first, second):
         if not a or not b:
             return len(a or b)
         return min(
-            levenshtein(a[1:], b) + 1, levenshtein(a, b[1:]) + 1, levenshtein(a[1:], b[1:]) + (a[0] != b[0])
+            levenshtein(a[1:], b) + 1,
+            levenshtein(a, b[1:]) + 1,
+            levenshtein(a[1:], b[1:]) + (a[0] != b[0]),
         )
 
     a, b = ([Call(name, ()) for name in text] for text in (first[:5], second[:5]))
-    assert call_distance(a, b) * max(len(a), len(b)) == pytest.approx(levenshtein(first[:5], second[:5]))
+    assert call_distance(a, b) * max(len(a), len(b)) == pytest.approx(
+        levenshtein(first[:5], second[:5])
+    )
 
 
 @pytest.mark.parametrize(
     ("answer", "distance", "reason"),
     [
         ("add(2, 3); mul(x, 4)", 0, "the gold"),
-        ("add(2, 3); mul(x, 5)", 0.125, "one of two arguments of one of two calls: 1/2 x 1/2 / 2"),
+        (
+            "add(2, 3); mul(x, 5)",
+            0.125,
+            "one of two arguments of one of two calls: 1/2 x 1/2 / 2",
+        ),
         ("add(3, 2); mul(x, 4)", 0.25, "both arguments: 1/2 / 2"),
         ("add(2); mul(x, 4)", 0.125, "one is missing"),
         ("add(2, 3, 4); mul(x, 4)", 1 / 12, "one of three too many: 1/3 x 1/2 / 2"),
-        ("add(a=2, b=3); mul(x, 4)", 0.25, "keywords are other arguments: no operation says their order"),
+        (
+            "add(a=2, b=3); mul(x, 4)",
+            0.25,
+            "keywords are other arguments: no operation says their order",
+        ),
         ("neg(2, 3); mul(x, 4)", 0.5, "another name: 1 / 2"),
         ("add(2, 3)", 0.5, "one left out"),
         ("mul(x, 4)", 0.5, "the other left out"),
         ("add(2, 3); neg(1); mul(x, 4)", 1 / 3, "one too many, of three"),
-        ("mul(x, 4); add(2, 3)", 1, "order turned round: two renamed, or one left out and one added"),
+        (
+            "mul(x, 4); add(2, 3)",
+            1,
+            "order turned round: two renamed, or one left out and one added",
+        ),
         ("neg(1); neg(2)", 1, "nothing in common"),
     ],
 )
 def test_distances_worked_out_by_hand(answer, distance, reason):
-    assert call_distance(parse_calls(answer), parse_calls("\n".join(GOLD))) == pytest.approx(distance), reason
-    assert _score(CallAccuracy(), answer, calls=GOLD) == pytest.approx(math.exp(-2 * distance)), reason
-    assert _score(CallAccuracy(alpha=0.5), answer, calls=GOLD) == pytest.approx(math.exp(-distance / 2)), (
-        reason
-    )
+    assert call_distance(parse_calls(answer), parse_calls("\n".join(GOLD))) == pytest.approx(
+        distance
+    ), reason
+    assert _score(CallAccuracy(), answer, calls=GOLD) == pytest.approx(
+        math.exp(-2 * distance)
+    ), reason
+    assert _score(CallAccuracy(alpha=0.5), answer, calls=GOLD) == pytest.approx(
+        math.exp(-distance / 2)
+    ), reason
 
 
 # --- rewards ---------------------------------------------------------------------------------------------
@@ -238,7 +275,13 @@ def test_distances_worked_out_by_hand(answer, distance, reason):
     [
         ("add(2, 3); mul(x, 4)", 1.0, 1.0, 0.96, "the gold"),
         ("mul(1, 1); add(1, 1)", 1.0, 1.0, 0.96, "shape sees neither order nor arguments"),
-        ("add(2, 3)", 1.0, 2 / 3, 0.98, "one of two: 2 x 1 / 3; fewer calls are more efficient"),
+        (
+            "add(2, 3)",
+            1.0,
+            2 / 3,
+            0.98,
+            "one of two: 2 x 1 / 3; fewer calls are more efficient",
+        ),
         ("add(1, 1); neg(2)", 1.0, 0.5, 0.96, "one shared: 2 x 1 / 4"),
         ("neg(1); neg(2)", 1.0, 0.0, 0.96, "none shared"),
         ("; ".join(["add(1, 1)"] * 20), 1.0, 2 / 22, 0.6, "repeated"),
@@ -259,7 +302,13 @@ def test_validity_shape_and_efficiency(answer, validity, shape, efficiency, reas
     assert _score(CallEfficiency(), answer) == pytest.approx(efficiency), reason
 
 
-REWARDS = [CallValidity(OPERATIONS), CallAccuracy(), CallShape(), CallEfficiency(), call_reward(OPERATIONS)]
+REWARDS = [
+    CallValidity(OPERATIONS),
+    CallAccuracy(),
+    CallShape(),
+    CallEfficiency(),
+    call_reward(OPERATIONS),
+]
 
 
 @pytest.mark.parametrize("reward", REWARDS, ids=repr)
@@ -279,8 +328,12 @@ def test_no_single_answer_of_calls_earns_nothing(reward, completion, prefill, re
     assert reward([completion], prefill=[prefill], calls=[GOLD]) == [0.0], reason
 
 
-@pytest.mark.parametrize("reward", [CallAccuracy(), CallShape(), call_reward(OPERATIONS)], ids=repr)
-@pytest.mark.parametrize("gold", [None, "", [], ["# nothing"], "turn on", ["add(2, 3)", "add("]])
+@pytest.mark.parametrize(
+    "reward", [CallAccuracy(), CallShape(), call_reward(OPERATIONS)], ids=repr
+)
+@pytest.mark.parametrize(
+    "gold", [None, "", [], ["# nothing"], "turn on", ["add(2, 3)", "add("]]
+)
 def test_without_a_gold_it_cannot_be_judged(reward, gold):
     assert _score(reward, "add(2, 3)", calls=gold) is None
     assert reward(["no calls"], calls=[gold]) == [None]
@@ -293,7 +346,9 @@ def test_the_gold_is_a_list_or_one_text_and_its_column_has_a_name():
     assert CallAccuracy(tag="run")(["<run>neg(1)</run>"], calls=["neg(1)"]) == [1.0]
     for reward in (CallAccuracy(), CallShape()):
         assert reward.columns == ("calls",)
-        with pytest.raises(ValueError, match=f"{reward.__name__!r} needs the data set column 'calls'"):
+        with pytest.raises(
+            ValueError, match=f"{reward.__name__!r} needs the data set column 'calls'"
+        ):
             reward(["a"])
     assert CallValidity(OPERATIONS).columns == CallEfficiency().columns == ()
 
@@ -330,10 +385,14 @@ def test_the_worked_sum_and_what_settling_for_it_earns():
     )
     assert _score(exact, "add(2, 3); mul(x, 4)", calls=GOLD) == 0.375 + 0.5 + 0.125 * 0.96
     floor = math.exp(-2)  # one valid call, right in nothing
-    assert _score(advised, "neg(1)", calls=GOLD) == pytest.approx(0.4 + 0.5 * floor + 0.1 * 0.98, abs=1e-6)
+    assert _score(advised, "neg(1)", calls=GOLD) == pytest.approx(
+        0.4 + 0.5 * floor + 0.1 * 0.98, abs=1e-6
+    )
     assert round(_score(advised, "neg(1)", calls=GOLD), 3) == 0.566
     assert round(_score(exact, "neg(1)", calls=GOLD), 3) == 0.565
-    assert _score(advised, "rm(1)", calls=GOLD) == pytest.approx(0.5 * floor + 0.1 * 0.98, abs=1e-6)
+    assert _score(advised, "rm(1)", calls=GOLD) == pytest.approx(
+        0.5 * floor + 0.1 * 0.98, abs=1e-6
+    )
     assert advised.names == ["call_validity", "call_accuracy", "call_efficiency"]
 
 
@@ -372,7 +431,9 @@ def test_any_text_scores_in_range_and_the_order_of_the_batch_does_not_matter(rew
 @given(SEQUENCE, SEQUENCE.filter(bool))
 def test_full_accuracy_is_the_gold_and_nothing_else(given_calls, gold):
     score = _score(CallAccuracy(), "\n".join(given_calls), calls=gold)
-    assert (score == 1.0) == (parse_calls("\n".join(given_calls)) == parse_calls("\n".join(gold)))
+    assert (score == 1.0) == (
+        parse_calls("\n".join(given_calls)) == parse_calls("\n".join(gold))
+    )
 
 
 # --- cheats ----------------------------------------------------------------------------------------------
@@ -391,20 +452,29 @@ def _all_cases():
 @pytest.mark.parametrize("weights", [(0.4, 0.5, 0.1), (0.375, 0.5, 0.125)])
 def test_no_cheat_pays_in_the_sum(weights):
     table = check_rewards(call_reward(OPERATIONS, weights=weights), _all_cases())
-    assert {"all calls twice", "a call dropped", "unknown operation", "nothing, commented"} <= set(
-        table["case"]
-    )
+    assert {
+        "all calls twice",
+        "a call dropped",
+        "unknown operation",
+        "nothing, commented",
+    } <= set(table["case"])
     check_rewards(CallAccuracy(), [*_honest(), *CallAccuracy().cheats(_honest()[0])])
     check_rewards(CallValidity(OPERATIONS), _all_cases())
 
 
 @pytest.mark.parametrize(
-    "reward", [CallValidity(OPERATIONS), CallValidity({"say": None}), CallEfficiency()], ids=repr
+    "reward",
+    [CallValidity(OPERATIONS), CallValidity({"say": None}), CallEfficiency()],
+    ids=repr,
 )
 def test_what_a_reward_without_a_gold_lists_earns_nothing_in_it(reward):
     cases = reward.cheats(_honest()[0])
     assert len(cases) >= 2
-    assert [case.name for case in cases if reward([case.completion], prefill=[case.prefill]) != [0.0]] == []
+    assert [
+        case.name
+        for case in cases
+        if reward([case.completion], prefill=[case.prefill]) != [0.0]
+    ] == []
 
 
 @pytest.mark.parametrize("gold", [None, "", []])

@@ -34,7 +34,11 @@ def played(environment, row, texts):
             "a later try earns as much",
         ),
         (["nearly"], [("Right.", 1.0, True, False)], "0.99 is right, and earns 1"),
-        (["near", "near"], [(AGAIN, 0.0, False, False)] * 2, "a partial score is no end before the last try"),
+        (
+            ["near", "near"],
+            [(AGAIN, 0.0, False, False)] * 2,
+            "a partial score is no end before the last try",
+        ),
         (
             ["near", "no", "near"],
             [(AGAIN, 0.0, False, False)] * 2 + [("That is not right.", 0.5, True, False)],
@@ -66,7 +70,9 @@ def test_what_is_no_answer_is_invalid_and_a_try(text):
 
 @pytest.mark.parametrize("tries", [0, -1, 1.5, None])
 def test_the_number_of_tries_is_checked(tries):
-    with pytest.raises(ValueError, match=f"tries={tries!r} must be a whole number of at least 1"):
+    with pytest.raises(
+        ValueError, match=f"tries={tries!r} must be a whole number of at least 1"
+    ):
         from_reasoning_gym_tries("leg_counting", tries=tries)
 
 
@@ -79,7 +85,9 @@ def real():
 
 
 def test_the_scores_are_the_data_sets_own(real):
-    task = from_reasoning_gym_tries("basic_arithmetic", tries=2, n_train=10, n_held_out=10, min_digits=2)
+    task = from_reasoning_gym_tries(
+        "basic_arithmetic", tries=2, n_train=10, n_held_out=10, min_digits=2
+    )
     once = from_reasoning_gym("basic_arithmetic", n_train=10, n_held_out=10, min_digits=2)
     assert (task.train, task.held_out, task.max_turns) == (once.train, once.held_out, 2)
     row = task.held_out[0]
@@ -95,10 +103,14 @@ def test_the_scores_are_the_data_sets_own(real):
 
 @pytest.mark.parametrize("prefill", ["<answer>", "Well:", ""])
 def test_two_tries_at_yes_or_no_are_right_without_reading(prefill, real):
-    task = from_reasoning_gym_tries("syllogism", tries=2, n_train=60, n_held_out=30, prefill=prefill)
+    task = from_reasoning_gym_tries(
+        "syllogism", tries=2, n_train=60, n_held_out=30, prefill=prefill
+    )
     assert {row["answer"] for row in task.train} == {"Yes", "No"}
     assert task.best_constant()[1] == 1.0 == task.score(task.optimum)
-    one = from_reasoning_gym_tries("syllogism", tries=1, n_train=60, n_held_out=30, prefill=prefill)
+    one = from_reasoning_gym_tries(
+        "syllogism", tries=1, n_train=60, n_held_out=30, prefill=prefill
+    )
     most = max(sum(row["answer"] == a for row in one.held_out) for a in ("Yes", "No")) / 30
     assert one.best_constant()[1] == pytest.approx(most)
 
@@ -107,11 +119,16 @@ def test_answers_with_braces_are_said_as_they_are(real):
     task = from_reasoning_gym_tries("codeio", tries=2, n_train=12, n_held_out=2)
     braced = [row for row in task.train if "{" in row["answer"]]
     assert braced and any("{{" in action for action in task.actions)
-    assert task.best_constant([row for row in task.train if row["answer"] in _said(task)][:2])[1] == 1.0
+    assert (
+        task.best_constant([row for row in task.train if row["answer"] in _said(task)][:2])[1]
+        == 1.0
+    )
 
 
 def _said(task):
-    return [a.replace("{{", "{").replace("}}", "}").removesuffix("</answer>") for a in task.actions]
+    return [
+        a.replace("{{", "{").replace("}}", "}").removesuffix("</answer>") for a in task.actions
+    ]
 
 
 def test_the_question_is_read_once_and_examples_are_answers(real):

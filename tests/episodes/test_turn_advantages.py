@@ -11,7 +11,11 @@ from grpo_kit.objectives import group_advantages
 def episode(*rewards, prompts=None):
     prompts = prompts or [[t] for t in range(len(rewards))]
     return Episode(
-        {}, [Turn(p, [], None, "", "", "", r, False, False) for p, r in zip(prompts, rewards, strict=True)]
+        {},
+        [
+            Turn(p, [], None, "", "", "", r, False, False)
+            for p, r in zip(prompts, rewards, strict=True)
+        ],
     )
 
 
@@ -21,7 +25,9 @@ GROUP = [episode(0.0, 1.0), episode(0.0), episode(0.0, 0.0, 0.5), episode(0.0, 0
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_an_episodes_advantage_is_that_of_its_sum_in_every_turn(scale):
     two = [*GROUP, episode(1.0), episode(1.0), episode(0.0), episode(0.0)]
-    expected = group_advantages(torch.tensor([1.0, 0, 0.5, 0, 1, 1, 0, 0]), 4, scale=scale).tolist()
+    expected = group_advantages(
+        torch.tensor([1.0, 0, 0.5, 0, 1, 1, 0, 0]), 4, scale=scale
+    ).tolist()
     found = turn_advantages(two, 4, scale=scale)
     assert [len(line) for line in found] == [2, 1, 3, 2, 1, 1, 1, 1]
     for line, value in zip(found, expected, strict=True):
@@ -31,7 +37,12 @@ def test_an_episodes_advantage_is_that_of_its_sum_in_every_turn(scale):
 @pytest.mark.parametrize("credit", ["episode", "return", "state"])
 def test_equal_episodes_have_no_advantage_at_all(credit):
     """Sums of 0.1 differ in their last bits; what is not exactly 0 would be trained on."""
-    same = [episode(0.1, 0.2, 0.3), episode(0.3, 0.2, 0.1), episode(0.2, 0.2, 0.2), episode(0.3, 0.3)]
+    same = [
+        episode(0.1, 0.2, 0.3),
+        episode(0.3, 0.2, 0.1),
+        episode(0.2, 0.2, 0.2),
+        episode(0.3, 0.3),
+    ]
     found = turn_advantages(same[:3], 3, credit="episode")
     assert all(a == 0 for line in found for a in line)
     alike = [episode(0.1, 0.2)] * 4
@@ -69,10 +80,14 @@ def test_sums_that_tie_do_not_blow_up_turns_that_differ(credit):
 
 
 def test_a_discount_that_nothing_uses_is_refused():
-    with pytest.raises(ValueError, match="discount=0.9 is not used by credit='episode'; use credit='return'"):
+    with pytest.raises(
+        ValueError, match="discount=0.9 is not used by credit='episode'; use credit='return'"
+    ):
         turn_advantages(GROUP, 4, discount=0.9)
 
 
 def test_an_unknown_credit_is_refused():
-    with pytest.raises(ValueError, match="credit='turns' is not known; use 'episode', 'return' or 'state'"):
+    with pytest.raises(
+        ValueError, match="credit='turns' is not known; use 'episode', 'return' or 'state'"
+    ):
         turn_advantages(GROUP, 4, credit="turns")

@@ -30,7 +30,10 @@ def test_a_greedy_evaluation_says_so_once(trainer, capsys):
     for _ in range(2):
         kit.evaluate(trainer.model, trainer.tokenizer, task(), rows=task().held_out[:1])
     said = capsys.readouterr().out
-    assert said.count("evaluate: asked otherwise than trained: greedy (trained: temperature 1).") == 1
+    assert (
+        said.count("evaluate: asked otherwise than trained: greedy (trained: temperature 1).")
+        == 1
+    )
 
 
 DIFFERS = "temperature {} (trained: temperature 1); top_p 1 (trained: top_p 0.5)"
@@ -47,18 +50,28 @@ ASKED = {
 @pytest.mark.parametrize("name", ASKED)
 def test_samples_at_another_temperature_say_so(trainer, capsys, name):
     door, how, what, temperature = ASKED[name]
-    getattr(kit, door)(trainer.model, trainer.tokenizer, task(), rows=task().held_out[:1], **how)
+    getattr(kit, door)(
+        trainer.model, trainer.tokenizer, task(), rows=task().held_out[:1], **how
+    )
     said = capsys.readouterr().out
     assert f"{what}: asked otherwise than trained: {DIFFERS.format(temperature)}." in said, said
     fresh, tokenizer = kit.load_policy("tiny-random", quiet=True)
     as_trained._printed.clear()
     getattr(kit, door)(fresh, tokenizer, task(), rows=task().held_out[:1], **how)
-    assert "otherwise" not in capsys.readouterr().out, "of a model without a run nothing is known"
+    assert "otherwise" not in capsys.readouterr().out, (
+        "of a model without a run nothing is known"
+    )
 
 
 def test_prompt_length_and_sampling_are_compared(trainer, capsys):
     other = replace(task(), prefill="<answer>", system="Be brief.", max_completion_tokens=3)
-    kit.evaluate(trainer.model, trainer.tokenizer, other, rows=task().held_out[:1], max_completion_tokens=4)
+    kit.evaluate(
+        trainer.model,
+        trainer.tokenizer,
+        other,
+        rows=task().held_out[:1],
+        max_completion_tokens=4,
+    )
     said = capsys.readouterr().out
     for words in (
         "max_completion_tokens 4 (trained: max_completion_tokens 6)",
@@ -80,7 +93,9 @@ def test_a_model_from_a_run_folder_is_known_and_another_is_not(trainer, capsys):
     fresh, tokenizer = kit.load_policy("tiny-random", quiet=True)
     kit.evaluate(fresh, tokenizer, task(), rows=task().held_out[:1])
     assert not capsys.readouterr().out
-    with pytest.raises(ValueError, match="no run folder says how this model was trained; give the Config"):
+    with pytest.raises(
+        ValueError, match="no run folder says how this model was trained; give the Config"
+    ):
         kit.evaluate(fresh, tokenizer, task(), sampling="as trained")
     with pytest.raises(ValueError, match="sampling='trained' must be"):
         kit.evaluate(fresh, tokenizer, task(), sampling="trained")
@@ -88,12 +103,16 @@ def test_a_model_from_a_run_folder_is_known_and_another_is_not(trainer, capsys):
 
 def test_asked_as_trained_stands_beside_greedy(trainer, capsys, tmp_path):
     how = {"rows": task().held_out, "seed": 5}
-    found = kit.evaluate(trainer.model, trainer.tokenizer, task(), sampling="as trained", samples=4, **how)
+    found = kit.evaluate(
+        trainer.model, trainer.tokenizer, task(), sampling="as trained", samples=4, **how
+    )
     assert "otherwise" not in capsys.readouterr().out
     by_hand = kit.evaluate(
         trainer.model, trainer.tokenizer, task(), sampling=Config(**SMALL), samples=4, **how
     )
-    assert found.as_trained == by_hand.as_trained == found.pass_at[1] and found.as_trained.n == 4
+    assert (
+        found.as_trained == by_hand.as_trained == found.pass_at[1] and found.as_trained.n == 4
+    )
     assert found.strict == kit.evaluate(trainer.model, trainer.tokenizer, task(), **how).strict
     assert "as trained (temperature 1)" in found.table().index
     found.save(tmp_path / "kept.json")
@@ -115,4 +134,7 @@ def test_a_task_without_right_and_wrong_has_its_reward(trainer):
         "letters", rows[2:], rows[:2], reward=task().rewards[-1], max_completion_tokens=6
     )
     found = kit.evaluate(trainer.model, trainer.tokenizer, letters, sampling="as trained")
-    assert found.measure == "reward" and "reward, as trained (temperature 1)" in found.table().index
+    assert (
+        found.measure == "reward"
+        and "reward, as trained (temperature 1)" in found.table().index
+    )

@@ -6,7 +6,13 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
 
 import grpo_kit as kit
 from grpo_kit.engine._kv_cache import row_bucket
-from grpo_kit.engine.memory._free import _CARD_ROWS, MOST_ROWS, UNKNOWN_ROWS, decode_bytes, rows_at_once
+from grpo_kit.engine.memory._free import (
+    _CARD_ROWS,
+    MOST_ROWS,
+    UNKNOWN_ROWS,
+    decode_bytes,
+    rows_at_once,
+)
 from grpo_kit.evaluation import generate_and_score
 
 SIZES = {"prompt_tokens": 90, "completion_tokens": 10}
@@ -15,7 +21,13 @@ SIZES = {"prompt_tokens": 90, "completion_tokens": 10}
 def token_bytes(model):
     """Keys and values of one token."""
     c = model.config
-    return 2 * c.num_hidden_layers * c.num_key_value_heads * (c.hidden_size // c.num_attention_heads) * 4
+    return (
+        2
+        * c.num_hidden_layers
+        * c.num_key_value_heads
+        * (c.hidden_size // c.num_attention_heads)
+        * 4
+    )
 
 
 def row_bytes(model, samples=1):
@@ -43,14 +55,19 @@ def test_bounds(tiny):
 
 
 def test_a_card_gets_numbers_that_the_engine_does_not_pad():
-    assert all(row_bucket(rows) == rows for rows in _CARD_ROWS) and _CARD_ROWS[0] == MOST_ROWS["cuda"]
-    model = kit.load_policy("tiny-random", quiet=True)[0]  # whose vocabulary takes most of a step
+    assert (
+        all(row_bucket(rows) == rows for rows in _CARD_ROWS)
+        and _CARD_ROWS[0] == MOST_ROWS["cuda"]
+    )
+    # whose vocabulary takes most of a step
+    model = kit.load_policy("tiny-random", quiet=True)[0]
 
     class OnACard(type(model)):
         device = torch.device("cuda")
 
     model.__class__ = OnACard
-    need = 129 * (row_bytes(model) + 38 * token_bytes(model)) / 0.9  # prompts of 90 tokens take 128 there
+    # prompts of 90 tokens take 128 there
+    need = 129 * (row_bytes(model) + 38 * token_bytes(model)) / 0.9
     assert rows_at_once(model, need, **SIZES) == 128
 
 
@@ -58,10 +75,14 @@ def test_models_that_transformers_decodes_share_nothing(tiny, asked, monkeypatch
     model, tokenizer = tiny
     seen, inner = [], generate_and_score.rows_at_once
     monkeypatch.setattr(
-        generate_and_score, "rows_at_once", lambda *a, **how: seen.append(how) or inner(*a, **how)
+        generate_and_score,
+        "rows_at_once",
+        lambda *a, **how: seen.append(how) or inner(*a, **how),
     )
     monkeypatch.setattr(
-        generate_and_score.RolloutEngine, "unsupported", lambda *args: "its layers have another state"
+        generate_and_score.RolloutEngine,
+        "unsupported",
+        lambda *args: "its layers have another state",
     )
     monkeypatch.setattr(generate_and_score, "free_bytes", lambda device: 2**50)
     task = kit.tasks.largest(n_train=4, n_held_out=4)
@@ -98,20 +119,25 @@ def asked(monkeypatch):
 def test_evaluate_asks_free_memory_and_writes_the_same(tiny, asked, monkeypatch):
     model, tokenizer = tiny
     task = kit.tasks.largest(n_train=4, n_held_out=8)
-    longest = max(len(tokenizer(prompt)["input_ids"]) for prompt in task.render(tokenizer, task.held_out))
+    longest = max(
+        len(tokenizer(prompt)["input_ids"]) for prompt in task.render(tokenizer, task.held_out)
+    )
     sizes = {"prompt_tokens": longest, "completion_tokens": 8}
     room = next(b for b in range(10**5, 10**9, 10**5) if rows_at_once(model, b, **sizes) == 3)
     how = {"samples": 2, "k": (1, 2), "max_completion_tokens": 8, "seed": 1}
     by_number = kit.evaluate(model, tokenizer, task, batch_size=5, **how)
     monkeypatch.setattr(generate_and_score, "free_bytes", lambda device: room)
     by_memory = kit.evaluate(model, tokenizer, task, **how)
-    assert asked[:2] == [5, 5] and asked[2] == 3 and asked[3] >= 3  # two samples of a prompt share its keys
+    # two samples of a prompt share its keys
+    assert asked[:2] == [5, 5] and asked[2] == 3 and asked[3] >= 3
     assert by_number.rows.equals(by_memory.rows)
 
 
 def test_free_memory_is_that_of_the_models_device(tiny, asked, monkeypatch):
     seen = []
-    monkeypatch.setattr(generate_and_score, "free_bytes", lambda device: seen.append(device) or 2**40)
+    monkeypatch.setattr(
+        generate_and_score, "free_bytes", lambda device: seen.append(device) or 2**40
+    )
     task = kit.tasks.largest(n_train=4, n_held_out=4)
     kit.readiness(*tiny, task, samples=2, group_size=2, max_completion_tokens=4, seconds=None)
     kit.length_probe(*tiny, task, max_completion_tokens=4)

@@ -22,7 +22,13 @@ from grpo_kit.engine.complete import Completion, complete
 from grpo_kit.evaluation.accuracy import Evaluation, evaluate
 from grpo_kit.evaluation.comparison import compare, results
 from grpo_kit.evaluation.generate_and_score import Answers
-from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mcnemar_p, pass_at_k, wilson_interval
+from grpo_kit.evaluation.intervals import (
+    Estimate,
+    bootstrap_mean,
+    mcnemar_p,
+    pass_at_k,
+    wilson_interval,
+)
 from grpo_kit.models import load_policy
 from grpo_kit.tasks import countdown, from_rows, largest
 
@@ -55,7 +61,9 @@ def test_wilson_is_the_set_of_rates_that_a_score_test_does_not_reject():
 def test_pass_at_k_is_the_share_of_subsets_that_hold_a_right_one(n):
     for c, k in itertools.product(range(n + 1), range(1, n + 1)):
         subsets = list(itertools.combinations([i < c for i in range(n)], k))
-        assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-15)
+        assert pass_at_k(n, c, k) == pytest.approx(
+            sum(map(any, subsets)) / len(subsets), abs=1e-15
+        )
 
 
 @pytest.mark.parametrize("n", [1, 4, 9])
@@ -69,7 +77,9 @@ def test_mcnemar_is_the_share_of_coin_flips_at_least_as_uneven(n):
 
 def test_bootstrap_covers_the_truth_about_as_often_as_it_says():
     rng = np.random.default_rng(0)
-    estimates = [bootstrap_mean(rng.random(80) < 0.3, resamples=400, seed=i) for i in range(300)]
+    estimates = [
+        bootstrap_mean(rng.random(80) < 0.3, resamples=400, seed=i) for i in range(300)
+    ]
     covered = np.mean([e.low <= 0.3 <= e.high for e in estimates])
     assert 0.89 < covered < 0.985
 
@@ -111,7 +121,11 @@ def test_refusals_name_argument_and_value(make, message):
 
 # ---- strict and lenient ---------------------------------------------------------------------------------------
 
-ROW = {"question": "Which number is the largest: 47, 82, 15?", "answer": "82", "numbers": [47, 82, 15]}
+ROW = {
+    "question": "Which number is the largest: 47, 82, 15?",
+    "answer": "82",
+    "numbers": [47, 82, 15],
+}
 
 
 def judge(task, row, text, tokens, cut_off):
@@ -125,7 +139,13 @@ def judge(task, row, text, tokens, cut_off):
         ("82</answer>", True, True, True, "as asked"),
         (" 82 </answer>", True, True, True, "white space does not count"),
         ("82", False, True, False, "never closed, but readable"),
-        ("82\nbecause 15 is small", False, True, False, "the open line holds it; the last number does not"),
+        (
+            "82\nbecause 15 is small",
+            False,
+            True,
+            False,
+            "the open line holds it; the last number does not",
+        ),
         ("47</answer>", False, False, True, "wrong"),
         ("47</answer> no, 82", False, True, True, "lenient reads the last number"),
         ("47, 15, 82</answer>", False, True, True, "inside the tags only the answer may stand"),
@@ -143,7 +163,11 @@ def judge(task, row, text, tokens, cut_off):
 )
 def test_how_a_completion_is_judged(completion, strict, lenient, formatted, why):
     judged = judge(largest(n_train=4, n_held_out=4), ROW, completion, 5, False)
-    assert (judged["strict"], judged["lenient"], judged["formatted"]) == (strict, lenient, formatted), why
+    assert (judged["strict"], judged["lenient"], judged["formatted"]) == (
+        strict,
+        lenient,
+        formatted,
+    ), why
 
 
 def test_lenient_reads_an_expression_behind_an_unclosed_tag():
@@ -155,14 +179,18 @@ def test_lenient_reads_an_expression_behind_an_unclosed_tag():
 
 def test_what_is_right_strictly_is_right_leniently():
     rows = [{"question": f"q{i}", "answer": "two\nlines"} for i in range(2)]
-    task = from_rows("own", rows[:1], rows[1:], reward=lambda completions, **_: [0.0] * len(completions))
+    task = from_rows(
+        "own", rows[:1], rows[1:], reward=lambda completions, **_: [0.0] * len(completions)
+    )
     judged = judge(task, rows[0], "<answer>two\nlines</answer>", 5, False)
     assert (judged["strict"], judged["lenient"]) == (True, True)
 
 
 def test_nothing_in_the_prefill_counts_as_the_models_answer():
     rows = [{"question": f"q{i}", "answer": "82"} for i in range(4)]
-    task = from_rows("own", rows[:2], rows[2:], reward=lambda completions, **_: [0.0] * len(completions))
+    task = from_rows(
+        "own", rows[:2], rows[2:], reward=lambda completions, **_: [0.0] * len(completions)
+    )
     task = copy.copy(task)
     object.__setattr__(task, "prefill", "I say <answer>82")
     for completion in ("</answer>", "", " "):
@@ -214,7 +242,10 @@ def test_every_end_the_model_declares_ends_a_completion(tiny):
     model, tokenizer = tiny
     (whole,) = complete(model, tokenizer, ["Hello"], max_completion_tokens=6)
     ids = model.generate(
-        **tokenizer("Hello", return_tensors="pt"), max_new_tokens=6, min_new_tokens=6, do_sample=False
+        **tokenizer("Hello", return_tensors="pt"),
+        max_new_tokens=6,
+        min_new_tokens=6,
+        do_sample=False,
     )
     third = int(ids[0, -4])
     position = ids[0, -6:].tolist().index(third) + 1
@@ -229,14 +260,18 @@ def test_samples_lie_beside_their_prompt_and_follow_the_seed(tiny):
         model, tokenizer, PROMPTS, max_completion_tokens=4, samples=3, temperature=1.0, **how
     )
     assert len(sample()) == 12 and sample() == sample(seed=0) != sample(seed=1)
-    model.get_output_embeddings().weight.data *= 1e4  # so sharp that a sample is the greedy completion
+    # so sharp that a sample is the greedy completion
+    model.get_output_embeddings().weight.data *= 1e4
     greedy = complete(model, tokenizer, PROMPTS, max_completion_tokens=4)
     assert sample() == [c for c in greedy for _ in range(3)]
 
 
 def test_samples_come_from_the_whole_distribution(tiny):
-    hot = complete(*tiny, ["Hello"], max_completion_tokens=1, samples=200, temperature=1e3, batch_size=200)
-    assert len({c.text for c in hot}) > 150  # nearly uniform; transformers' own default would keep 50 tokens
+    hot = complete(
+        *tiny, ["Hello"], max_completion_tokens=1, samples=200, temperature=1e3, batch_size=200
+    )
+    # nearly uniform; transformers' own default would keep 50 tokens
+    assert len({c.text for c in hot}) > 150
 
 
 def test_prompts_are_tokenized_as_by_trl_when_a_tokenizer_adds_bos(tiny, tmp_path, monkeypatch):
@@ -252,7 +287,9 @@ def test_prompts_are_tokenized_as_by_trl_when_a_tokenizer_adds_bos(tiny, tmp_pat
     task = largest(n_train=4, n_held_out=3)
     seen, real = [], RolloutEngine.generate
     monkeypatch.setattr(
-        RolloutEngine, "generate", lambda self, ids, *a, **how: seen.extend(ids) or real(self, ids, *a, **how)
+        RolloutEngine,
+        "generate",
+        lambda self, ids, *a, **how: seen.extend(ids) or real(self, ids, *a, **how),
     )
     evaluate(model, tokenizer, task, max_completion_tokens=1)
     args = trl.GRPOConfig(str(tmp_path), report_to="none", use_cpu=True, bf16=False)
@@ -265,7 +302,8 @@ def test_prompts_are_tokenized_as_by_trl_when_a_tokenizer_adds_bos(tiny, tmp_pat
     )
     prompts = list(task.dataset(tokenizer, "held_out")["prompt"])
     expected = trainer._tokenize_prompts(prompts)[0]
-    assert all(ids[0] == bos[1] and ids[1] != bos[1] for ids in expected)  # one BOS: the trap is set
+    # one BOS: the trap is set
+    assert all(ids[0] == bos[1] and ids[1] != bos[1] for ids in expected)
     assert sorted(seen) == sorted(expected)
 
 
@@ -325,7 +363,8 @@ class Scripted(LlamaForCausalLM):
     sharp = 60.0
 
     def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **_):
-        return {"input_ids": input_ids, "attention_mask": attention_mask}  # all of it: no cache to look into
+        # all of it: no cache to look into
+        return {"input_ids": input_ids, "attention_mask": attention_mask}
 
     def forward(self, input_ids, attention_mask=None, **_):
         if attention_mask is None:  # transformers drops a mask without padding
@@ -337,7 +376,8 @@ class Scripted(LlamaForCausalLM):
             if prompt is None:  # words of the proof that padding is hidden
                 continue
             place = len(ids) - len(prompt)
-            if place < len(self.script[prompt]):  # rows that have ended are asked on while others write
+            # rows that have ended are asked on while others write
+            if place < len(self.script[prompt]):
                 scores[0, self.script[prompt][place]] = self.sharp
         return CausalLMOutputWithPast(logits=logits)
 
@@ -351,12 +391,16 @@ def taught():
     base, tokenizer = load_policy("tiny-random", quiet=True)
     task = largest(n_train=4, n_held_out=7)
     wrong = [str(min(row["numbers"])) for row in task.held_out]
-    says = [row["answer"] if i in (0, 1, 2, 3, 6) else wrong[i] for i, row in enumerate(task.held_out)]
+    says = [
+        row["answer"] if i in (0, 1, 2, 3, 6) else wrong[i]
+        for i, row in enumerate(task.held_out)
+    ]
     texts = [f"{number}</answer>{tokenizer.eos_token}" for number in says]
     texts[6] = says[6] + tokenizer.eos_token
     config = copy.deepcopy(base.config)
     config.model_type = (
-        "scripted"  # unknown to the rollout engine, which would look past the script, into the layers
+        # unknown to the rollout engine, which would look past the script, into the layers
+        "scripted"
     )
     model = Scripted(config)
     prompts = task.dataset(tokenizer, "held_out")["prompt"]
@@ -393,12 +437,18 @@ def test_pass_at_k_of_a_model_between_right_and_wrong(taught):
             for c in e.rows["n_right"]
         ]
         assert (
-            estimate.value == pytest.approx(np.mean(each)) and estimate.low <= estimate.value <= estimate.high
+            estimate.value == pytest.approx(np.mean(each))
+            and estimate.low <= estimate.value <= estimate.high
         )
     # n_right belongs to its row: sampled again, row by row, and judged by hand
     prompts = list(task.dataset(tokenizer, "held_out")["prompt"])
-    again = complete(warm, tokenizer, prompts, max_completion_tokens=12, samples=6, temperature=1.5, seed=3)
-    right = [c.text.strip() == f"{task.held_out[i // 6]['answer']}</answer>" for i, c in enumerate(again)]
+    again = complete(
+        warm, tokenizer, prompts, max_completion_tokens=12, samples=6, temperature=1.5, seed=3
+    )
+    right = [
+        c.text.strip() == f"{task.held_out[i // 6]['answer']}</answer>"
+        for i, c in enumerate(again)
+    ]
     assert e.rows["n_right"].tolist() == [sum(right[i : i + 6]) for i in range(0, 42, 6)]
 
 
@@ -408,7 +458,11 @@ def test_save_and_load(taught, tmp_path):
     e.save(tmp_path / "e.json")
     loaded = Evaluation.load(tmp_path / "e.json")
     assert loaded.table().equals(e.table()) and loaded.rows.equals(e.rows)
-    assert (loaded.settings, loaded.constant, loaded.pass_at) == (e.settings, e.constant, e.pass_at)
+    assert (loaded.settings, loaded.constant, loaded.pass_at) == (
+        e.settings,
+        e.constant,
+        e.pass_at,
+    )
     assert compare(e, loaded).p["strict"] == 1.0
 
 
@@ -416,7 +470,9 @@ def test_comparison_of_base_and_taught(taught):
     base, model, tokenizer, task = taught
     c = compare(evaluate(base, tokenizer, task), evaluate(model, tokenizer, task))
     assert (c.fixed, c.broken) == (4, 0) and c.p["strict"] == mcnemar_p(4, 0) == 0.125
-    assert c.difference["strict"].value == pytest.approx(4 / 7) and c.p["formatted"] == mcnemar_p(6, 0)
+    assert c.difference["strict"].value == pytest.approx(4 / 7) and c.p[
+        "formatted"
+    ] == mcnemar_p(6, 0)
     assert c.difference["strict"] == bootstrap_mean([1, 1, 1, 1, 0, 0, 0], lowest=-1)
     table = c.table()
     assert table.loc["strict", ["base", "tuned", "p"]].tolist() == [0, 4 / 7, 0.125]
@@ -433,9 +489,15 @@ def evaluation(right: list[bool], *, constant=("always 7", 0.273)) -> Evaluation
     """Of an evaluation what its tables show: 256 rows, rewards of 1 and 0.25."""
     n = len(right)
     rate = Estimate(sum(right) / n, *wilson_interval(sum(right), n), n)
-    columns = {"question": [f"Which <{i}>?" for i in range(n)], "answer": "7", "completion": "tock " * 100}
+    columns = {
+        "question": [f"Which <{i}>?" for i in range(n)],
+        "answer": "7",
+        "completion": "tock " * 100,
+    }
     rows = pd.DataFrame(
-        columns | {name: right for name in MEASURES} | {"reward": [1.0 if r else 0.25 for r in right]}
+        columns
+        | {name: right for name in MEASURES}
+        | {"reward": [1.0 if r else 0.25 for r in right]}
     )
     settings = {"max_completion_tokens": 16}
     return Evaluation("toy", rate, rate, rate, constant, {}, rows, settings)
@@ -445,12 +507,16 @@ def test_accuracy_by_label_and_the_runs_of_a_folder(tmp_path):
     questions = [f"q{i}" for i in range(6)]
 
     def evaluated(right):
-        rows = pd.DataFrame({"question": questions, "strict": right, "reward": [float(one) for one in right]})
+        rows = pd.DataFrame(
+            {"question": questions, "strict": right, "reward": [float(one) for one in right]}
+        )
         share = Estimate(sum(right) / 6, 0.0, 1.0, 6)
         return Evaluation("t", share, share, share, None, {}, rows.assign(lenient=right, formatted=right),
                           {"max_completion_tokens": 8})  # fmt: skip
 
-    comparison = compare(evaluated([True, False] * 3), evaluated([True, True, True, True, False, False]))
+    comparison = compare(
+        evaluated([True, False] * 3), evaluated([True, True, True, True, False, False])
+    )
     table = comparison.by([1, 1, 1, 2, 2, 2], "place")
     assert table.index.tolist() == [1, 2] and table["n"].tolist() == [3, 3]
     assert table["base"].tolist() == pytest.approx([2 / 3, 1 / 3]) and table[
@@ -465,14 +531,24 @@ def test_accuracy_by_label_and_the_runs_of_a_folder(tmp_path):
         comparison.by([1] * 5)
 
     assert results(tmp_path).empty
-    saved = {"preset": "cpu", "seed": 0, "n": 6, "steps": 2, "train_seconds": 90.0, "peak_gib": 1.25}
+    saved = {
+        "preset": "cpu",
+        "seed": 0,
+        "n": 6,
+        "steps": 2,
+        "train_seconds": 90.0,
+        "peak_gib": 1.25,
+    }
     saved |= {
         "before": {"accuracy": 0.5, "low": 0.25, "high": 0.75},
         "after": {"reward": 0.5, "low": 0.25, "high": 0.75},
     }
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "results.json").write_text(json.dumps(saved))
-    for name, others in {"b": {"before": saved["before"], "after": saved["before"]}, "c": {}}.items():
+    for name, others in {
+        "b": {"before": saved["before"], "after": saved["before"]},
+        "c": {},
+    }.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "results.json").write_text(json.dumps(others))
     table = results(tmp_path)
@@ -489,7 +565,10 @@ def test_the_peak_is_that_of_the_process():
 
 def test_tables_hold_numbers_and_show_percent_behind_a_sentence():
     """By hand: 51 of 256 are right before, 226 after, of them 51 + 175 - 0."""
-    before, after = evaluation([i < 51 for i in range(256)]), evaluation([i < 226 for i in range(256)])
+    before, after = (
+        evaluation([i < 51 for i in range(256)]),
+        evaluation([i < 226 for i in range(256)]),
+    )
     c = compare(before, after)
     reward = bootstrap_mean([1.0] * 51 + [0.25] * 205)
     low, high = 100 * c.difference["strict"].low, 100 * c.difference["strict"].high
@@ -499,7 +578,10 @@ def test_tables_hold_numbers_and_show_percent_behind_a_sentence():
     )
     assert c.sentence == said
     table = c.table()
-    assert table.loc["strict", "tuned"] == 226 / 256 and table.loc["strict", "tuned_low"] == after.strict.low
+    assert (
+        table.loc["strict", "tuned"] == 226 / 256
+        and table.loc["strict", "tuned_low"] == after.strict.low
+    )
     assert type(table["base"].round(2)) is pd.Series and type(table[["base"]]) is pd.DataFrame
     for words in (table._repr_html_(), repr(table), c._repr_html_()):
         words = unescape(words).replace("\u00a0", " ")
@@ -517,14 +599,20 @@ def test_tables_hold_numbers_and_show_percent_behind_a_sentence():
         assert "19.9 % [15.5, 25.2]" in words and "0.1992" not in words
     assert before.table().loc["strict", "low"] == before.strict.low
     bare = evaluation([True, False], constant=None)
-    assert compare(bare, bare).sentence.endswith("p = 1.000.") and "constant" not in repr(bare.table())
-    assert pickle.loads(pickle.dumps(table)).loc["strict", "n"] == 256 and repr(copy.deepcopy(table))
+    assert compare(bare, bare).sentence.endswith("p = 1.000.") and "constant" not in repr(
+        bare.table()
+    )
+    assert pickle.loads(pickle.dumps(table)).loc["strict", "n"] == 256 and repr(
+        copy.deepcopy(table)
+    )
 
 
 def test_examples_are_shown_whole_and_folded():
     c = compare(evaluation([False] * 4), evaluation([True] * 4))
     page, text = c.examples(2)._repr_html_(), repr(c.examples(2))
-    assert page.count("<details") == 4 and page.count("tock") == 400 and "Which &lt;1&gt;?" in page
+    assert (
+        page.count("<details") == 4 and page.count("tock") == 400 and "Which &lt;1&gt;?" in page
+    )
     assert text.startswith(
         "4 fixed, 0 broken; the first 2 of each.\n\nfixed, row 0: Which <0>?\nanswer: 7\nbase: tock"
     )
@@ -535,7 +623,10 @@ def test_partial_credit_on_held_out_rows_is_shown(taught, tmp_path):
     """Right 4, 2 wrong in a whole format, 1 with its tag open: what the parts and the total come to by hand."""
     base, model, tokenizer, task = taught
     before, after = evaluate(base, tokenizer, task), evaluate(model, tokenizer, task)
-    parts = {"reward/exact_answer": [1, 1, 1, 1, 0, 0, 0], "reward/soft_format": [1] * 6 + [0.25]}
+    parts = {
+        "reward/exact_answer": [1, 1, 1, 1, 0, 0, 0],
+        "reward/soft_format": [1] * 6 + [0.25],
+    }
     parts["reward"] = [0.75 * a + 0.25 * b for a, b in zip(*parts.values(), strict=True)]
     assert set(after.rewards) == set(parts)
     for name, scores in parts.items():
@@ -543,17 +634,22 @@ def test_partial_credit_on_held_out_rows_is_shown(taught, tmp_path):
         assert after.table().loc[name, "value"] == pytest.approx(np.mean(scores))
     c = compare(before, after)
     change = np.array(parts["reward"]) - before.rows["reward"]
-    assert c.difference["reward"] == bootstrap_mean(change.tolist(), lowest=-1) and c.p["reward"] is None
+    assert (
+        c.difference["reward"] == bootstrap_mean(change.tolist(), lowest=-1)
+        and c.p["reward"] is None
+    )
     row = c.table().loc["reward/soft_format"]
     assert row["tuned"] == pytest.approx(6.25 / 7) and math.isnan(row["p"]) and row["n"] == 7
     assert re.search(r"reward/soft_format +0\.\d+ .* 0\.893 \[0\.\d+, 1\.000\] .* 7\n", str(c))
 
-    after.rows.loc[0, ["reward", "reward/exact_answer"]] = math.nan  # a row that could not be judged
+    # a row that could not be judged
+    after.rows.loc[0, ["reward", "reward/exact_answer"]] = math.nan
     assert compare(before, after).difference["reward"].n == 6 and after.rewards["reward"].n == 6
-    old = Evaluation(**{**vars(before), "rows": before.rows[["question", "answer", "completion", *MEASURES]]})
-    assert old.rewards == {} and set(compare(old, old).difference) == set(
-        MEASURES
-    )  # saved by an older version
+    old = Evaluation(
+        **{**vars(before), "rows": before.rows[["question", "answer", "completion", *MEASURES]]}
+    )
+    # saved by an older version
+    assert old.rewards == {} and set(compare(old, old).difference) == set(MEASURES)
 
 
 def test_examples_are_the_first_fixed_and_the_first_broken(taught):
@@ -585,7 +681,10 @@ def test_comparing_what_cannot_be_compared(taught):
         ({"rows": []}, "rows is empty"),
         ({"samples": -1}, "samples=-1"),
         ({"batch_size": 0}, "batch_size=0 must be a whole number of at least 1"),
-        ({"max_completion_tokens": 0}, "max_completion_tokens=0 must be a whole number of at least 1"),
+        (
+            {"max_completion_tokens": 0},
+            "max_completion_tokens=0 must be a whole number of at least 1",
+        ),
         ({"samples": 2, "k": (4, 8)}, r"k=\(4, 8\) has no number in 1..samples=2"),
         ({"samples": 2, "k": (0, 1)}, r"k=\(0, 1\)"),
         ({"samples": 2, "temperature": 0}, "temperature=0 must be a number above 0"),

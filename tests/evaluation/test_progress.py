@@ -84,8 +84,17 @@ def test_samples_are_told_inside_a_chunk_and_what_is_there_counts(tiny, monkeypa
 
     def told():
         first = len(screen.getvalue())
-        answer(*tiny, task(), task().train, Decoding(2, 0.9, batch_size=2), chunk=3, folder=tmp_path)
-        return [int(n) for n in re.findall(r"completions: (\d+) of 12", screen.getvalue()[first:])]
+        answer(
+            *tiny,
+            task(),
+            task().train,
+            Decoding(2, 0.9, batch_size=2),
+            chunk=3,
+            folder=tmp_path,
+        )
+        return [
+            int(n) for n in re.findall(r"completions: (\d+) of 12", screen.getvalue()[first:])
+        ]
 
     assert sorted(set(told())) == [0, 2, 4, 6, 8, 10, 12]
     (tmp_path / "samples" / "part-00001.json").unlink()

@@ -65,7 +65,15 @@ def test_mixed_share_refuses(counts, size):
 
 
 def made(
-    right, *, samples=4, formatted=None, lenient=None, group_size=2, rewards=None, constant=0.25, **more
+    right,
+    *,
+    samples=4,
+    formatted=None,
+    lenient=None,
+    group_size=2,
+    rewards=None,
+    constant=0.25,
+    **more,
 ):
     """A Readiness of these counts by prompt."""
     return Readiness(
@@ -86,8 +94,12 @@ def made(
 
 
 def test_numbers_by_hand():
-    r = made([0, 1, 4], formatted=[4, 3, 4], rewards=[{0.0: 2, 0.25: 2}, {0.25: 3, 1.0: 1}, {1.0: 4}])
-    assert {k: e.value for k, e in r.pass_at.items()} == pytest.approx({1: 5 / 12, 2: 0.5, 4: 2 / 3})
+    r = made(
+        [0, 1, 4], formatted=[4, 3, 4], rewards=[{0.0: 2, 0.25: 2}, {0.25: 3, 1.0: 1}, {1.0: 4}]
+    )
+    assert {k: e.value for k, e in r.pass_at.items()} == pytest.approx(
+        {1: 5 / 12, 2: 0.5, 4: 2 / 3}
+    )
     assert r.pass_at[2] == bootstrap_mean([0, 0.5, 1])
     assert r.format_rate.value == pytest.approx(11 / 12)
     # pairs of four: none mixed, 3 of 6, none; by reward 4 of 6, 3 of 6, none
@@ -95,7 +107,9 @@ def test_numbers_by_hand():
     assert r.signal_reward().value == pytest.approx((4 / 6 + 3 / 6) / 3)
     assert r.signal_right(4).value == pytest.approx(1 / 3)
     table = r.table()
-    assert table.loc["pass@4", "value"] == pytest.approx(2 / 3) and table.loc["pass@1", "n"] == 3
+    assert (
+        table.loc["pass@4", "value"] == pytest.approx(2 / 3) and table.loc["pass@1", "n"] == 3
+    )
     assert table.loc["groups of 2 with right and wrong", "value"] == pytest.approx(1 / 6)
     assert table.loc["always number 1", "value"] == 0.25 and table.index.name == "largest"
 
@@ -141,7 +155,12 @@ def test_verdicts(changes, verdict, words, why):
 
 
 CREDIT = {"right": [2, 2, 1], "credit": [{0.0: 4}] * 3}
-REWARD = {"right": None, "lenient": None, "measure": "reward", "rewards": [{0.1: 2, 0.3: 2}] * 3}
+REWARD = {
+    "right": None,
+    "lenient": None,
+    "measure": "reward",
+    "rewards": [{0.1: 2, 0.3: 2}] * 3,
+}
 
 
 def with_reward(**changes):
@@ -181,7 +200,8 @@ def test_where_the_reward_for_the_answer_is_never_paid_or_a_constant_earns_more_
 def test_a_share_just_beside_its_threshold_does_not_read_as_the_threshold():
     r = made([2] * 250, formatted=[1] + [2] * 249)
     assert (
-        r.format_rate.value == 499 / 1000 and "49.9% of samples have a readable answer, below 50%" in r.reason
+        r.format_rate.value == 499 / 1000
+        and "49.9% of samples have a readable answer, below 50%" in r.reason
     )
     assert "100% of samples" in made([4] * 4).reason and "0% of groups" in made([0, 4]).reason
 
@@ -203,22 +223,32 @@ def test_save_and_load(tmp_path):
     loaded = Readiness.load(tmp_path / "r.json")
     assert loaded == r and loaded.table().equals(r.table())
     assert Readiness.from_dict(asdict(r)) == r
-    assert repr(r) == "Readiness('largest', 3 prompts x 4 samples: rarely succeeds)\n" + r.reason
+    assert (
+        repr(r) == "Readiness('largest', 3 prompts x 4 samples: rarely succeeds)\n" + r.reason
+    )
 
 
-RESULTS = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("readiness_*.json"))
+RESULTS = sorted(
+    (Path(__file__).parents[2] / "benchmarks" / "results").glob("readiness_*.json")
+)
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_saved_results_can_be_read_and_say_where_they_come_from(path):
     text = path.read_text(encoding="utf-8")
     saved = json.loads(text)
-    assert all(saved[name] for name in ("command", "hardware", "weights", "date", "versions", "tasks"))
+    assert all(
+        saved[name] for name in ("command", "hardware", "weights", "date", "versions", "tasks")
+    )
     assert not re.search(r"/(tmp|home|root|work)\b", text), "no path of one machine"
     for one in saved["tasks"].values():
         r = Readiness.from_dict(one["readiness"])
-        assert r.lengths.n == r.n * r.samples == sum(sum(counts.values()) for counts in r.rewards)
-        assert r.verdict in VERDICTS and all(c <= e for c, e in zip(r.right, r.lenient, strict=True))
+        assert (
+            r.lengths.n == r.n * r.samples == sum(sum(counts.values()) for counts in r.rewards)
+        )
+        assert r.verdict in VERDICTS and all(
+            c <= e for c, e in zip(r.right, r.lenient, strict=True)
+        )
 
 
 # ---- lengths ----------------------------------------------------------------------------------------------------
@@ -228,7 +258,14 @@ PROBE = Lengths({3: 5, 5: 4, 20: 10}, cut_off=1, limit=32)
 
 def test_lengths_by_hand():
     assert PROBE.n == 20
-    assert [PROBE.quantile(q) for q in (0.25, 0.26, 0.45, 0.46, 0.95, 0.96)] == [3, 5, 5, 20, 20, None]
+    assert [PROBE.quantile(q) for q in (0.25, 0.26, 0.45, 0.46, 0.95, 0.96)] == [
+        3,
+        5,
+        5,
+        20,
+        20,
+        None,
+    ]
     assert [round(PROBE.share_cut_off(m).value * 20) for m in (2, 3, 4, 5, 19, 20, 32)] == [
         20,
         15,
@@ -271,7 +308,9 @@ def test_decode_steps_by_enumeration(maximum):
 def test_keys_and_values_are_those_of_the_memory_plan(name):
     """A t4 computes in float32, so they take twice the bytes of a card with bfloat16."""
     cfg = kit.preset(name)
-    plan = kit.plan_memory(cfg, completion_tokens=32, prompt_tokens=100).parts["rollout"]["keys and values"]
+    plan = kit.plan_memory(cfg, completion_tokens=32, prompt_tokens=100).parts["rollout"][
+        "keys and values"
+    ]
     costs = cost_of_maximum(PROBE, [32], cfg, prompt_tokens=100)
     assert costs.loc[32, "keys and values"] == pytest.approx(plan / 2**30)
 
@@ -281,13 +320,18 @@ def test_cost_of_a_maximum():
     costs = cost_of_maximum(PROBE, [5, 32, 512], cpu, prompt_tokens=100, seconds_a_step=0.5)
     rows = cpu.completions_per_step
     assert costs["cut off"].tolist()[:2] == [0.55, 0.05] and np.isnan(costs["cut off"][512])
-    assert costs["batches with a runaway"].tolist() == pytest.approx([1 - 0.45**rows] + [1 - 0.95**rows] * 2)
-    assert costs.loc[512, "written"] == pytest.approx(rows * (5 * 3 + 4 * 5 + 10 * 20 + 512) / 20)
+    assert costs["batches with a runaway"].tolist() == pytest.approx(
+        [1 - 0.45**rows] + [1 - 0.95**rows] * 2
+    )
+    assert costs.loc[512, "written"] == pytest.approx(
+        rows * (5 * 3 + 4 * 5 + 10 * 20 + 512) / 20
+    )
     assert costs.loc[512, "seconds"] == pytest.approx(decode_steps(PROBE, 512, rows) / 2)
     assert costs["padded"].tolist() == pytest.approx((costs["steps"] * rows).tolist())
     plan = plan_memory(replace(cpu, max_completion_tokens=512), prompt_tokens=100)
     assert costs.loc[512, "keys and values"] == plan.parts["rollout"]["keys and values"] / 2**30
-    per_token = 2 * 30 * 3 * 64 * 2  # keys and values of SmolLM2's 30 layers and 3 heads of 64, 16 bit
+    # keys and values of SmolLM2's 30 layers and 3 heads of 64, 16 bit
+    per_token = 2 * 30 * 3 * 64 * 2
     grown = costs.loc[512, "keys and values"] - costs.loc[32, "keys and values"]
     assert grown * 2**30 == pytest.approx(rows * 480 * per_token)
 
@@ -317,13 +361,18 @@ def test_word_table():
     counts = count_words(["wait", "Wait, however", "however", "however", "5"])
     table = word_table(counts, 5)
     assert table.index.tolist() == ["however", "wait", "any"]
-    assert table["per 1000"].tolist() == [600, 400, 400] and "2505.15612" in table.loc["however", "source"]
+    assert (
+        table["per 1000"].tolist() == [600, 400, 400]
+        and "2505.15612" in table.loc["however", "source"]
+    )
     assert all(source for _, source in WORDS.values())
 
 
 def test_the_benchmarks_command_can_be_pasted():
     options = argparse.Namespace(prompts=24, samples=64, batch_size=32, seed=1)
-    words = shlex.split(command_of("smollm2-135m-instruct", ["largest, zero-shot", "arithmetic"], options))
+    words = shlex.split(
+        command_of("smollm2-135m-instruct", ["largest, zero-shot", "arithmetic"], options)
+    )
     start = words.index("--task") + 1
     assert words[start : start + 3] == ["largest, zero-shot", "arithmetic", "--prompts"]
     assert words[-6:] == ["--samples", "64", "--batch-size", "32", "--seed", "1"]
@@ -335,20 +384,30 @@ def test_the_benchmarks_command_can_be_pasted():
 def test_the_tiny_model_end_to_end(tiny, tmp_path):
     model, tokenizer = tiny
     task = largest(n_train=4, n_held_out=5)
-    r = readiness(model, tokenizer, task, samples=6, group_size=3, max_completion_tokens=5, seed=3)
+    r = readiness(
+        model, tokenizer, task, samples=6, group_size=3, max_completion_tokens=5, seed=3
+    )
     prompts = task.render(tokenizer, task.held_out)
-    samples = complete(model, tokenizer, prompts, samples=6, temperature=1.0, max_completion_tokens=5, seed=3)
+    samples = complete(
+        model, tokenizer, prompts, samples=6, temperature=1.0, max_completion_tokens=5, seed=3
+    )
     assert r.lengths == Lengths.of(samples, 5) and r.lengths.n == 30
     assert r.formatted == [
-        sum(task.answer_of(c.text) is not None for c in samples[i : i + 6]) for i in range(0, 30, 6)
+        sum(task.answer_of(c.text) is not None for c in samples[i : i + 6])
+        for i in range(0, 30, 6)
     ]
     assert r.verdict == "format first" and r.constant == task.best_constant()
     r.save(tmp_path / "r.json")
     assert Readiness.load(tmp_path / "r.json") == r
     assert "text" not in json.loads((tmp_path / "r.json").read_text())
-    assert r.audit == audit(task, n=8).summary and r.reason.endswith(f" Audit of the reward: {r.audit}")
+    assert r.audit == audit(task, n=8).summary and r.reason.endswith(
+        f" Audit of the reward: {r.audit}"
+    )
     older = {key: value for key, value in asdict(r).items() if key != "audit"}
-    assert Readiness.from_dict(older).audit is None and "Audit" not in Readiness.from_dict(older).reason
+    assert (
+        Readiness.from_dict(older).audit is None
+        and "Audit" not in Readiness.from_dict(older).reason
+    )
     probe = length_probe(model, tokenizer, task, max_completion_tokens=7, samples=2)
     assert probe.n == 10 and probe.limit == 7
 
@@ -359,21 +418,28 @@ def test_a_length_probe_takes_the_tasks_length(tiny):
     prompts = task.render(tiny[1], task.held_out)
     drawn = complete(*tiny, prompts, samples=2, temperature=1.0, max_completion_tokens=3)
     assert probe.limit == 3 and probe.n == 6
-    assert probe.cut_off == sum(len(one.ids) == 3 and one.ids[-1] != tiny[1].eos_token_id for one in drawn)
+    assert probe.cut_off == sum(
+        len(one.ids) == 3 and one.ids[-1] != tiny[1].eos_token_id for one in drawn
+    )
     assert probe.cut_off > 0, "a random model seldom ends within 3 tokens"
 
 
 def test_a_reward_that_guesses_is_told_before_training(tiny):
     @on_response
     def last_one(responses, answer):
-        return [float(last_number(r) == gold) for r, gold in zip(responses, answer, strict=True)]
+        return [
+            float(last_number(r) == gold) for r, gold in zip(responses, answer, strict=True)
+        ]
 
     rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(10, 40)]
     found = readiness(*tiny, from_rows("sums", rows, reward=last_one), samples=2, group_size=2)
     assert re.search(
-        r"last_one refuses [\d.]+ % of 48 right spellings and pays [1-9][\d.]+ % of 48", found.reason
+        r"last_one refuses [\d.]+ % of 48 right spellings and pays [1-9][\d.]+ % of 48",
+        found.reason,
     )
-    blank = from_rows("blank", [{"question": row["question"]} for row in rows], reward=SoftFormat())
+    blank = from_rows(
+        "blank", [{"question": row["question"]} for row in rows], reward=SoftFormat()
+    )
     assert readiness(*tiny, blank, samples=2, group_size=2).audit is None
 
 
@@ -390,7 +456,9 @@ def test_judging_and_rewards_belong_to_their_rows(tiny, monkeypatch):
         *[f"{rows[0]['answer']}0</answer>"] * 3,
     ]
     module = generate_and_score
-    monkeypatch.setattr(module, "complete", lambda *_, **__: [Completion(text, 4, False) for text in said])
+    monkeypatch.setattr(
+        module, "complete", lambda *_, **__: [Completion(text, 4, False) for text in said]
+    )
     r = readiness(*tiny, task, samples=3, group_size=2, seconds=None)
     assert (r.right, r.lenient, r.formatted) == ([2, 1, 0], [2, 2, 0], [2, 2, 3])
     columns = {name: [row[name] for row in rows for _ in range(3)] for name in rows[0]}
@@ -429,7 +497,9 @@ def test_the_curves_are_those_of_the_evaluations():
     axes = figure.axes[0]
     lines = {line.get_label(): line for line in axes.lines}
     assert lines["before"].get_xdata().tolist() == [1, 2, 4]
-    assert lines["after"].get_ydata() == pytest.approx([e.value for e in after.pass_at.values()])
+    assert lines["after"].get_ydata() == pytest.approx(
+        [e.value for e in after.pass_at.values()]
+    )
     band = axes.collections[1].get_paths()[0].vertices
     for k, estimate in after.pass_at.items():
         edges = band[band[:, 0] == k, 1]

@@ -28,7 +28,8 @@ class Clock:
     def reward(self, completions, **columns):
         self.now += len(completions)
         self.sizes.append(len(completions))
-        return [float(sum(map(ord, text)) % 8 == 0) for text in completions]  # in a fifth of pairs one
+        # in a fifth of pairs one
+        return [float(sum(map(ord, text)) % 8 == 0) for text in completions]
 
 
 @pytest.fixture
@@ -46,7 +47,8 @@ def sums(reward, n=40):
 def counted(r):
     """What is counted row by row."""
     return {
-        name: asdict(r)[name] for name in ("questions", "right", "lenient", "formatted", "rewards", "credit")
+        name: asdict(r)[name]
+        for name in ("questions", "right", "lenient", "formatted", "rewards", "credit")
     }
 
 
@@ -58,7 +60,11 @@ def first(r, n):
     ("seconds", "n", "why"),
     [
         (1, 2, "the first two rows take their 4 s"),
-        (9, 4, "5 s are left after them: two rows more, and one second is too short for another"),
+        (
+            9,
+            4,
+            "5 s are left after them: two rows more, and one second is too short for another",
+        ),
         (50, 25, "2, then the 23 that 46 s are enough for"),
         (80, 40, "all"),
         (math.inf, 40, "no limit"),
@@ -78,18 +84,24 @@ def test_the_first_rows_are_those_of_a_look_without_a_limit(tiny, clock, seconds
 
 def test_what_turns_out_faster_is_asked_on(tiny, clock):
     """Of the first two rows a row takes 12 s, as where a card warms up, and then 2."""
-    task = sums(lambda completions, **columns: clock.reward(completions) + clock.late(completions))
+    task = sums(
+        lambda completions, **columns: clock.reward(completions) + clock.late(completions)
+    )
     clock.late = lambda completions: setattr(clock, "now", max(clock.now, 24.0)) or []
     assert readiness(*tiny, task, seconds=100, **HOW).n > 8, "88 s were left for 7 rows"
 
 
-def test_a_verdict_has_its_intervals_and_says_how_many_rows_were_asked(tiny, clock, tmp_path, capsys):
+def test_a_verdict_has_its_intervals_and_says_how_many_rows_were_asked(
+    tiny, clock, tmp_path, capsys
+):
     some = readiness(*tiny, sums(clock.reward), seconds=50, **HOW)
     assert some.reason.endswith(
         f" (Only 25 of 40 rows were asked; seconds=None asks all. 95 % intervals: mean reward "
         f"{some.mean_reward.words(rate=False)}, groups with unequal rewards {some.signal_reward().words()}.)"
     )
-    assert capsys.readouterr().out == f"{some!r}\n", "the verdict is printed once, whoever keeps the result"
+    assert capsys.readouterr().out == f"{some!r}\n", (
+        "the verdict is printed once, whoever keeps the result"
+    )
     some.save(tmp_path / "some.json")
     assert Readiness.load(tmp_path / "some.json") == some
     whole = readiness(*tiny, sums(clock.reward), seconds=None, quiet=True, **HOW)
@@ -111,7 +123,10 @@ def test_stopped_by_hand_it_says_what_is_known(tiny, monkeypatch, capsys):
     with pytest.raises(KeyboardInterrupt):
         readiness(*tiny, sums(Clock().reward), **HOW)
     out = capsys.readouterr().out
-    assert out.startswith("Stopped. Readiness('sums', 2 prompts x 2 samples: ") and "Only 2 of 40 rows" in out
+    assert (
+        out.startswith("Stopped. Readiness('sums', 2 prompts x 2 samples: ")
+        and "Only 2 of 40 rows" in out
+    )
 
 
 def test_a_row_that_cannot_be_asked_is_refused_before_the_first(tiny, clock):
@@ -123,9 +138,12 @@ def test_a_row_that_cannot_be_asked_is_refused_before_the_first(tiny, clock):
 
 
 def test_parts_that_transformers_draws_do_not_share_their_draws(tiny, monkeypatch):
-    monkeypatch.setattr(completing.RolloutEngine, "unsupported", lambda *args: "so that generate is used")
+    monkeypatch.setattr(
+        completing.RolloutEngine, "unsupported", lambda *args: "so that generate is used"
+    )
     how = {"max_completion_tokens": 4, "samples": 2, "temperature": 1.0, "seed": 3}
     texts = [
-        [one.text for one in complete(*tiny, ["1 + 1 ="], numbers=n, **how)] for n in (None, [0, 1], [2, 3])
+        [one.text for one in complete(*tiny, ["1 + 1 ="], numbers=n, **how)]
+        for n in (None, [0, 1], [2, 3])
     ]
     assert texts[0] == texts[1] != texts[2]

@@ -27,7 +27,11 @@ class Vowels:
     def step(self, text):
         self.left -= 1
         self.invalid = "d" not in text
-        return f"{self.left} to go", round(1 / 3, 6) * any(c in "aeiou" for c in text), self.left == 0
+        return (
+            f"{self.left} to go",
+            round(1 / 3, 6) * any(c in "aeiou" for c in text),
+            self.left == 0,
+        )
 
 
 def task(**options):
@@ -63,10 +67,14 @@ def test_batch_size_changes_no_completion(policy):
     model, tokenizer = policy
     how = dict(samples=2, temperature=1.0, seed=4)
     one, all_ = (
-        answer(model, tokenizer, task(view=View(chat=True)), None, Decoding(batch_size=n, **how))
+        answer(
+            model, tokenizer, task(view=View(chat=True)), None, Decoding(batch_size=n, **how)
+        )
         for n in (3, 64)
     )
-    tokens = [[t.completion_ids for e in made.episodes for t in e.turns] for made in (one, all_)]
+    tokens = [
+        [t.completion_ids for e in made.episodes for t in e.turns] for made in (one, all_)
+    ]
     assert tokens[0] == tokens[1]
     assert len({str(ids) for ids in tokens[0]}) > 12  # samples of a row differ
 
@@ -82,10 +90,17 @@ def test_evaluation_has_success_reward_and_what_reads_nothing(policy, tmp_path):
     found.save(tmp_path / "e.json")
     loaded = Evaluation.load(tmp_path / "e.json")
     both = compare(found, loaded)
-    assert found.lenient is None and loaded.lenient is None, "the environment alone says what succeeds"
+    assert found.lenient is None and loaded.lenient is None, (
+        "the environment alone says what succeeds"
+    )
     for shown in (found.table(), both.table()):
-        assert [name for name in shown.index if "reward" not in name][:2] == ["strict", "formatted"]
-    assert "lenient" not in repr(both) and [t.get_text() for t in both.plot().axes[0].get_xticklabels()] == [
+        assert [name for name in shown.index if "reward" not in name][:2] == [
+            "strict",
+            "formatted",
+        ]
+    assert "lenient" not in repr(both) and [
+        t.get_text() for t in both.plot().axes[0].get_xticklabels()
+    ] == [
         "strict",
         "formatted",
     ]
@@ -105,14 +120,16 @@ def test_readiness_counts_episodes_and_valid_actions(policy):
     )
     assert "valid actions" in found.table().index and "lenient" not in str(found.table().index)
     assert Readiness.from_dict(asdict(found)).reason == found.reason
-    assert found == readiness(model, tokenizer, task(), samples=4, group_size=4, seconds=None), (
-        "2 + 4 rows are 6"
-    )
+    assert found == readiness(
+        model, tokenizer, task(), samples=4, group_size=4, seconds=None
+    ), "2 + 4 rows are 6"
 
 
 def test_held_out_episodes_are_measured(policy):
     measured = HeldOut(task(), rows=4).measure(*policy)
-    assert 0 <= measured["accuracy_low"] <= measured["accuracy"] <= measured["accuracy_high"] <= 1
+    assert (
+        0 <= measured["accuracy_low"] <= measured["accuracy"] <= measured["accuracy_high"] <= 1
+    )
 
 
 def test_completions_of_turns_are_not_kept_in_files(policy, tmp_path):

@@ -30,7 +30,9 @@ def test_an_example_says_how_it_is_run_and_is_listed(path):
     if path in TASKS:
         assert command(path)[1] == path.stem
     else:
-        assert f"from examples.{path.stem} import" in ast.get_docstring(ast.parse(path.read_text()))
+        assert f"from examples.{path.stem} import" in ast.get_docstring(
+            ast.parse(path.read_text())
+        )
     assert f"| [{path.name}]({path.name}) |" in (ROOT / "examples" / "README.md").read_text()
 
 
@@ -38,9 +40,18 @@ def test_an_example_says_how_it_is_run_and_is_listed(path):
 def test_an_example_stands_on_public_names_alone(path):
     """So that it can be copied: no underscored name of the kit, and no other example."""
     for node in ast.walk(ast.parse(path.read_text())):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        names = (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            else []
+        )
         module = (getattr(node, "module", "") or "") if names else ""
-        assert not [part for name in [module, *names] for part in name.split(".") if re.match("_(?!_)", part)]
+        assert not [
+            part
+            for name in [module, *names]
+            for part in name.split(".")
+            if re.match("_(?!_)", part)
+        ]
         assert not [name for name in [module, *names] if name.split(".")[0] == "examples"]
 
 
@@ -54,7 +65,9 @@ def test_an_example_trains_in_the_smoke_size(path, tmp_path):
     assert (len(task.train), len(task.held_out)) == (8, 4)
     model, tokenizer = kit.load_policy("tiny-random", quiet=True)
     config = kit.Config(steps=1, prompts_per_step=2, group_size=2)
-    trainer = kit.GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=tmp_path / "run", live=None)
+    trainer = kit.GRPOTrainer(
+        model, task, config, tokenizer=tokenizer, folder=tmp_path / "run", live=None
+    )
     trainer.train()
     assert kit.read_metrics(tmp_path / "run")["step"].max() == 1
 
@@ -70,5 +83,7 @@ def test_the_command_of_the_docstrings_runs(tmp_path, monkeypatch, capsys):
 
 def test_rows_that_run_out_are_said():
     calculator = importlib.import_module("examples.calculator").calculator
-    with pytest.raises(ValueError, match="calculator of 1 operations has too few distinct questions"):
+    with pytest.raises(
+        ValueError, match="calculator of 1 operations has too few distinct questions"
+    ):
         calculator(n_train=8_000, operations=1)

@@ -10,7 +10,8 @@ from examples.shop import Shop, shop
 from grpo_kit.more.episodes import worked
 from grpo_kit.more.episodes.environment import row_key
 
-WORLDS = {"shop": (shop, Shop, 5), "phone": (phone, Phone, 3)}  # with the fewest turns that are always enough
+# with the fewest turns that are always enough
+WORLDS = {"shop": (shop, Shop, 5), "phone": (phone, Phone, 3)}
 # The most that a policy may score that reads no reply, on 64 rows: every place, and every way, is right equally often.
 BLIND = {"shop": (1 / 4, 0.06), "phone": (1 / 64, 0.02)}
 
@@ -36,7 +37,9 @@ def world(request):
 def plain(screens):
     """A phone whose buttons stand as MENUS has them, but for some screens."""
     all_ = {"Home": list(MENUS)} | {app: list(menus) for app, menus in MENUS.items()}
-    all_ |= {name: list(switches) for menus in MENUS.values() for name, switches in menus.items()}
+    all_ |= {
+        name: list(switches) for menus in MENUS.values() for name, switches in menus.items()
+    }
     path = ["Settings", "Sound", "Mute"]
     return {
         "question": "In Settings, under Sound, turn on Mute.",
@@ -77,16 +80,27 @@ def test_a_wrong_thing_bought_ends_it_without_reward(texts, why):
 
 def test_taps_by_hand():
     row = plain(
-        {"Home": ["Clock", "Settings", "Mail", "Camera"], "Sound": ["Chime", "Mute", "Vibrate", "Zoom"]}
+        {
+            "Home": ["Clock", "Settings", "Mail", "Camera"],
+            "Sound": ["Chime", "Mute", "Vibrate", "Zoom"],
+        }
     )
     game = Phone()
     home = "Home: 1 Clock, 2 Settings, 3 Mail, 4 Camera. You can: tap N."
     assert game.reset(row) == home
-    assert game.step("tap 1")[0] == "Clock: 1 Alarm, 2 Stopwatch, 3 World, 4 Look. You can: tap N, back."
+    assert (
+        game.step("tap 1")[0]
+        == "Clock: 1 Alarm, 2 Stopwatch, 3 World, 4 Look. You can: tap N, back."
+    )
     assert game.step("back") == (home, 0.0, False)
     settings = game.step("Tap 2.")[0]
-    assert settings == "Settings: 1 Sound, 2 Screen, 3 Battery, 4 Network. You can: tap N, back."
-    assert game.step("tap 1")[0] == "Sound: 1 Chime, 2 Mute, 3 Vibrate, 4 Zoom. You can: tap N, back."
+    assert (
+        settings == "Settings: 1 Sound, 2 Screen, 3 Battery, 4 Network. You can: tap N, back."
+    )
+    assert (
+        game.step("tap 1")[0]
+        == "Sound: 1 Chime, 2 Mute, 3 Vibrate, 4 Zoom. You can: tap N, back."
+    )
     assert game.step("back")[0] == settings
     assert [game.step(text) for text in ("tap 1", "tap 2")][1] == ("Mute is on.", 1.0, True)
     assert played(game, row, ["tap 2", "tap 1", "tap 3"])[-1] == ("Vibrate is on.", 0.0, True)
@@ -126,7 +140,9 @@ def test_who_does_not_look_at_sizes_is_right_half_the_time():
             if " is " in seen:
                 return "buy"
             named = [part.split(". ")[0] for part in seen.split(", ")]
-            numbers = [part[0] for part in named if part[1:] == f" {row['colour']} {row['kind']}"]
+            numbers = [
+                part[0] for part in named if part[1:] == f" {row['colour']} {row['kind']}"
+            ]
             return f"open {numbers[0]}" if numbers else f"search {row['kind']}"
 
         return respond
@@ -144,7 +160,9 @@ def test_the_ways_on_the_phone_are_all_right_equally_often():
             )
             for row in rows
         ]
-        assert len(set(ways)) == 64 and all(ways.count(way) == len(rows) // 64 for way in set(ways))
+        assert len(set(ways)) == 64 and all(
+            ways.count(way) == len(rows) // 64 for way in set(ways)
+        )
 
 
 # ---- rows -----------------------------------------------------------------------------------------------------------
@@ -153,7 +171,9 @@ def test_the_ways_on_the_phone_are_all_right_equally_often():
 def layout(row):
     """Goal and what is seen on the way to it."""
     if "path" in row:
-        return row["question"], str([row["screens"][name] for name in ("Home", *row["path"][:2])])
+        return row["question"], str(
+            [row["screens"][name] for name in ("Home", *row["path"][:2])]
+        )
     return row["question"], str(row["shelves"][row["kind"]])
 
 
@@ -161,14 +181,17 @@ def test_no_row_is_in_both_splits_nor_twice(world):
     task, _, _ = world
     rows = task.train + task.held_out
     assert (len(task.train), len(task.held_out)) == (256, 64)
-    assert len({row_key(row) for row in rows}) == len({layout(row) for row in rows}) == len(rows)
+    assert (
+        len({row_key(row) for row in rows}) == len({layout(row) for row in rows}) == len(rows)
+    )
 
 
 def test_worked_episodes_are_of_no_row_and_end_well(world):
     task, environment, _ = world
     assert len(task.view.examples) == 3
     seen = {
-        (row["question"], str(worked(environment(), task.optimum, row))) for row in task.train + task.held_out
+        (row["question"], str(worked(environment(), task.optimum, row)))
+        for row in task.train + task.held_out
     }
     for goal, turns in task.view.examples:
         assert (goal, str(turns)) not in seen
@@ -213,7 +236,16 @@ def test_every_observation_ends_in_what_can_be_done(world):
         (
             "shop",
             [],
-            ["", "search", "search sofa", "open 1", "back", "buy", "hello there", "search cup and hat"],
+            [
+                "",
+                "search",
+                "search sofa",
+                "open 1",
+                "back",
+                "buy",
+                "hello there",
+                "search cup and hat",
+            ],
         ),
         (
             "shop",
@@ -221,7 +253,11 @@ def test_every_observation_ends_in_what_can_be_done(world):
             ["open", "open 0", "open 5", "open 1 2", "open one", "back", "buy", "buy 1"],
         ),
         ("shop", ["search cup", "open 3"], ["open 1", "buy it", "back 1", "I buy it"]),
-        ("phone", [], ["", "back", "tap", "tap 0", "tap 5", "tap 1 2", "tap Mail", "1", "please tap 1"]),
+        (
+            "phone",
+            [],
+            ["", "back", "tap", "tap 0", "tap 5", "tap 1 2", "tap Mail", "1", "please tap 1"],
+        ),
         ("phone", ["tap 1"], ["back back", "go back", "tap 12"]),
     ],
 )
@@ -241,15 +277,26 @@ def test_what_cannot_be_done_is_invalid_and_loses_nothing(name, done, texts):
             seen.partition("You can")[2]
         ), text
         game.invalid = False
-        assert [game.step(one) for one in way[len(done) :]][-1][1:] == (1.0, True) and not game.invalid
+        assert [game.step(one) for one in way[len(done) :]][-1][1:] == (
+            1.0,
+            True,
+        ) and not game.invalid
 
 
 @pytest.mark.parametrize(
     "make, options, said",
     [
-        (shop, {"max_turns": 4}, "max_turns=4 leaves no turns to go back and buy; give at least 5"),
+        (
+            shop,
+            {"max_turns": 4},
+            "max_turns=4 leaves no turns to go back and buy; give at least 5",
+        ),
         (shop, {"max_turns": 5.0}, "max_turns=5.0 leaves"),
-        (phone, {"max_turns": 2}, "max_turns=2 leaves no turns for three taps; give at least 3"),
+        (
+            phone,
+            {"max_turns": 2},
+            "max_turns=2 leaves no turns for three taps; give at least 3",
+        ),
         (shop, {"n_train": 0}, "task 'shop': train is empty; give at least one row"),
         (phone, {"n_held_out": 0}, "task 'phone': held_out is empty"),
     ],

@@ -52,7 +52,8 @@ def test_games_side_by_side_go_as_they_go_alone(name, real):
     wanted = [alone(make(), name, seed) for seed in range(6)]
     assert len({str(told) for told in wanted}) > 1
     game = make()
-    assert [alone(game, name, seed) for seed in reversed(range(6))][::-1] == wanted  # an object used again
+    # an object used again
+    assert [alone(game, name, seed) for seed in reversed(range(6))][::-1] == wanted
     random.seed(11)
     games, moves = [make() for _ in range(6)], [moves_of(name, seed) for seed in range(6)]
     told = [[game.reset({"seed": seed})] for seed, game in enumerate(games)]
@@ -90,7 +91,9 @@ def test_threads_make_no_difference(real):
             told.append(
                 [
                     tuple(o)
-                    for o in world.step(dict.fromkeys(range(8), MOVES["2048-v0-3x3"][turn]), turn).values()
+                    for o in world.step(
+                        dict.fromkeys(range(8), MOVES["2048-v0-3x3"][turn]), turn
+                    ).values()
                 ]
             )
         found.append(told)
@@ -103,9 +106,9 @@ def test_a_number_is_guessed_by_hand(real):
     assert 2 < number < 20
     game = from_textarena("GuessTheNumber-v0")()
     first = game.reset({"question": "Guess.", "seed": 3})
-    assert first.startswith("You are Player 0. You are playing Guess The Number.") and first.endswith(
-        "Enter your guess."
-    )
+    assert first.startswith(
+        "You are Player 0. You are playing Guess The Number."
+    ) and first.endswith("Enter your guess.")
     assert game.step("1") == ("The target number is higher.", 0.0, False) and not game.invalid
     assert game.step("[20]\n") == ("The target number is lower.", 0.0, False)
     told, reward, done = game.step("what?")
@@ -129,7 +132,9 @@ def test_the_tower_is_moved_by_hand(real):
     assert "A: [3, 2, 1]" in game.reset({"seed": 0})
     for move in ("A C", "A B", "C B", "A C", "B A", "B C"):
         told, reward, done = game.step(move)
-        assert (reward, done, game.invalid) == (0.0, False, False) and told.count("Current Board") == 1
+        assert (reward, done, game.invalid) == (0.0, False, False) and told.count(
+            "Current Board"
+        ) == 1
     assert game.step("A C")[1:] == (1.0, True)
 
 
@@ -157,7 +162,9 @@ def sets(game, seed, found):
             for i in range(len(cards)) for j in range(i) for k in range(j)
             if all(len({cards[n][trait] for n in (i, j, k)}) != 2 for trait in range(4))
         ]  # fmt: skip
-        bad = next(t for t in ((0, 1, 2), (0, 1, 3)) if tuple(sorted(t, reverse=True)) not in good)
+        bad = next(
+            t for t in ((0, 1, 2), (0, 1, 3)) if tuple(sorted(t, reverse=True)) not in good
+        )
         chosen = good[0] if turn < found else bad
         told, reward, done = game.step("[" + ", ".join(str(n + 1) for n in chosen) + "]")
         seen = told if "BOARD" in told else seen
@@ -167,7 +174,11 @@ def sets(game, seed, found):
 
 def board(seen):
     lines = seen.rpartition("BOARD")[2].splitlines()
-    return [line.rsplit(None, 4)[-4:] for line in lines if line.strip() and line.strip()[0].isdigit()]
+    return [
+        line.rsplit(None, 4)[-4:]
+        for line in lines
+        if line.strip() and line.strip()[0].isdigit()
+    ]
 
 
 def test_a_task_of_games_is_played_like_any_other(real):
@@ -196,7 +207,11 @@ def test_a_task_of_games_is_played_like_any_other(real):
         ("Golf-v0", {}, "name='Golf-v0' is no game for one player: Golf supports 2-4 players"),
         ("PublicGoodsGame-v0", {}, "name='PublicGoodsGame-v0' is no game for one player"),
         ("QuantumTicTacToe-v0", {}, "name='QuantumTicTacToe-v0' is no game for one player"),
-        ("Wordel-v0", {}, "name='Wordel-v0' is no game of textarena; the nearest are Wordle-v0"),
+        (
+            "Wordel-v0",
+            {},
+            "name='Wordel-v0' is no game of textarena; the nearest are Wordle-v0",
+        ),
         ("TowerOfHanoi-v0", {"disks": 4}, "options={'disks': 4} do not fit 'TowerOfHanoi-v0'"),
         ("TowerOfHanoi-v0", {"highest": 0}, "highest=0 must be a number above 0"),
     ],
@@ -266,19 +281,25 @@ def test_an_exception_leaves_the_callers_numbers_alone_and_the_others_can_move(s
         world.step({1: "break"}, 2)
     assert random.getstate() == before
     assert world.step({0: "go"}, 3)[0].reward == 0.0
-    assert world.reset([{"question": "one", "seed": 1}]) == [f"Your number is {random.Random(1).random()}."]
+    assert world.reset([{"question": "one", "seed": 1}]) == [
+        f"Your number is {random.Random(1).random()}."
+    ]
     assert random.getstate() == before
 
 
 @pytest.mark.parametrize("seed", [None, "3", 1.0, True, -1])
 def test_a_row_without_a_seed_is_refused_by_name(seed, stand_in):
     game = from_textarena("Wrong-v0")()
-    with pytest.raises(ValueError, match=f"a row for 'Wrong-v0': seed={seed!r} must be a whole number"):
+    with pytest.raises(
+        ValueError, match=f"a row for 'Wrong-v0': seed={seed!r} must be a whole number"
+    ):
         game.reset({"question": "one"} if seed is None else {"question": "one", "seed": seed})
 
 
 def test_unknown_names_and_options_are_refused(stand_in):
-    with pytest.raises(ValueError, match="name='Wrong-v1' is no game of textarena; the nearest are Wrong-v0"):
+    with pytest.raises(
+        ValueError, match="name='Wrong-v1' is no game of textarena; the nearest are Wrong-v0"
+    ):
         from_textarena("Wrong-v1")
     with pytest.raises(ValueError, match="options={'length': 3} do not fit 'Wrong-v0'"):
         from_textarena("Wrong-v0", length=3)

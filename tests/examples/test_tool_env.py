@@ -2,7 +2,15 @@
 
 import pytest
 
-from examples.tool_env import ToolCall, describe_tool, for_trl, from_tools, from_trl, read_call, sums
+from examples.tool_env import (
+    ToolCall,
+    describe_tool,
+    for_trl,
+    from_tools,
+    from_trl,
+    read_call,
+    sums,
+)
 from grpo_kit.more.episodes import EpisodeTask, grid
 from grpo_kit.more.episodes.environment import VectorEnv
 from grpo_kit.more.episodes.grid_world import Grid
@@ -28,7 +36,12 @@ def judge(row, text):
 @pytest.mark.parametrize(
     "text, name, arguments, why",
     [
-        ('<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>', "add", {"a": 2}, "Qwen's tags"),
+        (
+            '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>',
+            "add",
+            {"a": 2},
+            "Qwen's tags",
+        ),
         (
             '{"name": "add", "arguments": "{\\"a\\": 2}"}',
             "add",
@@ -41,7 +54,12 @@ def judge(row, text):
             {"a": 2},
             "Llama's word for arguments",
         ),
-        ('{"name": "f", "arguments": {"x": {"y": 1}}}', "f", {"x": {"y": 1}}, "braces in braces"),
+        (
+            '{"name": "f", "arguments": {"x": {"y": 1}}}',
+            "f",
+            {"x": {"y": 1}},
+            "braces in braces",
+        ),
         ("add(2, b=3)", "add", {"0": 2, "b": 3}, "Python's call syntax"),
         ("I call add([1, 2]) now", "add", {"0": [1, 2]}, "a list"),
     ],
@@ -50,7 +68,9 @@ def test_calls_are_read_in_every_form(text, name, arguments, why):
     assert read_call(text) == ToolCall(name, arguments), why
 
 
-@pytest.mark.parametrize("text", ["", "the sum is 5", "{not json}", "f(x", "f(__import__('os'))", '{"a": 1}'])
+@pytest.mark.parametrize(
+    "text", ["", "the sum is 5", "{not json}", "f(x", "f(__import__('os'))", '{"a": 1}']
+)
 def test_what_is_no_call_is_none_and_nothing_is_run(text):
     assert read_call(text) is None
 
@@ -60,7 +80,12 @@ def test_tools_are_called_until_a_text_calls_none():
     (seen,) = world.reset([ROW])
     assert "add(a: int, b: int = 1) -> int: Add two numbers." in seen
     found = world.step({0: "add(2, 3)"}, 1)[0]
-    assert (found.observation, found.reward, found.done, found.invalid) == ("5", 0.0, False, False)
+    assert (found.observation, found.reward, found.done, found.invalid) == (
+        "5",
+        0.0,
+        False,
+        False,
+    )
     found = world.step({0: "It is 5."}, 2)[0]
     assert (found.reward, found.done) == (1.0, True)
 
@@ -144,7 +169,12 @@ def test_a_tool_is_described_in_one_line():
 def test_an_episode_that_runs_out_of_turns_is_paid_as_trl_pays():
     task = grid(n_train=8, n_held_out=8)
     both = EpisodeTask(
-        "same", task.train, task.held_out, from_trl(for_trl(Grid)), max_turns=task.max_turns, success=1.0
+        "same",
+        task.train,
+        task.held_out,
+        from_trl(for_trl(Grid)),
+        max_turns=task.max_turns,
+        success=1.0,
     )
 
     def act(row, rng):
@@ -161,11 +191,16 @@ def test_what_is_no_call_is_read_as_none_and_is_invalid(inside):
     world = VectorEnv(from_tools([add], lambda row, text: 1.0))
     world.reset([{"question": "q"}])
     found = world.step({0: text}, 1)[0]
-    assert found.invalid and not found.done and found.observation == "That call could not be read."
+    assert (
+        found.invalid and not found.done and found.observation == "That call could not be read."
+    )
 
 
 def test_a_list_of_one_call_and_async_tools():
-    assert read_call('<tool_call>[{"name": "add", "arguments": {"a": 1}}]</tool_call>').name == "add"
+    assert (
+        read_call('<tool_call>[{"name": "add", "arguments": {"a": 1}}]</tool_call>').name
+        == "add"
+    )
 
     async def later(a: int) -> int:
         return a
@@ -186,4 +221,6 @@ def test_sums_are_right_by_the_tool_and_by_no_guess():
 
     assert task.score(caller) == task.score(caller, task.train) == 1.0
     assert task.score(hedger) == 0.0
-    assert not {row["question"] for row in task.train} & {row["question"] for row in task.held_out}
+    assert not {row["question"] for row in task.train} & {
+        row["question"] for row in task.held_out
+    }

@@ -34,7 +34,10 @@ def _understood(question):
     text = question[0].lower() + question[1:].removesuffix(".")
     text, _, first = text.partition(", but first ")
     calls = []
-    for words in [*([first] if first else []), *re.split(r", then | and then |, after that ", text)]:
+    for words in [
+        *([first] if first else []),
+        *re.split(r", then | and then |, after that ", text),
+    ]:
         pattern, call = next((p, c) for p, c in _SAID if re.fullmatch(p, words))
         calls.append(call.format(**re.fullmatch(pattern, words).groupdict()))
     return calls
@@ -48,7 +51,9 @@ def test_the_calls_are_what_the_question_asks_for():
     assert {len(row["calls"]) for row in task.train} == {1, 2, 3}
     turned = sum("but first" in row["question"] for row in task.train) / len(task.train)
     assert 0.1 < turned < 0.25
-    assert {call.partition("(")[0] for row in task.train for call in row["calls"]} == set(OPERATIONS)
+    assert {call.partition("(")[0] for row in task.train for call in row["calls"]} == set(
+        OPERATIONS
+    )
 
 
 def test_tools_rows_are_distinct_disjoint_and_seeded():
@@ -64,7 +69,9 @@ def test_tools_rows_are_distinct_disjoint_and_seeded():
 def test_the_gold_earns_full_accuracy_in_any_spelling_and_the_example_is_right():
     task = tools(**SMALL)
     question, response = task.examples[0]
-    assert _understood(question) == response.removeprefix("<answer>").removesuffix("</answer>").split("; ")
+    assert _understood(question) == response.removeprefix("<answer>").removesuffix(
+        "</answer>"
+    ).split("; ")
     for row in task.held_out:
         spelled = row["answer"].replace('"', "'").replace("; ", "\n")
         assert task.is_correct(spelled, row)
@@ -73,7 +80,8 @@ def test_the_gold_earns_full_accuracy_in_any_spelling_and_the_example_is_right()
         assert not task.is_correct(row["answer"] + "; timer(1)", row)
         batch = {name: [value] for name, value in row.items()}
         scores = [
-            reward([f"{spelled}</answer>"], prefill=["<answer>"], **batch)[0] for reward in task.rewards
+            reward([f"{spelled}</answer>"], prefill=["<answer>"], **batch)[0]
+            for reward in task.rewards
         ]
         assert scores == [pytest.approx(1 - 0.125 * len(row["calls"]) / 50), 1.0]
         assert CallValidity(OPERATIONS)([f"<answer>{spelled}</answer>"]) == [1.0]
@@ -89,7 +97,9 @@ def test_tools_strategies_earn_what_the_docstring_says():
     assert [name for name, *_ in stated] == list(rewards)
     for name, accuracy, mean in stated:
         assert (f"{100 * accuracies[name]:.1f}", f"{rewards[name]:.3f}") == (accuracy, mean)
-    usual = replace(task, rewards=[call_reward(OPERATIONS, weights=(0.4, 0.5, 0.1)), SoftFormat(think=None)])
+    usual = replace(
+        task, rewards=[call_reward(OPERATIONS, weights=(0.4, 0.5, 0.1)), SoftFormat(think=None)]
+    )
     assert f"earns {max(strategy_rewards(usual).values()):.2f} of" in tools_module.__doc__
     with pytest.raises(ValueError, match="rows is empty"):
         strategy_rewards(task, [])
@@ -97,9 +107,12 @@ def test_tools_strategies_earn_what_the_docstring_says():
 
 def test_no_cheat_pays_in_tools():
     table = check_rewards((task := tools(n_train=8, n_held_out=40)).rewards, task, rows=40)
-    assert {"all calls twice", "unknown operation", "calls as a list of texts", "nothing, commented"} <= set(
-        table["case"]
-    )
+    assert {
+        "all calls twice",
+        "unknown operation",
+        "calls as a list of texts",
+        "nothing, commented",
+    } <= set(table["case"])
 
 
 @pytest.mark.parametrize("calls", [(0, 2), (3, 2), (1, 6)])

@@ -29,7 +29,11 @@ def adapted():
 
 def expected(model, tokenizer, **how):
     (made,) = complete(
-        model, tokenizer, TASK.render(tokenizer, TASK.held_out[:1]), max_completion_tokens=12, **how
+        model,
+        tokenizer,
+        TASK.render(tokenizer, TASK.held_out[:1]),
+        max_completion_tokens=12,
+        **how,
     )
     return TASK.prefill + made.text
 
@@ -43,7 +47,10 @@ def test_the_response_is_that_of_the_trainings_prompt(adapted):
 def test_base_beside_tuned_is_the_adapter_off(adapted):
     both = kit.chat(*adapted, task=TASK, base=True).ask(QUESTION)
     base, tokenizer = load_policy(BASE, quiet=True)
-    assert both == {"tuned": expected(*adapted), "without its adapter": expected(base, tokenizer)}
+    assert both == {
+        "tuned": expected(*adapted),
+        "without its adapter": expected(base, tokenizer),
+    }
     assert both["tuned"] != both["without its adapter"]
     named = kit.chat(*adapted, task=TASK, base=BASE).ask(QUESTION)
     assert named == {"tuned": both["tuned"], "base": both["without its adapter"]}
@@ -53,12 +60,16 @@ def test_base_beside_tuned_is_the_adapter_off(adapted):
 def test_an_export_needs_no_task(format, adapted, tmp_path):
     folder = tmp_path / "out"
     quant = "f32" if format == "merged" else None
-    export(*adapted, folder, task=TASK, format=format, quant=quant, temperature=0.0, proof=False)
+    export(
+        *adapted, folder, task=TASK, format=format, quant=quant, temperature=0.0, proof=False
+    )
     asked = kit.chat(folder)
     assert asked.ask(QUESTION) == {str(folder): expected(*adapted)} and asked.tokens == 12
     both = kit.chat(folder, base=BASE).ask(QUESTION)
     base, tokenizer = load_policy(BASE, quiet=True)
-    assert both["base"] == expected(base, tokenizer), "the base is asked with the export's prompt"
+    assert both["base"] == expected(base, tokenizer), (
+        "the base is asked with the export's prompt"
+    )
     with pytest.raises(ExportError, match="holds its prompt already; leave the task out"):
         kit.chat(folder, task=TASK)
 

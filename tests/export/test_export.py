@@ -57,9 +57,15 @@ def test_merged_lora_proves_itself(tmp_path):
     before = {k: v.clone() for k, v in model.state_dict().items()}
     made = export(model, tokenizer, tmp_path / "out", task=TASK, quant="f32", temperature=0.7)
     proof = made.proof
-    assert proof.prompts_same == proof.questions == 6 and proof.kl < 1e-6 and proof.same_answers == 1
+    assert (
+        proof.prompts_same == proof.questions == 6
+        and proof.kl < 1e-6
+        and proof.same_answers == 1
+    )
     assert proof.comparison.base.n == 6 and proof.comparison.difference["strict"].value == 0
-    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items()), "the model stays as it is"
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items()), (
+        "the model stays as it is"
+    )
     # Read by transformers alone, as anybody would.
     theirs = AutoModelForCausalLM.from_pretrained(made.folder)
     assert type(theirs).__name__ == "LlamaForCausalLM"
@@ -79,10 +85,14 @@ def test_merged_lora_proves_itself(tmp_path):
     report = json.loads((made.folder / "export.json").read_text())
     assert report["proof"]["objections"] == [] and report["base"] == BASE
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out"], "nothing is left beside it"
-    assert oct(made.folder.stat().st_mode) == oct((tmp_path / "out").parent.stat().st_mode | 0o55)
+    assert oct(made.folder.stat().st_mode) == oct(
+        (tmp_path / "out").parent.stat().st_mode | 0o55
+    )
 
 
-@pytest.mark.parametrize("lora", [{}, {"use_dora": True}, {"use_rslora": True, "r": 4}], ids=str)
+@pytest.mark.parametrize(
+    "lora", [{}, {"use_dora": True}, {"use_rslora": True, "r": 4}], ids=str
+)
 def test_adapters_are_added_up_in_float32(lora):
     """By hand where it is a sum: the base's weight + scaling * B A."""
     model, tokenizer = adapted(**lora)
@@ -92,7 +102,11 @@ def test_adapters_are_added_up_in_float32(lora):
     if "use_dora" in lora:
         return
     layer = model.get_base_model().model.layers[0].self_attn.q_proj
-    delta = layer.lora_B["default"].weight @ layer.lora_A["default"].weight * layer.scaling["default"]
+    delta = (
+        layer.lora_B["default"].weight
+        @ layer.lora_A["default"].weight
+        * layer.scaling["default"]
+    )
     expected = layer.base_layer.weight + delta
     assert torch.allclose(whole.model.layers[0].self_attn.q_proj.weight, expected, atol=1e-6)
 
@@ -107,10 +121,14 @@ def test_a_base_in_bfloat16_is_added_up_in_float32():
     merged = whole.model.layers[1].mlp.up_proj.weight
     assert merged.dtype == torch.float32
     delta = merged - base.base_layer.weight.float()
-    expected = base.lora_B["default"].weight @ base.lora_A["default"].weight * base.scaling["default"]
+    expected = (
+        base.lora_B["default"].weight @ base.lora_A["default"].weight * base.scaling["default"]
+    )
     assert torch.allclose(delta, expected.float(), atol=1e-8) and expected.abs().max() > 0
     rounded = share_moved(model, whole, torch.bfloat16)
-    assert rounded < 0.5 < share_moved(model, whole, torch.float32), "what bfloat16 would leave of it"
+    assert rounded < 0.5 < share_moved(model, whole, torch.float32), (
+        "what bfloat16 would leave of it"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +144,11 @@ def of_few_words(kind, tokenizer):
         tie_word_embeddings=kind != "qwen3",
     )  # fmt: skip
     # transformers reads no head size of Qwen3's out of a GGUF: it takes 128, which all of Qwen's own have.
-    config = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": partial(Qwen3Config, head_dim=128)}[kind]
+    config = {
+        "llama": LlamaConfig,
+        "qwen2": Qwen2Config,
+        "qwen3": partial(Qwen3Config, head_dim=128),
+    }[kind]
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config(**sizes))
 
@@ -141,15 +163,23 @@ def test_gguf_is_read_by_transformers(kind, tmp_path, thousand):
             if parameter.ndim == 1:
                 parameter.data += 0.3 * torch.randn_like(parameter)
     write_gguf(tmp_path / "m.gguf", model, tokenizer, "f32", name="m")
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", dtype=torch.float32)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="m.gguf", dtype=torch.float32
+    )
     assert type(theirs) is type(model)
-    assert all(torch.equal(theirs.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(
+        torch.equal(theirs.state_dict()[name], tensor)
+        for name, tensor in model.state_dict().items()
+    )
     assert torch.allclose(scores(theirs, tokenizer), scores(model, tokenizer), atol=1e-5)
     if kind == "llama":
         again = AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
         for text in ("12 + 7 = 19\n", "  <answer>ä 漢</answer><|im_end|>", "don't  stop"):
             assert again(text)["input_ids"] == tokenizer(text)["input_ids"]
-        assert again.chat_template == tokenizer.chat_template and again.eos_token == tokenizer.eos_token
+        assert (
+            again.chat_template == tokenizer.chat_template
+            and again.eos_token == tokenizer.eos_token
+        )
 
 
 def test_matrices_are_stored_as_asked_and_vectors_whole(tmp_path, thousand):
@@ -157,7 +187,11 @@ def test_matrices_are_stored_as_asked_and_vectors_whole(tmp_path, thousand):
 
     model, tokenizer = of_few_words("llama", thousand), thousand
     expected = model.model.layers[1].mlp.down_proj.weight.detach()
-    for quant, kind, apart in (("f16", "F16", 2**-11), ("bf16", "BF16", 2**-8), ("q8_0", "Q8_0", 1 / 127)):
+    for quant, kind, apart in (
+        ("f16", "F16", 2**-11),
+        ("bf16", "BF16", 2**-8),
+        ("q8_0", "Q8_0", 1 / 127),
+    ):
         write_gguf(tmp_path / f"{quant}.gguf", model, tokenizer, quant, name="m")
         tensors = {t.name: t for t in gguf.GGUFReader(tmp_path / f"{quant}.gguf").tensors}
         stored = tensors["blk.1.ffn_down.weight"]
@@ -171,7 +205,9 @@ def test_matrices_are_stored_as_asked_and_vectors_whole(tmp_path, thousand):
 def test_gguf_export_proves_itself(tmp_path):
     """In 16 bits: within q8_0's rounding are the likeliest two tokens of so small a model."""
     model, tokenizer = adapted()
-    made = export(model, tokenizer, tmp_path / "out", task=TASK, format="gguf", quant="f16", rows=3)
+    made = export(
+        model, tokenizer, tmp_path / "out", task=TASK, format="gguf", quant="f16", rows=3
+    )
     assert sorted(p.name for p in made.folder.iterdir()) == [
         "Modelfile",
         "README.md",
@@ -203,19 +239,25 @@ def test_an_adapter_on_an_export_names_it_in_full(tmp_path, monkeypatch):
         for name, parameter in second.named_parameters():
             if "lora_B" in name:
                 parameter.data.normal_(0, 0.2)
-        stacked = export(second, tokenizer, f"{made.folder}-second", format="adapter", proof=False)
+        stacked = export(
+            second, tokenizer, f"{made.folder}-second", format="adapter", proof=False
+        )
         with monkeypatch.context() as elsewhere:
             elsewhere.chdir("/")
             again, _ = load_policy(tmp_path / stacked.folder, tuning="lora", quiet=True)
         assert torch.allclose(scores(again, tokenizer), scores(second, tokenizer), atol=1e-5)
-        assert not torch.allclose(scores(second, tokenizer), scores(first, tokenizer), atol=1e-2)
+        assert not torch.allclose(
+            scores(second, tokenizer), scores(first, tokenizer), atol=1e-2
+        )
 
 
 def test_active_adapters_are_added_up(tmp_path):
     from peft import LoraConfig
 
     model, tokenizer = adapted()
-    model.add_adapter("second", LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "up_proj"]))
+    model.add_adapter(
+        "second", LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "up_proj"])
+    )
     for name, parameter in model.named_parameters():
         if "lora_B.second" in name:
             parameter.data.normal_(0, 0.5)
@@ -243,7 +285,8 @@ def test_4_bit_weights_are_added_up_as_what_they_stand_for(double, tmp_path):
     from transformers import BitsAndBytesConfig
 
     small, tokenizer = load_policy(BASE, quiet=True)
-    config = small.config  # bitsandbytes wants whole blocks in its rows and columns, as real models have them
+    # bitsandbytes wants whole blocks in its rows and columns, as real models have them
+    config = small.config
     config.hidden_size, config.intermediate_size, config.head_dim = 128, 256, 32
     whole = AutoModelForCausalLM.from_config(config)
     whole.save_pretrained(tmp_path)
@@ -254,27 +297,39 @@ def test_4_bit_weights_are_added_up_as_what_they_stand_for(double, tmp_path):
     base = AutoModelForCausalLM.from_pretrained(
         tmp_path, quantization_config=how, device_map="cpu", dtype=torch.float32
     )
-    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=8, target_modules="all-linear"))
+    model = get_peft_model(
+        base, LoraConfig(task_type="CAUSAL_LM", r=8, target_modules="all-linear")
+    )
     torch.manual_seed(0)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             parameter.data.normal_(0, 0.2)
     with torch.no_grad():
-        trained = model.train()(**tokenizer("Which number is the largest?", return_tensors="pt")).logits[0]
+        trained = model.train()(
+            **tokenizer("Which number is the largest?", return_tensors="pt")
+        ).logits[0]
     made = whole_model(model)
     assert not hasattr(made.config, "quantization_config") and made.dtype == torch.float32
-    assert torch.allclose(scores(made, tokenizer, "Which number is the largest?"), trained, atol=1e-5)
+    assert torch.allclose(
+        scores(made, tokenizer, "Which number is the largest?"), trained, atol=1e-5
+    )
     answered = scores(model, tokenizer)
     states = [getattr(parameter, "quant_state", None) for parameter in model.parameters()]
     # Where a CPU has bfloat16, an answer makes bitsandbytes lay its weights out anew, with rounder scales.
     rounder = any(getattr(state, "packing_format_for_cpu", False) for state in states)
-    assert torch.allclose(scores(whole_model(model), tokenizer), answered, atol=0.05 if rounder else 1e-5)
+    assert torch.allclose(
+        scores(whole_model(model), tokenizer), answered, atol=0.05 if rounder else 1e-5
+    )
     with model.disable_adapter():
-        assert (scores(model, tokenizer) - scores(whole, tokenizer)).abs().max() > 0.05, "rounded to 4 bits"
+        assert (scores(model, tokenizer) - scores(whole, tokenizer)).abs().max() > 0.05, (
+            "rounded to 4 bits"
+        )
 
 
 @pytest.mark.parametrize(
-    "lora", [{"modules_to_save": ["norm"]}, {"modules_to_save": ["lm_head"]}, {"bias": "lora_only"}], ids=str
+    "lora",
+    [{"modules_to_save": ["norm"]}, {"modules_to_save": ["lm_head"]}, {"bias": "lora_only"}],
+    ids=str,
 )
 def test_what_was_trained_beside_the_adapters_comes_along(lora):
     model, tokenizer = load_policy(BASE, tuning="lora", lora=lora, quiet=True)
@@ -282,15 +337,21 @@ def test_what_was_trained_beside_the_adapters_comes_along(lora):
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data += 0.2 * torch.randn_like(parameter)
-    assert torch.allclose(scores(whole_model(model), tokenizer), scores(model, tokenizer), atol=1e-4)
+    assert torch.allclose(
+        scores(whole_model(model), tokenizer), scores(model, tokenizer), atol=1e-4
+    )
 
 
 @pytest.mark.parametrize(
-    "lora", [{"trainable_token_indices": [1, 2]}, {"target_modules": ["q_proj", "embed_tokens"]}], ids=str
+    "lora",
+    [{"trainable_token_indices": [1, 2]}, {"target_modules": ["q_proj", "embed_tokens"]}],
+    ids=str,
 )
 def test_what_is_not_merged_right_is_refused(lora, tmp_path):
     model, tokenizer = load_policy(BASE, tuning="lora", lora=lora, quiet=True)
-    with pytest.raises(ExportError, match="embedding.*that is not merged here. Use format='adapter'"):
+    with pytest.raises(
+        ExportError, match="embedding.*that is not merged here. Use format='adapter'"
+    ):
         export(model, tokenizer, tmp_path / "out", proof=False)
     assert not list(tmp_path.iterdir())
 
@@ -304,14 +365,21 @@ def test_a_long_answer_is_compared_as_far_as_it_goes(tmp_path, monkeypatch, read
 
 def test_a_trainer_brings_its_temperature_and_its_prompts(tmp_path):
     trainer = make(
-        tmp_path / "run", steps=2, task=TASK, temperature=linear(1.2, 0.7), max_completion_tokens=12
+        tmp_path / "run",
+        steps=2,
+        task=TASK,
+        temperature=linear(1.2, 0.7),
+        max_completion_tokens=12,
     )
     trainer.train()
     made = export(trainer, trainer.tokenizer, tmp_path / "out", task=TASK, proof=False)
     settings = json.loads((made.folder / "generation_config.json").read_text())
     assert settings["temperature"] == pytest.approx(0.7), "the last step's"
     other = dataclasses.replace(TASK, prefill="<a>")
-    for task, said in ((None, "task=None renders"), (other, "task 'largest' renders the prompt")):
+    for task, said in (
+        (None, "task=None renders"),
+        (other, "task 'largest' renders the prompt"),
+    ):
         with pytest.raises(ExportError, match=f"{said}.*give the task that it was trained on"):
             export(trainer, trainer.tokenizer, tmp_path / "new", task=task, proof=False)
 
@@ -321,7 +389,9 @@ def test_without_a_task_the_trainers_length_counts(tmp_path):
     trainer = make(tmp_path / "run", steps=2, task=plain, max_completion_tokens=12)
     made = export(trainer, trainer.tokenizer, tmp_path / "out", proof=False)
     settings = json.loads((made.folder / "generation_config.json").read_text())
-    assert settings["max_new_tokens"] == 12 and settings["temperature"] == 1.0, "before its first step, too"
+    assert settings["max_new_tokens"] == 12 and settings["temperature"] == 1.0, (
+        "before its first step, too"
+    )
 
 
 def test_a_task_of_several_turns(tmp_path, read_here):
@@ -331,7 +401,9 @@ def test_a_task_of_several_turns(tmp_path, read_here):
     task = calculator(8, 4)
     model, tokenizer = adapted()
     made = export(model, tokenizer, tmp_path / "out", task=task, rows=3)
-    assert made.proof.prompts_same == made.proof.questions == 3 and made.proof.comparison is None
+    assert (
+        made.proof.prompts_same == made.proof.questions == 3 and made.proof.comparison is None
+    )
     served = AutoTokenizer.from_pretrained(made.folder)
     (message,) = _questions(task, task.train[:1])
     text = served.apply_chat_template(
@@ -353,16 +425,21 @@ def test_another_model_is_refused_and_left_with_its_report(tmp_path, monkeypatch
 
     monkeypatch.setattr(write, "whole_model", spoiled)
     with pytest.raises(
-        ExportError, match="not the trained model: it is .* nats a token.*It lies in .*out-refused"
+        ExportError,
+        match="not the trained model: it is .* nats a token.*It lies in .*out-refused",
     ):
         export(model, tokenizer, tmp_path / "out", rows=2, quant="f32")
     assert [p.name for p in tmp_path.iterdir()] == ["out-refused"]
-    assert json.loads((tmp_path / "out-refused" / "export.json").read_text())["proof"]["objections"]
+    assert json.loads((tmp_path / "out-refused" / "export.json").read_text())["proof"][
+        "objections"
+    ]
 
 
 @pytest.fixture(params=[0, 1], ids="process {} of 2".format)
 def rank(request):
-    torch.distributed.init_process_group("fake", rank=request.param, world_size=2, store=FakeStore())
+    torch.distributed.init_process_group(
+        "fake", rank=request.param, world_size=2, store=FakeStore()
+    )
     yield request.param
     torch.distributed.destroy_process_group()
 
@@ -372,7 +449,9 @@ def test_one_of_several_processes_writes(rank, tmp_path):
     if rank == 0:
         assert export(model, tokenizer, tmp_path / "new", proof=False).folder.is_dir()
         return
-    with pytest.raises(ExportError, match="process 1 of 2, which would all write the same folder"):
+    with pytest.raises(
+        ExportError, match="process 1 of 2, which would all write the same folder"
+    ):
         export(model, tokenizer, tmp_path / "new", proof=False)
     assert not (tmp_path / "new").exists()
 
@@ -392,12 +471,20 @@ def test_arguments_that_do_not_fit(tmp_path):
     ]:
         with pytest.raises(ExportError, match=said):
             export(
-                **{"model": model, "tokenizer": tokenizer, "folder": tmp_path / "new", "task": TASK} | changes
+                **{
+                    "model": model,
+                    "tokenizer": tokenizer,
+                    "folder": tmp_path / "new",
+                    "task": TASK,
+                }
+                | changes
             )
     assert (tmp_path / "taken" / "thesis.txt").read_text() == "mine"
     assert [p.name for p in tmp_path.iterdir()] == ["taken"]
     for one, other in [("a/path", tokenizer), (model, None), (model.config, tokenizer)]:
-        with pytest.raises(ExportError, match="is a path; load it|is no tokenizer|kit.load_policy"):
+        with pytest.raises(
+            ExportError, match="is a path; load it|is no tokenizer|kit.load_policy"
+        ):
             export(one, other, tmp_path / "new")
     model.model.layers[0].mlp.up_proj.weight.data[0, 0] = 1e6
     with pytest.raises(ExportError, match="largest weight is 1e.06; use 'f32'"):
@@ -436,7 +523,12 @@ def test_plain_peft_opens_an_exported_adapter(what, tmp_path):
             parameter.data.normal_(0, 0.2)
     proved = what in ("a folder", "resized")  # by a process without the kit
     made = export(
-        model, tokenizer, tmp_path / "out", format="adapter", task=TASK if proved else None, proof=proved
+        model,
+        tokenizer,
+        tmp_path / "out",
+        format="adapter",
+        task=TASK if proved else None,
+        proof=proved,
     )
     assert (made.folder / "base").is_dir() == beside and (not proved or made.proof.kl < 1e-6)
     theirs = AutoPeftModelForCausalLM.from_pretrained(made.folder)
@@ -462,16 +554,25 @@ def test_a_gguf_file_names_every_end(ends, tmp_path):
 
 
 def test_reader_needs_nothing_of_the_kit():
-    assert "import grpo_kit" not in (text := Path(exporting.__file__).with_name("_reader.py").read_text())
+    assert "import grpo_kit" not in (
+        text := Path(exporting.__file__).with_name("_reader.py").read_text()
+    )
     assert "from grpo_kit" not in text
 
 
 def test_a_base_says_its_licence(tmp_path, thousand):
     model, tokenizer = of_few_words("llama", thousand), thousand
-    write_gguf(tmp_path / "m.gguf", model, tokenizer, "f32", name="m", license="mit", temperature=0.7)
+    write_gguf(
+        tmp_path / "m.gguf", model, tokenizer, "f32", name="m", license="mit", temperature=0.7
+    )
     (tmp_path / "README.md").write_text("---\nlicense: gpl-3.0\n---\n# a model\n")
-    assert license_of(str(tmp_path / "m.gguf")) == "mit" and license_of(str(tmp_path)) == "gpl-3.0"
-    assert license_of("smollm2-135m-instruct") == "apache-2.0" and license_of("owner/unknown") is None
+    assert (
+        license_of(str(tmp_path / "m.gguf")) == "mit" and license_of(str(tmp_path)) == "gpl-3.0"
+    )
+    assert (
+        license_of("smollm2-135m-instruct") == "apache-2.0"
+        and license_of("owner/unknown") is None
+    )
     import gguf
 
     assert gguf.GGUFReader(tmp_path / "m.gguf").get_field(
@@ -514,6 +615,10 @@ def test_card_of_a_run_and_its_way_to_the_hub(tmp_path, read_here):
     with pytest.raises(ExportError, match="the hub did not take it .*is untouched"):
         made.push_to_hub("me/mine")
     # The model that the card's own lines load says what the trained one says.
-    lines = card.partition("```python\n")[2].partition("```")[0].replace('"proved"', repr(str(made.folder)))
+    lines = (
+        card.partition("```python\n")[2]
+        .partition("```")[0]
+        .replace('"proved"', repr(str(made.folder)))
+    )
     done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-1000:]

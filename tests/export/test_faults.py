@@ -130,14 +130,19 @@ def test_what_a_killed_export_left_goes_with_the_next_one(tiny, tmp_path):
     with pytest.raises(ExportError, match="an export that was not finished"):
         kit.chat(left)
     export(*tiny, tmp_path / "out", proof=False)
-    assert not left.exists() and live.exists() and far.exists(), "one that is still written stays"
+    assert not left.exists() and live.exists() and far.exists(), (
+        "one that is still written stays"
+    )
 
 
 def test_folders_that_cannot_be_made(tiny, tmp_path):
     (tmp_path / "file").write_text("mine")
     for folder, said in (
         (tmp_path / "file" / "out", "cannot be made .*give one that can be written"),
-        ("/proc/nowhere/out", "folder='/proc/nowhere/out': nothing can be written to /proc; name another"),
+        (
+            "/proc/nowhere/out",
+            "folder='/proc/nowhere/out': nothing can be written to /proc; name another",
+        ),
     ):
         with pytest.raises(ExportError, match=said):
             export(*tiny, folder, proof=False)
@@ -154,7 +159,8 @@ def test_weights_that_are_no_numbers(format, tmp_path):
     model, tokenizer = load_policy("tiny-random", quiet=True)
     model.model.layers[1].mlp.up_proj.weight.data[3, 4] = float("nan")
     with pytest.raises(
-        ExportError, match="layers.1.mlp.up_proj.weight that are not finite: the training diverged"
+        ExportError,
+        match="layers.1.mlp.up_proj.weight that are not finite: the training diverged",
     ):
         export(model, tokenizer, tmp_path / "out", format=format, quant="f32", proof=False)
     assert not list(tmp_path.iterdir())
@@ -171,7 +177,9 @@ def test_a_reader_that_dies_leaves_the_export_unproved(dies, tiny, tmp_path, mon
         if "kill" in dies
         else "MemoryError: no more"
     )
-    with pytest.raises(ExportError, match=f"(?s)was not proved: .*{said}.*It lies in .*out-refused"):
+    with pytest.raises(
+        ExportError, match=f"(?s)was not proved: .*{said}.*It lies in .*out-refused"
+    ):
         export(*tiny, tmp_path / "out")
     refused = tmp_path / "out-refused"
     assert not (tmp_path / "out").exists()
@@ -186,18 +194,22 @@ def test_a_reader_that_dies_leaves_the_export_unproved(dies, tiny, tmp_path, mon
 def test_a_changed_byte_is_seen(tiny, tmp_path, read_here):
     made = export(*tiny, tmp_path / "out", task=TASK, rows=2)
     (made.folder / "README.md").write_text("my own words")
-    assert "README.md" in push_to_hub(made.folder, "me/mine", dry_run=True), "the card is the reader's"
+    assert "README.md" in push_to_hub(made.folder, "me/mine", dry_run=True), (
+        "the card is the reader's"
+    )
     kit.chat(made.folder)
     weights = made.folder / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     for used in (kit.chat, lambda folder: push_to_hub(folder, "me/mine", dry_run=True)):
         with pytest.raises(
-            ExportError, match="is not what was exported: model.safetensors is another; copy it again"
+            ExportError,
+            match="is not what was exported: model.safetensors is another; copy it again",
         ):
             used(made.folder)
     with pytest.raises(
-        PolicyLoadError, match="is damaged: model.safetensors is another; .* delete its export.json"
+        PolicyLoadError,
+        match="is damaged: model.safetensors is another; .* delete its export.json",
     ):
         load_policy(made.folder, quiet=True)
     weights.unlink()

@@ -51,7 +51,9 @@ def of_family(family, **more):
 @pytest.mark.parametrize("family", GGUF_SIZES)
 def test_llama_cpp_computes_the_same(family, tmp_path):
     """Log-probabilities of drawn tokens, longer than the windows of 8, and the same greedy text."""
-    pytest.importorskip("llama_cpp", reason="no llama-cpp-python, which is compiled here for ten minutes")
+    pytest.importorskip(
+        "llama_cpp", reason="no llama-cpp-python, which is compiled here for ten minutes"
+    )
     assert in_llama_cpp(family, WORDS).startswith("equal")
 
 
@@ -59,7 +61,9 @@ def test_llama_cpp_computes_the_same(family, tmp_path):
 def test_transformers_reads_the_same(family, tmp_path):
     model = of_family(family, num_hidden_layers=2, **AS_READ[family])
     write_gguf(tmp_path / "m.gguf", model, WORDS, "f32", name="m")
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", dtype=torch.float32).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="m.gguf", dtype=torch.float32
+    ).eval()
     ids = torch.arange(5, 45)[None]
     with torch.no_grad():
         assert torch.allclose(theirs(ids).logits, model(ids).logits, atol=1e-3)
@@ -74,11 +78,13 @@ def test_keys_and_weights_by_hand(family, tmp_path):
     read = gguf.GGUFReader(tmp_path / "m.gguf")
     found = {name: read.fields[name].contents() for name in KEYS[family]}
     assert found == {
-        k: pytest.approx(v, rel=1e-6) if isinstance(v, float) else v for k, v in KEYS[family].items()
+        k: pytest.approx(v, rel=1e-6) if isinstance(v, float) else v
+        for k, v in KEYS[family].items()
     }
     arch = read.fields["general.architecture"].contents()
     tensors = {
-        t.name: torch.tensor(np.array(t.data)).reshape(*reversed(t.shape.tolist())) for t in read.tensors
+        t.name: torch.tensor(np.array(t.data)).reshape(*reversed(t.shape.tolist()))
+        for t in read.tensors
     }
     undo = LlamaTensorProcessor(config=config.to_dict()).process
     rest = dict(tensors)
@@ -107,7 +113,8 @@ def test_keys_and_weights_by_hand(family, tmp_path):
         shift = 1 if arch.startswith("gemma") else 0
         if hasattr(layer, "input_layernorm"):
             same(f"blk.{i}.attn_norm.weight", layer.input_layernorm.weight + shift)
-    if family == "llama3":  # wavelengths below 32 / 4 as they are, above 32 / 1 by 8, between them by both
+    # wavelengths below 32 / 4 as they are, above 32 / 1 by 8, between them by both
+    if family == "llama3":
         waves = 2 * math.pi * 5e5 ** (torch.arange(0, 32, 2) / 32)
         between = (32 / waves - 1) / (4 - 1)
         smooth = 1 / ((1 - between) / 8 + between)
@@ -185,10 +192,18 @@ def of_pieces(normalizer, pre_tokenizer=None):
     learned = Tokenizer(models.BPE())
     learned.normalizer = normalizers.Replace(" ", "▁")
     learned.train_from_iterator(
-        [__doc__, *TEXTS] * 2, trainers.BpeTrainer(vocab_size=300, max_token_length=6, show_progress=False)
+        [__doc__, *TEXTS] * 2,
+        trainers.BpeTrainer(vocab_size=300, max_token_length=6, show_progress=False),
     )
     made = json.loads(learned.to_str())["model"]
-    vocabulary = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{i:02X}>" for i in range(256)), *made["vocab"]]
+    vocabulary = [
+        "<pad>",
+        "<eos>",
+        "<bos>",
+        "<unk>",
+        *(f"<0x{i:02X}>" for i in range(256)),
+        *made["vocab"],
+    ]
     backend = Tokenizer(
         models.BPE(
             vocab={text: i for i, text in enumerate(dict.fromkeys(vocabulary))}, byte_fallback=True, fuse_unk=True,

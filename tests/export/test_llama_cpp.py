@@ -40,11 +40,15 @@ def made(request, tmp_path_factory):
         )  # fmt: skip
         model = AutoModelForCausalLM.from_config(config)
         folder = tmp_path_factory.mktemp("gguf") / "out"
-        export(model, tokenizer, folder, task=TASK, format="gguf", quant=request.param, proof=False)
+        export(
+            model, tokenizer, folder, task=TASK, format="gguf", quant=request.param, proof=False
+        )
     report = json.loads((folder / "export.json").read_text())
     path = folder / report["file"]
     theirs = llama_cpp.Llama(str(path), n_ctx=1024, logits_all=True, verbose=False, n_threads=1)
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=path.name, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file=path.name, dtype=torch.float32
+    ).eval()
     return report, theirs, model, AutoTokenizer.from_pretrained(folder, gguf_file=path.name)
 
 
@@ -57,7 +61,9 @@ def prompt_of(theirs, question):
         theirs.detokenize([int(data[f"tokenizer.ggml.{name}_token_id"])], special=True).decode()
         for name in ("bos", "eos")
     )
-    formatter = Jinja2ChatFormatter(data["tokenizer.chat_template"], bos_token=bos, eos_token=eos)
+    formatter = Jinja2ChatFormatter(
+        data["tokenizer.chat_template"], bos_token=bos, eos_token=eos
+    )
     return formatter(messages=[{"role": "user", "content": question}]).prompt
 
 
@@ -66,7 +72,9 @@ def test_a_question_alone_is_asked_as_in_training(made):
     for row in TASK.held_out:
         text = prompt_of(theirs, row["question"])
         asked = [{"role": "user", "content": row["question"]}]
-        assert text == tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+        assert text == tokenizer.apply_chat_template(
+            asked, tokenize=False, add_generation_prompt=True
+        )
         assert text.endswith(report["prefill"]) and report["prefill"]
         ids = theirs.tokenize(text.encode(), add_bos=False, special=True)
         assert ids == tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -77,7 +85,9 @@ def test_log_probabilities_and_greedy_text(made):
     apart, same, top, positions = [], 0, 0, 0
     end = tokenizer.eos_token_id
     for row in TASK.held_out:
-        ids = theirs.tokenize(prompt_of(theirs, row["question"]).encode(), add_bos=False, special=True)
+        ids = theirs.tokenize(
+            prompt_of(theirs, row["question"]).encode(), add_bos=False, special=True
+        )
         theirs.reset()
         theirs.eval(ids)
         written = []
@@ -85,7 +95,11 @@ def test_log_probabilities_and_greedy_text(made):
             written.append(int(np.argmax(theirs.scores[theirs.n_tokens - 1])))
             theirs.eval(written[-1:])
         with torch.no_grad():
-            scores = model(torch.tensor([[*ids, *written]])).logits[0, len(ids) - 1 : -1].log_softmax(-1)
+            scores = (
+                model(torch.tensor([[*ids, *written]]))
+                .logits[0, len(ids) - 1 : -1]
+                .log_softmax(-1)
+            )
         found = torch.tensor(
             copy.copy(theirs.scores[len(ids) - 1 : len(ids) + len(written) - 1])
         ).log_softmax(-1)

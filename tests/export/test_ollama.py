@@ -9,7 +9,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from grpo_kit.models._gguf_reader import embedded_folder
-from grpo_kit.more.export._template import ExportError, Prompting, modelfile, with_serving_template
+from grpo_kit.more.export._template import (
+    ExportError,
+    Prompting,
+    modelfile,
+    with_serving_template,
+)
 
 SHOWN = (("1 + 1?", "<answer>2</answer>"), ("2 + 1?", "<answer>3</answer>"))
 PLAIN = Prompting('Be "brief".', "<answer>", SHOWN)
@@ -61,10 +66,14 @@ def test_by_hand(smollm):
     assert 'PARAMETER stop "<|im_end|>"\nPARAMETER stop "<|endoftext|>"\n' in two
 
 
-@pytest.mark.parametrize("prompting", [Prompting(), PLAIN, ODD], ids=["nothing", "plain", "odd"])
+@pytest.mark.parametrize(
+    "prompting", [Prompting(), PLAIN, ODD], ids=["nothing", "plain", "odd"]
+)
 def test_what_stands_there_ends_neither_template_nor_file(prompting, smollm):
     """An action of Go's is only what was put there; three quotes end the file's template."""
-    text = modelfile(with_serving_template(smollm, prompting), prompting, "m", temperature=1, tokens=3)
+    text = modelfile(
+        with_serving_template(smollm, prompting), prompting, "m", temperature=1, tokens=3
+    )
     assert text.count('"""') == 2
     actions = re.findall(r"\{\{ (.*?) \}\}", template_of(text), re.DOTALL)
     known = {"if .System", ".System", "else", "end", "range .Messages", 'if eq .Role "user"', ".Content",
@@ -101,7 +110,8 @@ def test_by_go(smollm, tmp_path):
         served = with_serving_template(smollm, prompting)
         template = template_of(modelfile(served, prompting, "m", temperature=1, tokens=3))
         for messages in (TALK[:1], TALK, [mine, *TALK]):
-            system = messages[0]["content"] if messages[0] is mine else ""  # as Ollama collects it
+            # as Ollama collects it
+            system = messages[0]["content"] if messages[0] is mine else ""
             given = json.dumps({"Template": template, "System": system, "Messages": messages})
             done = subprocess.run([program], input=given, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
@@ -114,6 +124,8 @@ def test_a_template_that_answers_twice_otherwise(smollm):
     import copy
 
     other = copy.copy(smollm)
-    other.chat_template = "{% for m in messages %}{{ loop.index }}{{ m['content'] }}|{% endfor %}"
+    other.chat_template = (
+        "{% for m in messages %}{{ loop.index }}{{ m['content'] }}|{% endfor %}"
+    )
     with pytest.raises(ExportError, match="a second question unlike the first"):
         modelfile(other, Prompting(), "m", temperature=1, tokens=3)

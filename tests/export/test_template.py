@@ -9,7 +9,12 @@ from transformers import AutoTokenizer
 
 from examples.calculator import calculator
 from grpo_kit.models._gguf_reader import embedded_folder
-from grpo_kit.more.export._template import ExportError, Prompting, check_questions, with_serving_template
+from grpo_kit.more.export._template import (
+    ExportError,
+    Prompting,
+    check_questions,
+    with_serving_template,
+)
 from grpo_kit.prompts import PromptError, build_prompt
 
 TEMPLATES = sorted((Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))
@@ -23,7 +28,9 @@ PROMPTINGS = {
         '{"antwort": \'ä\\n{{',
         (("{% set x = 1 %}?", "{{ 7 * 7 }}\r\n'\""),),
     ),
-    "thoughts": Prompting(None, "<think>\n", (("1 + 1?", "<think>\nhm\n</think>\n<answer>2</answer>"),)),
+    "thoughts": Prompting(
+        None, "<think>\n", (("1 + 1?", "<think>\nhm\n</think>\n<answer>2</answer>"),)
+    ),
 }
 
 
@@ -32,7 +39,9 @@ def smollm():
     return AutoTokenizer.from_pretrained(embedded_folder())
 
 
-@pytest.mark.parametrize("path", [None, *TEMPLATES], ids=lambda path: path.stem if path else "smollm2")
+@pytest.mark.parametrize(
+    "path", [None, *TEMPLATES], ids=lambda path: path.stem if path else "smollm2"
+)
 def test_a_question_alone_is_asked_as_in_training(path, smollm):
     """By every way of prompting that a run can train on with this template."""
     tokenizer, able = copy.copy(smollm), []
@@ -79,7 +88,10 @@ def test_a_tokenizer_that_adds_bos_gets_it_once(smollm):
         ids = served.apply_chat_template(
             [{"role": "user", "content": "x"}], add_generation_prompt=True, return_dict=False
         )
-        assert ids == tokenizer("[Q]x[/Q]<a>")["input_ids"] and ids.count(tokenizer.bos_token_id) == 1
+        assert (
+            ids == tokenizer("[Q]x[/Q]<a>")["input_ids"]
+            and ids.count(tokenizer.bos_token_id) == 1
+        )
 
 
 def test_a_conversation_has_its_prefills_again_and_a_callers_system_text_counts(smollm):
@@ -103,7 +115,10 @@ def test_a_conversation_has_its_prefills_again_and_a_callers_system_text_counts(
         and "brief" not in text
     )
     # A caller who opens the answer himself gets no second opening.
-    opened = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "Well, <answer>"}]
+    opened = [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "Well, <answer>"},
+    ]
     text = served.apply_chat_template(opened, tokenize=False, continue_final_message=True)
     assert text.endswith("<|im_start|>assistant\nWell, <answer>")
 

@@ -20,7 +20,9 @@ def run(tmp_path_factory):
     task = config.make_task()
     model, tokenizer = kit.load_policy(config.model, seed=config.seed, quiet=True)
     folder = tmp_path_factory.mktemp("branched") / "run"
-    trainer = kit.GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=folder, live=None)
+    trainer = kit.GRPOTrainer(
+        model, task, config, tokenizer=tokenizer, folder=folder, live=None
+    )
     trainer.train()
     trainer.save_model(folder / "model")
     return folder
@@ -60,7 +62,9 @@ def test_a_change_counts_from_the_step_on(run):
     assert prompts[0] == prompts[1]  # the same questions, answered otherwise
     assert read_metrics(changed)["temperature"].tolist()[-2:] == [1.0, 0.2]
     assert found.rewards.n == OF_A_RUN["prompts_per_step"]
-    one, other = (read_completions(folder).query("step == 5")["reward"].mean() for folder in found.folders)
+    one, other = (
+        read_completions(folder).query("step == 5")["reward"].mean() for folder in found.folders
+    )
     assert found.rewards.value == pytest.approx(other - one)
     assert np.array_equal(before, read_metrics(run), equal_nan=True)  # the run is not touched
     assert "From step 4 on temperature=0.2" in repr(found) and found.plot().axes[0].lines
@@ -75,14 +79,20 @@ def test_a_run_that_was_stopped_goes_on_in_a_branch(run, tmp_path):
     import shutil
 
     half = tmp_path / "half"
-    shutil.copytree(run, half, ignore=shutil.ignore_patterns("model", "checkpoint-4", "checkpoint-5"))
+    shutil.copytree(
+        run, half, ignore=shutil.ignore_patterns("model", "checkpoint-4", "checkpoint-5")
+    )
     kept = [
-        line for line in (run / "metrics.jsonl").read_text().splitlines(True) if json.loads(line)["step"] <= 3
+        line
+        for line in (run / "metrics.jsonl").read_text().splitlines(True)
+        if json.loads(line)["step"] <= 3
     ]
     (half / "metrics.jsonl").write_text("".join(kept))
     found = kit.branch(half, 2, learning_rate=2e-2)
     assert [path.name for path in found.folders] == ["half-from-2", "half-from-2-2"]
-    assert all(torch.equal(weights(run)[name], w) for name, w in weights(found.folders[0]).items())
+    assert all(
+        torch.equal(weights(run)[name], w) for name, w in weights(found.folders[0]).items()
+    )
     assert kit.branches(half).count("─ from step 2") == 2 and "as it was" in kit.branches(half)
 
 
@@ -94,7 +104,9 @@ def test_what_cannot_be_branched_is_refused_before_anything_is_written(run):
         kit.branch(run, 2, group_size=8)
     with pytest.raises(ValueError, match="learning_rate=-1"):
         kit.branch(run, 2, learning_rate=-1)
-    with pytest.raises(RunFolderError, match=r"no whole checkpoint up to step 1; it has \[2, 4"):
+    with pytest.raises(
+        RunFolderError, match=r"no whole checkpoint up to step 1; it has \[2, 4"
+    ):
         kit.branch(run, 1, learning_rate=1e-3)
     with pytest.raises(RunFolderError, match="holds no run"):
         kit.branches(run / "model")

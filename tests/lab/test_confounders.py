@@ -35,12 +35,24 @@ def runs(**changes):
     [
         ({}, [], "nothing differs"),
         ({"train_rows": "b"}, ["other train rows"], "the mistake of two published rows"),
-        ({"train_rows": None}, ["train rows not on record"], "old results: not known is not equal"),
+        (
+            {"train_rows": None},
+            ["train rows not on record"],
+            "old results: not known is not equal",
+        ),
         ({"steps": 20}, ["20 steps for 10"], "the arm's own number first"),
         ({"max_completion_tokens": 32}, ["32 tokens at most for 12"], ""),
-        ({"max_completion_tokens": None}, ["not on record tokens at most for 12"], "old results"),
+        (
+            {"max_completion_tokens": None},
+            ["not on record tokens at most for 12"],
+            "old results",
+        ),
         ({"n": 64}, ["64 held-out rows for 128"], ""),
-        ({"completions": 640, "tokens": 1900.0}, ["2.0 x the completions", "1.9 x the tokens"], "compute"),
+        (
+            {"completions": 640, "tokens": 1900.0},
+            ["2.0 x the completions", "1.9 x the tokens"],
+            "compute",
+        ),
         ({"tokens": 400.0}, ["0.40 x the tokens"], "less of it too"),
         ({"tokens": 1090.0}, [], "answers of a few tokens more are what training does"),
     ],
@@ -87,7 +99,9 @@ def test_samples_by_row_are_kept(tmp_path):
     )
     result = json.loads((tmp_path / "a" / "seed-0" / "result.json").read_text())
     counts = result["sampled_right"]["1.0"]
-    assert len(counts) == 8 and max(counts) <= 3 and result["sampled"]["1.0"] == sum(counts) / 24
+    assert (
+        len(counts) == 8 and max(counts) <= 3 and result["sampled"]["1.0"] == sum(counts) / 24
+    )
     row = lab.load(tmp_path).runs.iloc[0]
     assert row["pass@3_1.0"] == sum(c > 0 for c in counts) / 8 >= row["sampled_1.0"]
 
@@ -117,7 +131,16 @@ def test_outcomes_by_hand():
         }
     )
     row = outcomes(result, metrics)
-    assert row["reward/exact_answer_mean"] == pytest.approx(1 / 3) and row["reward/exact_answer_last"] == 0.75
-    assert (row["length_mean"], row["length_last"], row["kl_last"]) == (25.0, 40.0, pytest.approx(0.3))
+    assert (
+        row["reward/exact_answer_mean"] == pytest.approx(1 / 3)
+        and row["reward/exact_answer_last"] == 0.75
+    )
+    assert (row["length_mean"], row["length_last"], row["kl_last"]) == (
+        25.0,
+        40.0,
+        pytest.approx(0.3),
+    )
     assert row["grad_norm_early"] == 3.0 and row["seconds"] == 7.0 and row["pass@4_1.0"] == 0.5
-    assert pd.isna(outcomes(result, metrics.drop(columns="kl"))["kl_last"]), "no reference model"
+    assert pd.isna(outcomes(result, metrics.drop(columns="kl"))["kl_last"]), (
+        "no reference model"
+    )

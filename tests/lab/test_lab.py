@@ -31,10 +31,16 @@ from grpo_kit.more.lab.statistics import difference_over_seeds, holm, over_seeds
 from grpo_kit.record.files import RunFolderError
 from grpo_kit.schedules import linear
 
-COMPARE_ARMS = importlib.import_module(
-    "grpo_kit.more.lab.compare_arms"
-)  # the module; lab.compare_arms is the function
-TIMES = ["seconds", "train_seconds", "evaluate_seconds", "prepare_seconds", "date", "step_seconds"]
+# the module; lab.compare_arms is the function
+COMPARE_ARMS = importlib.import_module("grpo_kit.more.lab.compare_arms")
+TIMES = [
+    "seconds",
+    "train_seconds",
+    "evaluate_seconds",
+    "prepare_seconds",
+    "date",
+    "step_seconds",
+]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +67,9 @@ def made(rewards, *, right=None, seeds=(0, 1), **columns):
     keys = [(arm, seed, shares[arm][i]) for arm in arms for i, seed in enumerate(seeds)]
     steps = range(1, 1 + max(map(len, rewards.values())))
     curves = [
-        pd.DataFrame({"step": steps, "reward": np.array(rewards[arm], float), "arm": arm, "seed": seed})
+        pd.DataFrame(
+            {"step": steps, "reward": np.array(rewards[arm], float), "arm": arm, "seed": seed}
+        )
         for arm, seed, _ in keys
     ]
     numbers = dict.fromkeys(("steps", "completions", "tokens", "seconds", "reward_mean"), 1.0)
@@ -78,10 +86,14 @@ def made(rewards, *, right=None, seeds=(0, 1), **columns):
         for arm, seed, share in keys
     ]
     answers = {
-        (arm, seed): rng.permutation([1] * round(20 * share) + [0] * round(20 * (1 - share))).tolist()
+        (arm, seed): rng.permutation(
+            [1] * round(20 * share) + [0] * round(20 * (1 - share))
+        ).tolist()
         for arm, seed, share in keys
     }
-    return lab.Lab(arms, pd.DataFrame(runs).assign(**columns), answers, pd.concat(curves), arms[0])
+    return lab.Lab(
+        arms, pd.DataFrame(runs).assign(**columns), answers, pd.concat(curves), arms[0]
+    )
 
 
 # ---- statistics
@@ -95,7 +107,8 @@ def test_one_seed_has_the_rows_interval_alone():
 
 def test_rows_alike_inside_a_seed_leave_students_t():
     found = over_seeds([[0.2] * 50, [0.4] * 50, [0.6] * 50])
-    half = 4.302653 * 0.2 / math.sqrt(3)  # t quantile with 2 degrees of freedom, from a printed table
+    # t quantile with 2 degrees of freedom, from a printed table
+    half = 4.302653 * 0.2 / math.sqrt(3)
     assert (found.low, found.high) == pytest.approx((max(0, 0.4 - half), 0.4 + half))
 
 
@@ -110,12 +123,16 @@ def test_what_is_left_is_counted_once():
     assert d.value == pytest.approx(0.6) and d.low == pytest.approx(0.6 - half, abs=1e-4)
 
 
-@pytest.mark.parametrize("seeds_vary, rows_vary", [(0.0, 0.0), (0.0, 1.0), (0.3, 1.0), (1.0, 0.0)])
+@pytest.mark.parametrize(
+    "seeds_vary, rows_vary", [(0.0, 0.0), (0.0, 1.0), (0.3, 1.0), (1.0, 0.0)]
+)
 def test_interval_covers_what_it_says(seeds_vary, rows_vary):
     """Seeds and rows both random, one of them or neither: as often as it says, and hardly oftener."""
     variation = {"seeds_vary": seeds_vary, "rows_vary": rows_vary, "gap": 0.8}
     true = interval_coverage.truth(**variation)
-    found = interval_coverage.coverage(np.random.default_rng(0), 1000, 3, 64, true=true, **variation)
+    found = interval_coverage.coverage(
+        np.random.default_rng(0), 1000, 3, 64, true=true, **variation
+    )
     assert 0.93 <= found["covered"] <= 0.975
 
 
@@ -124,7 +141,10 @@ def test_paired_difference_is_tighter_than_two_intervals():
     rng, found = np.random.default_rng(1), []
     for _ in range(60):
         hard = rng.random(200) < 0.5
-        one, two = ([(hard & (rng.random(200) < 0.98)).astype(float) for _ in range(3)] for _ in range(2))
+        one, two = (
+            [(hard & (rng.random(200) < 0.98)).astype(float) for _ in range(3)]
+            for _ in range(2)
+        )
         d, p = difference_over_seeds(one, two)
         assert d.high - d.low < over_seeds(one).high - over_seeds(one).low
         found.append(p < 0.05)
@@ -144,7 +164,11 @@ def test_scalars_are_students_paired_t():
     "ps, expected, why",
     [
         ([0.01], [0.01], "one test needs no correction"),
-        ([0.01, 0.04, None, 0.03], [0.03, 0.06, None, 0.06], "steps down, never falls, skips None"),
+        (
+            [0.01, 0.04, None, 0.03],
+            [0.03, 0.06, None, 0.06],
+            "steps down, never falls, skips None",
+        ),
         ([0.5, 0.6], [1.0, 1.0], "never above 1"),
         ([0.04, math.nan, 0.01], [0.04, None, 0.02], "NaN is no test"),
     ],
@@ -167,7 +191,10 @@ def test_p_and_interval_say_the_same(seeds, shift):
 
 
 def test_p_without_noise_of_rows_is_students():
-    one, two = np.full((3, 4000), 0.5), np.full((3, 4000), 0.5) + np.array([[0.1], [0.2], [0.3]])
+    one, two = (
+        np.full((3, 4000), 0.5),
+        np.full((3, 4000), 0.5) + np.array([[0.1], [0.2], [0.3]]),
+    )
     p = difference_over_seeds(one, two)[1]
     assert p == pytest.approx(stats.ttest_1samp([0.1, 0.2, 0.3], 0).pvalue, rel=0.01)
 
@@ -197,18 +224,27 @@ def arm(**changes):
 
 def test_an_arm_is_the_config_changed_and_what_it_does_besides():
     made = arm_of(
-        "smoke", {"group_size": 2, "temperature": linear(1.2, 0.6), "loss": "grpo", "on_flag": "stop"}
+        "smoke",
+        {"group_size": 2, "temperature": linear(1.2, 0.6), "loss": "grpo", "on_flag": "stop"},
     )
     config = made.config
-    assert (made.on_flag, config.group_size, config.loss, config.steps) == ("stop", 2, "grpo", 2)
+    assert (made.on_flag, config.group_size, config.loss, config.steps) == (
+        "stop",
+        2,
+        "grpo",
+        2,
+    )
     assert config.temperature == linear(1.2, 0.6) and config.max_completion_tokens == 8
     lora = {"tuning": "lora"}
     assert (
-        arm_of("smoke", lora).config.optimizer is None and arm_of("smoke", lora).config.learning_rate == 1e-2
+        arm_of("smoke", lora).config.optimizer is None
+        and arm_of("smoke", lora).config.learning_rate == 1e-2
     )
     assert arm_of("smoke", lora | {"optimizer": "adamw-8bit"}).config.optimizer == "adamw-8bit"
     mine = kit.preset("smoke", steps=5)
-    assert arm_of(mine, {"group_size": 2}).config.steps == 5 and mine.group_size == 4, "a copy is changed"
+    assert arm_of(mine, {"group_size": 2}).config.steps == 5 and mine.group_size == 4, (
+        "a copy is changed"
+    )
 
 
 @pytest.mark.parametrize(
@@ -285,10 +321,22 @@ def rewarded(reward):
 @pytest.mark.parametrize(
     "one, two, why",
     [
-        ({}, other_rows("train", answer="7"), "another last row, the first and the number alike"),
+        (
+            {},
+            other_rows("train", answer="7"),
+            "another last row, the first and the number alike",
+        ),
         ({}, other_rows("held_out", answer="7"), "the same in held-out rows"),
-        ({}, {"task": replace(task(), is_correct=lambda text, row: True)}, "judged in another way"),
-        ({"temperature": linear(1, 0.5)}, {"temperature": linear(1, 0.4)}, "a repr that says it"),
+        (
+            {},
+            {"task": replace(task(), is_correct=lambda text, row: True)},
+            "judged in another way",
+        ),
+        (
+            {"temperature": linear(1, 0.5)},
+            {"temperature": linear(1, 0.4)},
+            "a repr that says it",
+        ),
         (rewarded(weighted(0.1)), rewarded(lab_runs.letters), "another function"),
         (rewarded(Bare()), rewarded(Other()), "objects of another class"),
         (
@@ -303,7 +351,11 @@ def rewarded(reward):
         ),
         ({"prepare": Bare().pay}, {"prepare": Other().pay}, "a method of another object"),
         ({}, {"beta": 0.1}, "a number"),
-        ({}, {"config": "cpu", "model": "tiny-random"}, "another preset, whatever else it stands for"),
+        (
+            {},
+            {"config": "cpu", "model": "tiny-random"},
+            "another preset, whatever else it stands for",
+        ),
         ({}, {"eval_temperatures": [1.0]}, "another measure"),
         ({}, {"on_flag": "stop"}, "it may end early"),
         ({}, {"sample": functools.partial(lab_runs.Colder, by=1)}, "another sample"),
@@ -324,10 +376,22 @@ def test_other_settings_have_another_fingerprint(one, two, why):
     "one, two, why",
     [
         ({}, {"beta": 0, "tuning": "full"}, "what is the default anyway"),
-        (rewarded(weighted(0.1)), rewarded(weighted(0.2)), "a function is known by its name alone"),
-        ({"temperature": lambda p: 1 - p / 2}, {"temperature": lambda p: 1 - p / 4}, "lambdas have one name"),
+        (
+            rewarded(weighted(0.1)),
+            rewarded(weighted(0.2)),
+            "a function is known by its name alone",
+        ),
+        (
+            {"temperature": lambda p: 1 - p / 2},
+            {"temperature": lambda p: 1 - p / 4},
+            "lambdas have one name",
+        ),
         (rewarded(Bare()), rewarded(Bare()), "an object without a repr is known by its class"),
-        ({"eval_temperatures": (1,)}, {"eval_temperatures": [1.0]}, "kinds of numbers and lists"),
+        (
+            {"eval_temperatures": (1,)},
+            {"eval_temperatures": [1.0]},
+            "kinds of numbers and lists",
+        ),
     ],
 )
 def test_the_same_settings_have_the_same_fingerprint(one, two, why):
@@ -361,10 +425,14 @@ def test_only_a_whole_checkpoint_under_the_same_settings_is_gone_on_with(done, t
     assert set_aside(run, arm()) is None
     stopping = arm(on_flag="stop")
     assert set_aside(run, arm(learning_rate=0.1)).name == "seed-0.unfinished-1"
-    again = functools.partial(shutil.copytree, tmp_path / "control" / "seed-0.unfinished-1", run)
+    again = functools.partial(
+        shutil.copytree, tmp_path / "control" / "seed-0.unfinished-1", run
+    )
     again()
     (run / SETTINGS).unlink()
-    assert set_aside(run, arm()).name == "seed-0.unfinished-2", "nobody knows with which settings"
+    assert set_aside(run, arm()).name == "seed-0.unfinished-2", (
+        "nobody knows with which settings"
+    )
     again()
     with (run / "checkpoint-2" / "optimizer.pt").open("ab") as file:
         file.write(b"x")
@@ -372,7 +440,9 @@ def test_only_a_whole_checkpoint_under_the_same_settings_is_gone_on_with(done, t
     again()
     write_json(run / SETTINGS, fingerprint(stopping))
     assert len(kit.watch.read_flags(run))
-    assert set_aside(run, stopping).name == "seed-0.unfinished-4", "it would not stop there again"
+    assert set_aside(run, stopping).name == "seed-0.unfinished-4", (
+        "it would not stop there again"
+    )
     again()
     write_json(run / SETTINGS, fingerprint(stopping))
     (run / "flags.jsonl").unlink()
@@ -385,7 +455,9 @@ def test_only_a_whole_checkpoint_under_the_same_settings_is_gone_on_with(done, t
 def test_an_arm_is_the_trainer_run_by_hand(done, tmp_path):
     """The same settings without the laboratory: same steps, same greedy answers."""
     folder, result = done
-    cfg = kit.preset("smoke", model=base()["model"], steps=3, learning_rate=1e-2, temperature=0.5, seed=1)
+    cfg = kit.preset(
+        "smoke", model=base()["model"], steps=3, learning_rate=1e-2, temperature=0.5, seed=1
+    )
     model, tokenizer = kit.load_policy(cfg.model, dtype=cfg.dtype, quiet=True)
     trainer = kit.GRPOTrainer(
         model,
@@ -396,7 +468,10 @@ def test_an_arm_is_the_trainer_run_by_hand(done, tmp_path):
         live=None,
     )
     trainer.train()
-    mine, theirs = kit.read_metrics(tmp_path / "run"), kit.read_metrics(folder / "cold" / "seed-1")
+    mine, theirs = (
+        kit.read_metrics(tmp_path / "run"),
+        kit.read_metrics(folder / "cold" / "seed-1"),
+    )
     for column in ("reward", "loss", "grad_norm", "entropy", "temperature"):
         assert mine[column].tolist() == theirs[column].tolist(), column
     assert mine["reward_std"].max() > 0 and mine["grad_norm"].max() > 0
@@ -415,14 +490,22 @@ def test_an_arm_may_sample_in_another_way(done, tmp_path):
 
 
 def test_what_to_try_is_said_once_and_each_runs_red_flags_are(tmp_path, capsys):
-    settings = {**base(), "steps": 6, "save_steps": 100}  # a random model never ends its completions
-    lab.compare_arms({"a": {}, "ends": {"on_flag": "stop"}}, [0, 1], **settings, folder=tmp_path, quiet=True)
+    # a random model never ends its completions
+    settings = {**base(), "steps": 6, "save_steps": 100}
+    lab.compare_arms(
+        {"a": {}, "ends": {"on_flag": "stop"}}, [0, 1], **settings, folder=tmp_path, quiet=True
+    )
     said = capsys.readouterr().out
     flags = {seed: kit.watch.read_flags(tmp_path / "a" / f"seed-{seed}") for seed in SEEDS}
-    assert [flag.name for flag in flags[0]] == [flag.name for flag in flags[1]] and len(flags[0])
+    assert [flag.name for flag in flags[0]] == [flag.name for flag in flags[1]] and len(
+        flags[0]
+    )
     for first, again in zip(flags[0], flags[1], strict=True):
         assert f"1/4 a, seed 0: Red flag: {first}" in said
-        assert f"3/4 a, seed 1: Red flag: {again.name} since step {again.step}: {again.saw} (what to" in said
+        assert (
+            f"3/4 a, seed 1: Red flag: {again.name} since step {again.step}: {again.saw} (what to"
+            in said
+        )
         assert f"3/4 a, seed 1: Red flag: {again}" not in said
     steps = {
         path.parent.parent.name: len(kit.read_metrics(path.parent))
@@ -437,10 +520,14 @@ def test_tables_have_every_run_and_one_row_an_arm(done):
     assert result.seeds() == SEEDS and len(result.curves) == 3 * len(ARMS) * len(SEEDS)
     table = result.summary()
     assert table.index.tolist() == list(ARMS) and pd.isna(table.loc["control", "difference"])
-    each = [np.mean(result.right["cold", s]) - np.mean(result.right["control", s]) for s in SEEDS]
+    each = [
+        np.mean(result.right["cold", s]) - np.mean(result.right["control", s]) for s in SEEDS
+    ]
     assert table.loc["cold", "difference"] == pytest.approx(np.mean(each))
     assert table["completions"].tolist() == [3 * 2 * 4] * 3, "steps, prompts, groups"
-    assert table["low"].le(table["accuracy"]).all() and table["high"].ge(table["accuracy"]).all()
+    assert (
+        table["low"].le(table["accuracy"]).all() and table["high"].ge(table["accuracy"]).all()
+    )
 
 
 def test_difference_of_any_column(done):
@@ -448,7 +535,11 @@ def test_difference_of_any_column(done):
     runs = result.runs.set_index(["arm", "seed"])["reward_mean"]
     expected = np.mean([runs["cold", s] - runs["control", s] for s in SEEDS])
     assert result.difference("cold", outcome="reward_mean")["mean"] == pytest.approx(expected)
-    for bad in (dict(arm="nobody"), dict(arm="cold", outcome="nothing"), dict(arm="cold", outcome="model")):
+    for bad in (
+        dict(arm="nobody"),
+        dict(arm="cold", outcome="nothing"),
+        dict(arm="cold", outcome="model"),
+    ):
         with pytest.raises(ValueError, match="use one of"):
             result.difference(**bad)
     with pytest.raises(ValueError, match="nobody"):
@@ -458,9 +549,12 @@ def test_difference_of_any_column(done):
 def test_seeds_without_a_value_do_not_count():
     """No wrong answer has no length: such a seed is left out, and said to be."""
     curve = [0.1, 0.2, 0.3]
-    result = made({"a": curve, "b": curve}, seeds=(0, 1, 2), x=[1.0, 2.0, None, 4.0, None, 6.0], y=np.nan)
+    result = made(
+        {"a": curve, "b": curve}, seeds=(0, 1, 2), x=[1.0, 2.0, None, 4.0, None, 6.0], y=np.nan
+    )
     assert (
-        result.difference("b", outcome="x")["seeds"] == 1 and result.difference("b", outcome="x")["mean"] == 3
+        result.difference("b", outcome="x")["seeds"] == 1
+        and result.difference("b", outcome="x")["mean"] == 3
     )
     with pytest.raises(ValueError, match="not measured"):
         result.difference("b", outcome="y")
@@ -468,22 +562,32 @@ def test_seeds_without_a_value_do_not_count():
 
 def test_unlike_numbers_of_held_out_rows_are_paired_by_seed():
     result = made({"a": [0.1], "b": [0.1]}, right={"a": [0.5, 0.5], "b": [0.6, 0.8]})
-    result.right.update({("b", seed): rows[:10] for (arm, seed), rows in result.right.items() if arm == "b"})
+    result.right.update(
+        {("b", seed): rows[:10] for (arm, seed), rows in result.right.items() if arm == "b"}
+    )
     found = result.difference("b")
-    assert found["mean"] == pytest.approx(0.2) and found["high"] - found["low"] > 1  # two seeds, t = 12.7
+    # two seeds, t = 12.7
+    assert found["mean"] == pytest.approx(0.2) and found["high"] - found["low"] > 1
 
 
 def test_roughness_is_not_the_rise():
     """A straight line of any slope has none; a zigzag's is its height."""
     of = lambda rewards: _of_curve(  # noqa: E731
         pd.DataFrame(
-            {"reward": rewards, "grad_norm": 1.0, "entropy": [8.0, 4.0] * 4, "frac_reward_zero_std": 0.0}
+            {
+                "reward": rewards,
+                "grad_norm": 1.0,
+                "entropy": [8.0, 4.0] * 4,
+                "frac_reward_zero_std": 0.0,
+            }
         )
     )
     assert of(np.linspace(0, 1, 8))["reward_roughness"] == pytest.approx(0)
     assert of([0.2, 0.6] * 4)["reward_roughness"] == pytest.approx(0.4)
     # Reused rollouts.
-    assert of([0.2, None, 0.4, None, 0.6, None, 0.8, None])["reward_roughness"] == pytest.approx(0)
+    assert of([0.2, None, 0.4, None, 0.6, None, 0.8, None])[
+        "reward_roughness"
+    ] == pytest.approx(0)
     half = of([0.2, None] * 4)
     # Of 8 steps the last 2, of 4 rollouts the last.
     assert half["entropy_last"] == 6.0 and half["reward_last"] == 0.2
@@ -503,7 +607,9 @@ def test_figure_of_many_arms_with_gaps():
     curves = {f"arm {i}": [-0.5, None, 0.9] for i in range(12)} | {"none": [None] * 3}
     result = made(curves)
     result.runs["seed"] += 5 * (result.runs["arm"] == "none")
-    result.right.update({("none", seed + 5): result.right.pop(("none", seed)) for seed in (0, 1)})
+    result.right.update(
+        {("none", seed + 5): result.right.pop(("none", seed)) for seed in (0, 1)}
+    )
     figure = result.figure()
     rewards, _, change, _ = figure.axes
     assert rewards.get_ylim()[0] < -0.5 and rewards.get_ylim()[1] > 0.9
@@ -517,21 +623,31 @@ def test_figure_of_many_arms_with_gaps():
 )
 def test_figure_names_a_band_where_there_is_one(seeds, title):
     rewards = made({"control": [0.1, 0.2], "other": [0.3, 0.4]}, seeds=seeds).figure().axes[0]
-    assert (rewards.get_title("left"), len(rewards.collections)) == (title, 2 * (len(seeds) - 1))
+    assert (rewards.get_title("left"), len(rewards.collections)) == (
+        title,
+        2 * (len(seeds) - 1),
+    )
 
 
 def test_nothing_done_is_done_again(done):
     folder, result = done
     before = {p: p.stat().st_mtime_ns for p in folder.glob("*/*/*.json*")}
     again = lab_runs.compare(folder)
-    assert len(before) > 6 and {p: p.stat().st_mtime_ns for p in folder.glob("*/*/*.json*")} == before
+    assert (
+        len(before) > 6
+        and {p: p.stat().st_mtime_ns for p in folder.glob("*/*/*.json*")} == before
+    )
     pd.testing.assert_frame_equal(again.runs, result.runs)
 
 
 def test_other_settings_under_the_same_name_are_refused(done):
     folder, _ = done
-    with pytest.raises(RunFolderError, match="control.*learning_rate.*another name.*known by name"):
-        lab.compare_arms({"control": {}}, [0], **{**base(), "learning_rate": 1e-3}, folder=folder)
+    with pytest.raises(
+        RunFolderError, match="control.*learning_rate.*another name.*known by name"
+    ):
+        lab.compare_arms(
+            {"control": {}}, [0], **{**base(), "learning_rate": 1e-3}, folder=folder
+        )
 
 
 def test_other_settings_are_refused_before_anything_runs(done, tmp_path, capsys):
@@ -548,7 +664,10 @@ def test_other_settings_are_refused_before_anything_runs(done, tmp_path, capsys)
         lab.compare_arms(arms, seeds, **base(), folder=folder)
     assert [p.name for p in folder.iterdir()] == ["cold"] and not capsys.readouterr().out
     lab.compare_arms({"cold": ARMS["cold"]}, [0], **base(), folder=folder)
-    assert "1 of 1 runs were done before" in (said := capsys.readouterr().out) and "known by name" in said
+    assert (
+        "1 of 1 runs were done before" in (said := capsys.readouterr().out)
+        and "known by name" in said
+    )
 
 
 def test_the_first_arm_is_compared_with_or_nothing_is(done, tmp_path):
@@ -557,10 +676,14 @@ def test_the_first_arm_is_compared_with_or_nothing_is(done, tmp_path):
     (folder / "cold" / "seed-0").rename(folder / "cold" / "seed-0 (copy)")
     copied(done[0], tmp_path, "cold/seed-0")
     result = lab.load(folder, list(ARMS))
-    assert result.arms == ["cold", "again"] and result.against == "control" and result.seeds("cold") == [0]
-    assert result.summary()["difference"].isna().all() and result.figure().axes[2].get_title("left").endswith(
-        "control"
+    assert (
+        result.arms == ["cold", "again"]
+        and result.against == "control"
+        and result.seeds("cold") == [0]
     )
+    assert result.summary()["difference"].isna().all() and result.figure().axes[2].get_title(
+        "left"
+    ).endswith("control")
     with pytest.raises(ValueError, match="control.*no finished run"):
         result.difference("cold")
     assert result.difference("again", "cold")["seeds"] == 1
@@ -569,7 +692,9 @@ def test_the_first_arm_is_compared_with_or_nothing_is(done, tmp_path):
 def test_what_another_process_does_is_left_to_it(tmp_path, capsys):
     (tmp_path / ".locks").mkdir()
     with FileLock(tmp_path / ".locks" / "cold--0.lock"):
-        result = lab.compare_arms({"control": {}, "cold": ARMS["cold"]}, [0], **base(), folder=tmp_path)
+        result = lab.compare_arms(
+            {"control": {}, "cold": ARMS["cold"]}, [0], **base(), folder=tmp_path
+        )
     assert result.arms == ["control"] and "another process" in capsys.readouterr().out
 
 
@@ -579,7 +704,11 @@ MOMENTS = [
     ("row", 1, "no checkpoint yet: set aside"),
     ("saving", 1, "half a checkpoint: set aside"),
     ("row", 5, "step 3 was done, but the checkpoint is of step 2: step 3 is done again"),
-    ("evaluated", 1, "continued from step 2, the tuned model evaluated, the result not written"),
+    (
+        "evaluated",
+        1,
+        "continued from step 2, the tuned model evaluated, the result not written",
+    ),
     ("json", 2, "from the last step's checkpoint to the result"),
 ]
 
@@ -592,13 +721,18 @@ def test_killed_at_any_moment_and_restarted_gives_the_same_table(done, tmp_path)
     assert len(ends) == len(MOMENTS), died.stdout + died.stderr[-2000:]
     assert (folder / "control" / "seed-0" / RESULT).exists() and not (folder / "again").exists()
     result = lab_runs.compare(folder, arms, [0])
-    runs, curves = (t[t["arm"].isin(arms) & (t["seed"] == 0)] for t in (done[1].runs, done[1].curves))
+    runs, curves = (
+        t[t["arm"].isin(arms) & (t["seed"] == 0)] for t in (done[1].runs, done[1].curves)
+    )
     pd.testing.assert_frame_equal(untimed(result.runs), untimed(runs))
     both = [untimed(table).dropna(axis=1, how="all") for table in (result.curves, curves)]
     pd.testing.assert_frame_equal(*both, check_like=True)
-    assert result.right == {key: right for key, right in done[1].right.items() if key in result.right}
+    assert result.right == {
+        key: right for key, right in done[1].right.items() if key in result.right
+    }
     left = sorted(p.name for p in (folder / "control").iterdir())
-    assert left == ["seed-0", "seed-0.unfinished-1", "seed-0.unfinished-2"]  # kept; and no more than these
+    # kept; and no more than these
+    assert left == ["seed-0", "seed-0.unfinished-1", "seed-0.unfinished-2"]
     assert len(kit.read_metrics(folder / "control" / "seed-0.unfinished-1")) == 1
     steps = kit.read_metrics(folder / "control" / "seed-0")["step_seconds"]
     assert result.runs["train_seconds"][0] >= steps[:2].sum() - 0.1  # of both sessions
@@ -643,7 +777,9 @@ def test_it_says_which_run_and_step_it_is_at_and_for_how_long(tmp_path, monkeypa
         def isatty(self):
             return True
 
-    monkeypatch.setattr(COMPARE_ARMS, "progress_line", functools.partial(progress_line, after=0))
+    monkeypatch.setattr(
+        COMPARE_ARMS, "progress_line", functools.partial(progress_line, after=0)
+    )
     monkeypatch.setattr(ProgressLine, "OFTEN", 0)
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
     monkeypatch.setenv("COLUMNS", "200")
@@ -651,8 +787,16 @@ def test_it_says_which_run_and_step_it_is_at_and_for_how_long(tmp_path, monkeypa
     lines = [line.strip() for line in screen.getvalue().split("\r") if line.strip()]
     told = [line for line in lines if line.startswith("laboratory x: run")]
     for run, arm in ((1, "a"), (2, "b")):
-        own = [line for line in told if line.startswith(f"laboratory x: run {run} of 2 ({arm}, seed 0)")]
-        assert [n for n in (1, 2, 3) if any(f"step {n} of 3" in line for line in own)] == [1, 2, 3]
+        own = [
+            line
+            for line in told
+            if line.startswith(f"laboratory x: run {run} of 2 ({arm}, seed 0)")
+        ]
+        assert [n for n in (1, 2, 3) if any(f"step {n} of 3" in line for line in own)] == [
+            1,
+            2,
+            3,
+        ]
         assert any(line.endswith("(letters, completions: 0 of 8)") for line in own), (
             "evaluating, inside its line"
         )

@@ -21,16 +21,26 @@ def test_the_null_shuffles_within_groups_and_nowhere_else():
         for group in set(groups):
             places = [place for place, other in enumerate(groups) if other == group]
             assert Counter(shuffled[p] for p in places) == Counter(rewards[p] for p in places)
-    assert drawn == [_shuffled_within(rewards, groups, seed) for seed in seeds], "the seed draws it"
-    assert len({tuple(map(str, each)) for each in drawn}) == 20 and rewards[:3] == [0.0, 0.01, 0.02]
+    assert drawn == [_shuffled_within(rewards, groups, seed) for seed in seeds], (
+        "the seed draws it"
+    )
+    assert len({tuple(map(str, each)) for each in drawn}) == 20 and rewards[:3] == [
+        0.0,
+        0.01,
+        0.02,
+    ]
     mixed = _shuffled_within([1, 2, 3, 4], [0, 1, 0, 1], "any")
-    assert set(mixed[::2]) == {1, 3} and set(mixed[1::2]) == {2, 4}, "groups that do not lie together"
+    assert set(mixed[::2]) == {1, 3} and set(mixed[1::2]) == {2, 4}, (
+        "groups that do not lie together"
+    )
 
 
 def test_over_many_shuffles_no_completion_is_better_than_another():
     """So the gradient is 0 in the mean: what such a run gains has another cause than the reward."""
     rewards, groups = [1.0, 0.0, 0.0, 0.25, 1.0, 1.0], [0, 0, 0, 0, 1, 1]
-    drawn = [advantages(_shuffled_within(rewards, groups, f"s{n}"), groups) for n in range(4000)]
+    drawn = [
+        advantages(_shuffled_within(rewards, groups, f"s{n}"), groups) for n in range(4000)
+    ]
     assert np.abs(np.mean(drawn, axis=0)).max() < 4 * np.std(drawn) / 4000**0.5
     assert np.abs(drawn).max() > 1
 
@@ -43,8 +53,12 @@ def rewards_by_group(folder):
 
 def test_a_null_run_earns_what_the_run_earns_in_its_first_step_and_goes_another_way(tmp_path):
     """The same prompts and completions; the rewards of a group are the same numbers, at other completions."""
-    lab.compare_arms({"trained": {}, "null": lab.null()}, [0], **base(), folder=tmp_path, quiet=True)
-    trained, null_run = (rewards_by_group(tmp_path / arm / "seed-0") for arm in ("trained", "null"))
+    lab.compare_arms(
+        {"trained": {}, "null": lab.null()}, [0], **base(), folder=tmp_path, quiet=True
+    )
+    trained, null_run = (
+        rewards_by_group(tmp_path / arm / "seed-0") for arm in ("trained", "null")
+    )
     first = [key for key in trained if key[0] == 1]
     assert first and all(Counter(trained[key]) == Counter(null_run[key]) for key in first)
     assert any(trained[key] != null_run[key] for key in first)
@@ -80,4 +94,7 @@ def test_the_gain_is_said_beside_the_null():
             self.difference = {"strict": text}
 
     said = lab.beside_null(Gain("+66.8 points [60.5, 73.0]"), Gain("+3.1 points [-2.0, 8.2]"))
-    assert said == "+66.8 points [60.5, 73.0], of which +3.1 points [-2.0, 8.2] come without the right reward"
+    assert (
+        said
+        == "+66.8 points [60.5, 73.0], of which +3.1 points [-2.0, 8.2] come without the right reward"
+    )

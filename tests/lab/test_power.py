@@ -18,7 +18,9 @@ from grpo_kit.more.lab.power import chance, least
 from grpo_kit.more.lab.statistics import difference_over_seeds
 
 SAVED = json.loads(
-    (Path(__file__).parents[2] / "benchmarks" / "results" / "power.json").read_text(encoding="utf-8")
+    (Path(__file__).parents[2] / "benchmarks" / "results" / "power.json").read_text(
+        encoding="utf-8"
+    )
 )
 
 
@@ -35,7 +37,9 @@ def of(task, **asked):
     ("difference", "seeds", "rows", "of_rows"),
     [(0.1, 4, 64, 0.01), (0.1, 8, 64, 0.01), (0.2, 3, 128, 0.01), (0.2, 8, 32, 0.2)],
 )
-def test_a_chance_is_how_often_the_kits_own_interval_lies_above_zero(difference, seeds, rows, of_rows):
+def test_a_chance_is_how_often_the_kits_own_interval_lies_above_zero(
+    difference, seeds, rows, of_rows
+):
     """Seeds, rows and noise are drawn with these variances, and the laboratory's test looks at them."""
     rng, found, draws = np.random.default_rng(0), 0, 1500
     for _ in range(draws):
@@ -50,7 +54,9 @@ def test_a_chance_is_how_often_the_kits_own_interval_lies_above_zero(difference,
 
 def test_one_spread_is_students_own_power():
     """Of 0.8 standard deviations, 15 pairs are found with 82 % (Cohen's table for the paired t, two-sided 5 %)."""
-    assert chance(0.8, 15, 10**9, spreads=[1.0], noise=0, rows=0) == pytest.approx(0.821, abs=0.002)
+    assert chance(0.8, 15, 10**9, spreads=[1.0], noise=0, rows=0) == pytest.approx(
+        0.821, abs=0.002
+    )
 
 
 def test_several_spreads_are_a_mean_and_huge_differences_are_certain():
@@ -67,7 +73,11 @@ def test_the_least_difference_is_the_one_found_four_times_of_five():
 
 def test_the_constants_are_those_of_the_runs():
     for kind, fit in SAVED["constants"].items():
-        said = {"spreads": list(room.SPREADS[kind]), "noise": room.NOISE[kind], "rows": room.ROWS[kind]}
+        said = {
+            "spreads": list(room.SPREADS[kind]),
+            "noise": room.NOISE[kind],
+            "rows": room.ROWS[kind],
+        }
         assert said == fit
     assert SAVED["rise"]["median"] == room.RISE
 
@@ -75,11 +85,17 @@ def test_the_constants_are_those_of_the_runs():
 def test_fewer_seeds_would_not_do_and_hours_are_runs(task):
     found = of(task, difference=0.1, hours=1, step_seconds=5.0)
     assert chance(0.1, found.seeds, 256) >= 0.8 > chance(0.1, found.seeds - 1, 256)
-    assert found.run_seconds == 5 * (32 + 256 / 32) and (found.steps, found.prompts) == (32, 128)
+    assert found.run_seconds == 5 * (32 + 256 / 32) and (found.steps, found.prompts) == (
+        32,
+        128,
+    )
     assert found.hours_of(9) == pytest.approx(2 * 9 * 200 / 3600)
     assert found.shown_in == (9, least(9, 256))  # 18 runs of 200 s in an hour
     low, high = found.between
-    assert low < found.seeds < high and chance(0.1, low, 256, spreads=room.SPREADS["answer"][:1]) >= 0.8
+    assert (
+        low < found.seeds < high
+        and chance(0.1, low, 256, spreads=room.SPREADS["answer"][:1]) >= 0.8
+    )
     assert (
         f"needs {found.seeds} seeds of each setting ({low} if they are quiet, {high} if noisy)"
         in found.sentence
@@ -87,7 +103,9 @@ def test_fewer_seeds_would_not_do_and_hours_are_runs(task):
     assert "runs of 32 steps on 128 prompts, 256 held-out questions" in found.sentence
     assert "In 60 minutes, 9 seeds show a difference of" in found.sentence
     table = found.table()
-    assert found.seeds in table.index and table.loc[3, "hours"] == pytest.approx(2 * 3 * 200 / 3600)
+    assert found.seeds in table.index and table.loc[3, "hours"] == pytest.approx(
+        2 * 3 * 200 / 3600
+    )
     assert table["least"].is_monotonic_decreasing and "finds 10 points" in repr(found)
 
 
@@ -95,7 +113,10 @@ def test_what_cannot_be_shown_is_said(task):
     assert "needs more than 100 seeds" in of(task, difference=0.01).sentence
     assert "no time for two seeds" in of(task, hours=0.01, step_seconds=60).sentence
     few = of(replace(task, held_out=task.held_out[:32]))
-    assert few.questions == 32 < few.enough and "Of held-out questions only 32 are there" in few.sentence
+    assert (
+        few.questions == 32 < few.enough
+        and "Of held-out questions only 32 are there" in few.sentence
+    )
     assert "steps are few" in kit.power(task, config=kit.preset("cpu", steps=4)).sentence
     assert of(task, spread=0.02).seeds < of(task).seeds < of(task, spread=0.3).seeds
 

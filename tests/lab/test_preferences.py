@@ -95,11 +95,27 @@ def test_what_was_cut_off_is_in_no_set():
 
 def test_pairs_keep_scores_and_order():
     samples = made(
-        ("z", "a", 0.2, ""), ("z", "b", 0.9, ""), ("y", "c", 0.5, ""), ("y", "d", 0.25, ""), samples=2
+        ("z", "a", 0.2, ""),
+        ("z", "b", 0.9, ""),
+        ("y", "c", 0.5, ""),
+        ("y", "d", 0.25, ""),
+        samples=2,
     )
     assert samples.pairs().to_list() == [
-        {"prompt": "z", "chosen": "b", "rejected": "a", "score_chosen": 0.9, "score_rejected": 0.2},
-        {"prompt": "y", "chosen": "c", "rejected": "d", "score_chosen": 0.5, "score_rejected": 0.25},
+        {
+            "prompt": "z",
+            "chosen": "b",
+            "rejected": "a",
+            "score_chosen": 0.9,
+            "score_rejected": 0.2,
+        },
+        {
+            "prompt": "y",
+            "chosen": "c",
+            "rejected": "d",
+            "score_chosen": 0.5,
+            "score_rejected": 0.25,
+        },
     ]
     assert pairs_of(samples, margin=0.3) == [("z", "b", "a")]
 
@@ -172,7 +188,9 @@ def test_summary_by_hand():
     for name, (value, of) in expected.items():
         row = table.loc[name]
         assert row["value"] == pytest.approx(value), name
-        assert pd.isna(row["of"]) if of is None else (row["of"], row["share"]) == (of, value / of), name
+        assert (
+            pd.isna(row["of"]) if of is None else (row["of"], row["share"]) == (of, value / of)
+        ), name
     assert list(table.index) == list(expected) and table.index.name == "sums"
     assert SEVERAL.summary(margin=0.6).loc["prompts that give a pair", "value"] == 1
     assert "prompts never right" in SEVERAL._repr_html_()
@@ -202,7 +220,10 @@ def test_summary_by_hand():
             lambda s: s.accepted(threshold=2),
             "11 completions, cut off at the length limit: 1; ended, but trained as other tokens: 1; without a score: 1",
         ),
-        (lambda s: made(("p", "a", 1.0, "c")).unpaired(), "threshold=0.5: no usable completion"),
+        (
+            lambda s: made(("p", "a", 1.0, "c")).unpaired(),
+            "threshold=0.5: no usable completion",
+        ),
     ],
 )
 def test_sets_refuse(ask, message):
@@ -233,7 +254,9 @@ def speller(words):
 
 def nines(completions, **columns):
     """Share of nines; cannot judge a text with a b."""
-    return [None if "b" in text else text.count("9") / max(1, len(text)) for text in completions]
+    return [
+        None if "b" in text else text.count("9") / max(1, len(text)) for text in completions
+    ]
 
 
 def nines_task(**changes):
@@ -277,26 +300,40 @@ def test_rows_belong_together(spelling, tmp_path):
     )
     samples = scored_samples(*spelling, task, samples=3, chunk=5, folder=tmp_path)
     table, tokenizer = samples.table, spelling[1]
-    assert table["prompt"].tolist() == [p for p in task.render(tokenizer, task.train) for _ in range(3)]
+    assert table["prompt"].tolist() == [
+        p for p in task.render(tokenizer, task.train) for _ in range(3)
+    ]
     for i, row in enumerate(table.to_dict("records")):
         ids = row["ids"]
         assert row["cut_off"] == (ids[-1] != 2) and len(ids) <= 4 and 2 not in ids[:-1]
         assert row["completion"] == tokenizer.decode(ids, skip_special_tokens=True)
         assert row["prompt_tokens"] == len(tokenizer(row["prompt"]).input_ids)
         assert row["right"] == task.is_right(task.train[i // 3], row["completion"])
-    assert len(set(table["completion"])) > 8 and table["cut_off"].nunique() == table["right"].nunique() == 2
+    assert (
+        len(set(table["completion"])) > 8
+        and table["cut_off"].nunique() == table["right"].nunique() == 2
+    )
     assert samples.task == "largest" and samples.repeated == 0
     # written so that others can read it
-    kept = pd.concat(map(pd.read_json, sorted((tmp_path / "samples").glob("part-*"))), ignore_index=True)
+    kept = pd.concat(
+        map(pd.read_json, sorted((tmp_path / "samples").glob("part-*"))), ignore_index=True
+    )
     assert kept[["prompt", "completion"]].equals(table[["prompt", "completion"]])
     assert json.loads((tmp_path / "samples.json").read_text())["temperature"] == 0.9
 
 
 def test_the_tables_defaults_are_the_train_rows_and_the_tasks_length(spelling, tmp_path):
     task = nines_task(max_completion_tokens=2)
-    assert scored_samples(*spelling, task, folder=tmp_path / "a").table["ids"].map(len).max() == 2
+    assert (
+        scored_samples(*spelling, task, folder=tmp_path / "a").table["ids"].map(len).max() == 2
+    )
     some = scored_samples(
-        *spelling, task, rows=task.held_out, samples=16, max_completion_tokens=3, folder=tmp_path / "b"
+        *spelling,
+        task,
+        rows=task.held_out,
+        samples=16,
+        max_completion_tokens=3,
+        folder=tmp_path / "b",
     )
     assert some.table["prompt"].nunique() == 2 and some.table["ids"].map(len).max() == 3
 
@@ -304,14 +341,19 @@ def test_the_tables_defaults_are_the_train_rows_and_the_tasks_length(spelling, t
 def test_chunks_do_not_share_random_numbers(spelling, tmp_path):
     table = scored_samples(*spelling, nines_task(), samples=8, chunk=1, folder=tmp_path).table
     texts = table.groupby("prompt", sort=False)["completion"].apply(tuple)
-    assert texts.nunique() == len(texts)  # this model writes the same of every prompt, given the same numbers
-    again = scored_samples(*spelling, nines_task(), samples=8, chunk=1, seed=1, folder=tmp_path / "1").table
+    # this model writes the same of every prompt, given the same numbers
+    assert texts.nunique() == len(texts)
+    again = scored_samples(
+        *spelling, nines_task(), samples=8, chunk=1, seed=1, folder=tmp_path / "1"
+    ).table
     assert set(again.groupby("prompt")["completion"].apply(tuple)).isdisjoint(texts)
 
 
 def test_temperature(spelling, tmp_path):
     task, how = nines_task(), {"samples": 8, "max_completion_tokens": 1}
-    cold = scored_samples(*spelling, task, temperature=0.05, folder=tmp_path / "cold", **how).table
+    cold = scored_samples(
+        *spelling, task, temperature=0.05, folder=tmp_path / "cold", **how
+    ).table
     assert set(cold["completion"]) == {""}  # the likeliest token is the end
     hot = scored_samples(*spelling, task, folder=tmp_path / "hot", **how).table
     assert len(set(hot["completion"])) > 4
@@ -328,10 +370,14 @@ def test_a_prompt_counts_once(spelling, tmp_path):
         return [0.0] * len(completions)
 
     task = replace(task, rewards=[look], reward_weights=[1.0])
-    samples = scored_samples(*spelling, task, rows=[one, two, other, two, three], samples=2, folder=tmp_path)
+    samples = scored_samples(
+        *spelling, task, rows=[one, two, other, two, three], samples=2, folder=tmp_path
+    )
     assert seen == [row["answer"] for row in (one, two, three) for _ in range(2)]
     assert samples.repeated == 2 and samples.table["prompt"].nunique() == 3
-    assert samples.table["prompt"].unique().tolist() == task.render(spelling[1], [one, two, three])
+    assert samples.table["prompt"].unique().tolist() == task.render(
+        spelling[1], [one, two, three]
+    )
     assert samples.summary().loc["rows left out, their prompt came before", "of"] == 5
 
 
@@ -341,7 +387,9 @@ def test_scores_are_the_trainers(spelling, tmp_path):
 
     model, tokenizer = spelling
     size = RightSize(2, 4, unit="tokens")
-    task = nines_task(rewards=[ExactAnswer(), SoftFormat(think=None), size], reward_weights=[0.5, 0.2, 0.3])
+    task = nines_task(
+        rewards=[ExactAnswer(), SoftFormat(think=None), size], reward_weights=[0.5, 0.2, 0.3]
+    )
     table = scored_samples(model, tokenizer, task, samples=4, folder=tmp_path / "s").table
     rows = [row for row in task.train for _ in range(4)]
     batch = Batch(
@@ -366,9 +414,18 @@ def test_what_cannot_be_judged_has_no_score_and_is_in_no_set(spelling, tmp_path)
         and (table["reward/nines"].isna() == with_b).all()
     )
     assert table["reward/soft_format"].notna().all()
-    sets = [samples.pairs(margin=0), samples.unpaired(), samples.best_of_n(), samples.accepted(threshold=0)]
+    sets = [
+        samples.pairs(margin=0),
+        samples.unpaired(),
+        samples.best_of_n(),
+        samples.accepted(threshold=0),
+    ]
     texts = [
-        row[c] for data in sets for row in data for c in ("chosen", "rejected", "completion") if c in row
+        row[c]
+        for data in sets
+        for row in data
+        for c in ("chosen", "rejected", "completion")
+        if c in row
     ]
     assert len(texts) > 40 and not any("b" in text for text in texts)
     assert samples.summary().loc["without a score", "value"] == with_b.sum()
@@ -383,8 +440,13 @@ def test_rewards_get_every_column_of_their_row(spelling, tmp_path):
 
     task = nines_task(rewards=[look], reward_weights=[1.0])
     table = scored_samples(*spelling, task, samples=2, folder=tmp_path).table
-    assert seen["prompts"] == table["prompt"].tolist() and seen["completions"] == table["completion"].tolist()
-    assert seen["completion_ids"] == table["ids"].tolist() and seen["prefill"] == ["<answer>"] * 28
+    assert (
+        seen["prompts"] == table["prompt"].tolist()
+        and seen["completions"] == table["completion"].tolist()
+    )
+    assert (
+        seen["completion_ids"] == table["ids"].tolist() and seen["prefill"] == ["<answer>"] * 28
+    )
     assert seen["answer"] == [row["answer"] for row in task.train for _ in range(2)]
     assert seen["numbers"] == [row["numbers"] for row in task.train for _ in range(2)]
     assert table["score"].tolist() == [0.5] * 28
@@ -405,12 +467,17 @@ def test_a_changed_reward_scores_anew_and_samples_nothing(spelling, tmp_path, dr
     )
     with pytest.raises(RewardError, match="reward 'broken' raised KeyError"):
         scored_samples(
-            *spelling, nines_task(rewards=[broken], reward_weights=[1.0]), chunk=4, folder=tmp_path
+            *spelling,
+            nines_task(rewards=[broken], reward_weights=[1.0]),
+            chunk=4,
+            folder=tmp_path,
         )
     assert len(drawn) == 4
     shared = ["prompt", "completion", "ids", "cut_off", "exact", "right"]
     pd.testing.assert_frame_equal(after.table[shared], before.table[shared])
-    assert after.table["score"].tolist() == pytest.approx(ones(after.table["completion"]), abs=1e-6)
+    assert after.table["score"].tolist() == pytest.approx(
+        ones(after.table["completion"]), abs=1e-6
+    )
     assert "reward/nines" not in after.table
 
 
@@ -451,7 +518,9 @@ def from_rows_needing(column):
 # ---- files ------------------------------------------------------------------------------------------------------
 
 
-def test_other_settings_are_refused_by_name_and_nothing_is_overwritten(spelling, tmp_path, drawn):
+def test_other_settings_are_refused_by_name_and_nothing_is_overwritten(
+    spelling, tmp_path, drawn
+):
     model, tokenizer = spelling
     task, folder = nines_task(), tmp_path / "s"
     scored_samples(model, tokenizer, task, chunk=7, folder=folder)
@@ -466,21 +535,31 @@ def test_other_settings_are_refused_by_name_and_nothing_is_overwritten(spelling,
         ({"rows": task.train[:-1]}, "prompts: '14, digest .*' there, '13, digest .*' now"),
         ({"rows": task.train[::-1]}, "prompts: '14, digest .*' there, '14, digest .*' now"),
         ({"task": nines_task(system="Be brief.")}, "prompts: "),
-        ({"model": speller(WORDS | {"a": 0.6})[0]}, r"\(weights: '\w{16}' there, '\w{16}' now\)"),
+        (
+            {"model": speller(WORDS | {"a": 0.6})[0]},
+            r"\(weights: '\w{16}' there, '\w{16}' now\)",
+        ),
     ]
     for how, message in changed:
         asked = {"chunk": 7, "folder": folder, **how}
         with pytest.raises(RunFolderError, match=message):
-            scored_samples(asked.pop("model", model), tokenizer, asked.pop("task", task), **asked)
+            scored_samples(
+                asked.pop("model", model), tokenizer, asked.pop("task", task), **asked
+            )
     with pytest.raises(RunFolderError, match="ends: "):
         model.generation_config.eos_token_id = [2, 0]
         try:
             scored_samples(model, tokenizer, task, chunk=7, folder=folder)
         finally:
             model.generation_config.eos_token_id = 2
-    with FileLock(folder / ".lock"), pytest.raises(RunFolderError, match="another process is sampling into"):
+    with (
+        FileLock(folder / ".lock"),
+        pytest.raises(RunFolderError, match="another process is sampling into"),
+    ):
         scored_samples(model, tokenizer, task, chunk=7, folder=folder)
-    assert len(drawn) == 2 and files == {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    assert len(drawn) == 2 and files == {
+        p: p.read_bytes() for p in folder.rglob("*") if p.is_file()
+    }
     (folder / "samples.json").unlink()
     with pytest.raises(RunFolderError, match="nobody knows of which settings"):
         scored_samples(model, tokenizer, task, chunk=7, folder=folder)
@@ -509,7 +588,9 @@ def test_digest_sees_every_bit_and_not_the_place(tiny, tmp_path):
         last.copy_(torch.nextafter(last, torch.tensor(9.0)))
         assert _digest_of_every_bit(model) != before, name
         last.copy_(was)
-    assert _digest_of_every_bit(model) == before != _digest_of_every_bit(model.to(torch.bfloat16))
+    assert (
+        _digest_of_every_bit(model) == before != _digest_of_every_bit(model.to(torch.bfloat16))
+    )
 
 
 def test_what_failed_before_a_chunk_was_there_does_not_bind(spelling, tmp_path, monkeypatch):
@@ -524,7 +605,8 @@ def test_interrupted_at_every_write(spelling, tmp_path, drawn, monkeypatch):
     task, how = nines_task(), {"chunk": 2, "samples": 2}
     how["rows"] = task.train[:5]
     whole = scored_samples(*spelling, task, folder=tmp_path / "whole", **how)
-    for moment, at in itertools.product(["before", "after", "half"], range(4)):  # settings, then three chunks
+    # settings, then three chunks
+    for moment, at in itertools.product(["before", "after", "half"], range(4)):
         folder, count = tmp_path / f"{moment}-{at}", itertools.count()
         replace_file, write = os.replace, Path.write_bytes
 
@@ -571,9 +653,8 @@ scored_samples(*speller(WORDS), nines_task(), chunk=1, folder={folder!r})
 
 
 def test_killed_and_called_again(tmp_path, drawn):
-    spelling = speller(
-        WORDS
-    )  # as the other process has it: a shared one may have got another template meanwhile
+    # as the other process has it: a shared one may have got another template meanwhile
+    spelling = speller(WORDS)
     folder = tmp_path / "killed"
     code = KILLED.format(tests=str(Path(__file__).parent), folder=str(folder))
     child = forked.start("-c", code)
@@ -591,10 +672,16 @@ def test_killed_and_called_again(tmp_path, drawn):
     assert 3 <= len(there) < 14
     resumed = scored_samples(*spelling, nines_task(), chunk=1, folder=folder)
     assert len(drawn) == 14 - len(there)
-    assert there.items() <= {path.name: path.stat().st_mtime_ns for path in parts.glob("part-*")}.items()
+    assert (
+        there.items()
+        <= {path.name: path.stat().st_mtime_ns for path in parts.glob("part-*")}.items()
+    )
     whole = scored_samples(*spelling, nines_task(), chunk=1, folder=tmp_path / "whole")
     pd.testing.assert_frame_equal(resumed.table, whole.table)
-    assert resumed.settings == whole.settings and resumed.pairs().to_list() == whole.pairs().to_list()
+    assert (
+        resumed.settings == whole.settings
+        and resumed.pairs().to_list() == whole.pairs().to_list()
+    )
 
 
 # ---- the tokens that TRL's trainers train on ------------------------------------------------------------------------
@@ -617,13 +704,21 @@ def trainer_of(name, data, tokenizer, folder, **changes):
     }
     trainer, config, own = classes[name]
     args = dict(
-        output_dir=str(folder), max_steps=1, per_device_train_batch_size=4, learning_rate=1e-2, report_to=[]
+        output_dir=str(folder),
+        max_steps=1,
+        per_device_train_batch_size=4,
+        learning_rate=1e-2,
+        report_to=[],
     )
     args |= dict(use_cpu=True, bf16=False, save_strategy="no", disable_tqdm=True, **own, **changes)  # fmt: skip
     models = [few_words.policy()[0] for _ in range(2)]
     reference = {"ref_model": models[1]} if name in ("dpo", "kto") else {}
     return trainer(
-        model=models[0], args=config(**args), train_dataset=data, processing_class=tokenizer, **reference
+        model=models[0],
+        args=config(**args),
+        train_dataset=data,
+        processing_class=tokenizer,
+        **reference,
     )
 
 
@@ -635,7 +730,9 @@ def trained_tokens(trainer, name):
     """(prompt, completion) -> (context ids, ids with a loss) of everything the trainer prepared."""
     found = {}
     for row in trainer.train_dataset:
-        for side in ("chosen", "rejected") if name in ("dpo", "orpo", "cpo") else ("completion",):
+        for side in (
+            ("chosen", "rejected") if name in ("dpo", "orpo", "cpo") else ("completion",)
+        ):
             if name in ("dpo", "kto"):
                 context, target = row["prompt_ids"], row[f"{side}_ids"]
             else:
@@ -644,7 +741,10 @@ def trained_tokens(trainer, name):
                 start = labels.index(next(label for label in labels if label != -100))
                 assert labels[start:] == ids[start:] and set(labels[:start]) == {-100}
                 context, target = ids[:start], ids[start:]
-            found[row["prompt"], row[side].removesuffix(trainer.processing_class.eos_token)] = context, target
+            found[row["prompt"], row[side].removesuffix(trainer.processing_class.eos_token)] = (
+                context,
+                target,
+            )
     return found
 
 
@@ -665,7 +765,9 @@ def check_tokens(samples, tokenizer, folder, name):
     assert len(found) >= len(data) >= 4
     for key, (context, target) in found.items():
         assert (context, target) == expected[key]
-        assert target.count(tokenizer.eos_token_id) == 1 and target[-1] == tokenizer.eos_token_id
+        assert (
+            target.count(tokenizer.eos_token_id) == 1 and target[-1] == tokenizer.eos_token_id
+        )
         assert context[0] == tokenizer.bos_token_id != context[1]
     return trainer
 
@@ -677,7 +779,8 @@ def odd(tmp_path_factory):
     model.generation_config.eos_token_id = [2, 0]
 
     def judge_all(completions, **columns):
-        return [1 - len(text.replace("9", "")) / 10 for text in completions]  # what is cut off is worst
+        # what is cut off is worst
+        return [1 - len(text.replace("9", "")) / 10 for text in completions]
 
     task = nines_task(rewards=[judge_all], reward_weights=[1.0], max_completion_tokens=3)
     return scored_samples(
@@ -696,7 +799,8 @@ def test_odd_completions_are_left_out(odd):
     }
     for name, rows in reasons.items():
         assert rows.sum() >= 2 and not table.loc[rows, "exact"].any(), name
-    plain = table["ids"].map(lambda ids: set(ids[:-1]) <= {33, 34, 41} and ids[-1] == 2)  # digits stay apart
+    # digits stay apart
+    plain = table["ids"].map(lambda ids: set(ids[:-1]) <= {33, 34, 41} and ids[-1] == 2)
     assert plain.sum() > 20 and table.loc[plain, "exact"].all()
 
 
@@ -709,7 +813,10 @@ def test_exact_is_what_trl_tokenizes_to_what_was_sampled(odd, name, tmp_path):
     table = samples.table[~samples.table["cut_off"]]
     column = "chosen" if name == "dpo" else "completion"
     extra = {"dpo": {"rejected": "no"}, "kto": {"label": True}, "sft": {}}[name]
-    rows = [{"prompt": r["prompt"], column: r["completion"], **extra} for r in table.to_dict("records")]
+    rows = [
+        {"prompt": r["prompt"], column: r["completion"], **extra}
+        for r in table.to_dict("records")
+    ]
     prepared = trainer_of(name, Dataset.from_list(rows), tokenizer, tmp_path).train_dataset
     assert len(prepared) == len(table)
     for row, trained in zip(table.to_dict("records"), prepared, strict=True):
@@ -738,17 +845,24 @@ def test_trl_writes_an_end_behind_what_was_cut_off(odd, tmp_path):
     samples, tokenizer = odd
     rows = samples.table[samples.table["cut_off"] & samples.table["exact"]].to_dict("records")
     data = Dataset.from_list(
-        [{"prompt": r["prompt"], "completion": r["completion"], "label": i > 0} for i, r in enumerate(rows)]
+        [
+            {"prompt": r["prompt"], "completion": r["completion"], "label": i > 0}
+            for i, r in enumerate(rows)
+        ]
     )
     found = trained_tokens(trainer_of("kto", data, tokenizer, tmp_path), "kto")
-    false_ends = [found[row["prompt"], row["completion"]][1] == [*row["ids"], 2] for row in rows]
+    false_ends = [
+        found[row["prompt"], row["completion"]][1] == [*row["ids"], 2] for row in rows
+    ]
     assert sum(false_ends) >= 3
 
 
 @pytest.mark.parametrize("batch", [2, 3, 4])
 def test_kto_estimates_its_kl_from_other_prompts(odd, batch, tmp_path):
     samples, tokenizer = odd
-    trainer = trainer_of("kto", samples.unpaired(), tokenizer, tmp_path, per_device_train_batch_size=batch)
+    trainer = trainer_of(
+        "kto", samples.unpaired(), tokenizer, tmp_path, per_device_train_batch_size=batch
+    )
     rows = trainer.train_dataset.to_list()
     of = {(row["prompt"], tuple(row["completion_ids"])) for row in rows}
     start, own = len(rows) // batch * batch, 0
@@ -772,7 +886,10 @@ def test_a_tokenizer_that_writes_its_own_bos(tmp_path):
     tokenizer.chat_template = bos + tokenizer.chat_template
     assert tokenizer("a").input_ids == [0, 81]
     samples = scored_samples(model, tokenizer, nines_task(), samples=8, folder=tmp_path / "s")
-    assert not samples.table["prompt"].str.startswith(bos).any() and samples.table["exact"].mean() > 0.5
+    assert (
+        not samples.table["prompt"].str.startswith(bos).any()
+        and samples.table["exact"].mean() > 0.5
+    )
     for name in ("dpo", "sft", "orpo"):
         check_tokens(samples, tokenizer, tmp_path, name)
 
@@ -790,7 +907,8 @@ def test_a_completion_that_merges_with_its_prompt(smol_tokenizer):
     ids = [smol_tokenizer(text)["input_ids"] for text in table["completion"]]
     table["ids"] = [[*ids[0], 2], [*ids[1], 2], ids[2]]
     assert trained_as_sampled(smol_tokenizer, table) == [False, True, True]
-    table["ids"] = [[*ids[0], 2], ids[1], [*ids[2], 2]]  # an end where it was cut off, none where it ended
+    # an end where it was cut off, none where it ended
+    table["ids"] = [[*ids[0], 2], ids[1], [*ids[2], 2]]
     assert trained_as_sampled(smol_tokenizer, table) == [False, False, False]
 
 

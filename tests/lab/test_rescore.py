@@ -14,9 +14,8 @@ from grpo_kit.rewards import ExactAnswer
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    trainer = make(
-        tmp_path_factory.mktemp("rescored") / "run", steps=9, dynamic_sampling=1
-    )  # two passes over 16 rows
+    # two passes over 16 rows
+    trainer = make(tmp_path_factory.mktemp("rescored") / "run", steps=9, dynamic_sampling=1)
     trainer.train()
     return trainer.folder
 
@@ -44,20 +43,24 @@ def test_the_opposite_reward_turns_every_group_around(run):
         return [-x for x in letters(completions)]
 
     same, found = kit.rescore(run, letters), kit.rescore(run, against)
-    assert np.allclose(same.completions["advantage_after"], -found.completions["advantage_after"])
+    assert np.allclose(
+        same.completions["advantage_after"], -found.completions["advantage_after"]
+    )
     assert kit.rescore(run, task(), reward_weights=[0, 0, -1]).direction == pytest.approx(
         found.direction, abs=1e-6
     )
     with_signal = found.groups["signal before"] == 1
-    assert (found.groups["reversed"][with_signal] == 1).all() and found.direction == pytest.approx(
-        -1, abs=1e-4
-    )
+    assert (
+        found.groups["reversed"][with_signal] == 1
+    ).all() and found.direction == pytest.approx(-1, abs=1e-4)
 
 
 def test_a_constant_has_no_signal_and_no_direction(run):
     found = kit.rescore(run, lambda completions, **columns: [0.5] * len(completions))
     assert (
-        share(found)[1] == 0 and found.direction is None and "0.0 % of groups have a signal" in found.sentence
+        share(found)[1] == 0
+        and found.direction is None
+        and "0.0 % of groups have a signal" in found.sentence
     )
 
 
@@ -79,16 +82,21 @@ def test_columns_of_the_rows_are_those_of_the_step(run):
     found = kit.rescore(run, fits, task=task())
     assert found.completions["after"].eq(1).all()
     with pytest.raises(
-        ValueError, match=r"'fits' asks for the column \['question'\], which rescore \(give task=,"
+        ValueError,
+        match=r"'fits' asks for the column \['question'\], which rescore \(give task=,",
     ):
         kit.rescore(run, fits)
     other = replace(task(), train=task().train[::-1])
-    with pytest.raises(ValueError, match="has not the rows that the run was trained on: step 1 asked for"):
+    with pytest.raises(
+        ValueError, match="has not the rows that the run was trained on: step 1 asked for"
+    ):
         kit.rescore(run, fits, task=other)
 
 
 def test_what_changes_most_comes_first_and_each_text_once(run):
-    found = kit.rescore(run, lambda completions, **columns: [float(len(text)) for text in completions])
+    found = kit.rescore(
+        run, lambda completions, **columns: [float(len(text)) for text in completions]
+    )
     changed = found.changed(5)
     sizes = (changed["after"] - changed["before"]).abs()
     assert sizes.is_monotonic_decreasing and not changed["completion"].duplicated().any()

@@ -22,7 +22,9 @@ LENGTH = 7
 
 def fingerprint(completions, **columns):
     """A number in [0, 1) that is another for each text."""
-    return [int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 2**32 for text in completions]
+    return [
+        int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 2**32 for text in completions
+    ]
 
 
 def even(completions, answer, **columns):
@@ -88,7 +90,10 @@ def test_equal_models_differ_nowhere():
         changes.tokens["token"] == changes.tokens["base_token"]
     ).all()
     assert changes.share.value == 0 and changes.among_first is None and changes.gain_back == {}
-    assert str(changes) == f"Training changed 0 of {len(changes.tokens)} tokens of 6 greedy answers."
+    assert (
+        str(changes)
+        == f"Training changed 0 of {len(changes.tokens)} tokens of 6 greedy answers."
+    )
     assert (changes.answers["base"] == changes.answers["tuned"]).all() and changes.pages().empty
 
 
@@ -103,7 +108,10 @@ def test_one_row_of_the_head_moved_changes_one_token():
     for prompt, ids in zip(prompts, answers, strict=True):
         read = torch.tensor([prompt + ids[:-1]], device=model.device)
         hidden.append(model.get_decoder()(read).last_hidden_state[0, -len(ids) :])
-    last, others = hidden[row][-1], torch.cat([*hidden[:row], hidden[row][:-1], *hidden[row + 1 :]])
+    last, others = (
+        hidden[row][-1],
+        torch.cat([*hidden[:row], hidden[row][:-1], *hidden[row + 1 :]]),
+    )
     # 21 positions and 32 numbers: at all the others the moved logit stays what it was.
     logits = model.get_output_embeddings()(last)
     token = logits.sort(descending=True).indices[3].item()
@@ -111,12 +119,15 @@ def test_one_row_of_the_head_moved_changes_one_token():
         torch.cat([others, last[None]]).double().cpu(), _one(len(others)).cpu()
     ).solution
     tuned = copy.deepcopy(model)
-    tuned.lm_head.weight = torch.nn.Parameter(tuned.lm_head.weight.clone())  # the embedding stays
+    # the embedding stays
+    tuned.lm_head.weight = torch.nn.Parameter(tuned.lm_head.weight.clone())
     rise = logits.max() - logits[token] + 1
     tuned.lm_head.weight[token] += rise * (alone / (alone @ last.double().cpu())).to(last)
     changes = lab.what_changed(model, tuned, tokenizer, task(), rows=ROWS[:3])
     expected = [plainly(model, tuned, tokenizer, prompt, LENGTH)[1] for prompt in prompts]
-    assert [len(found) for found in expected] == [0, 0, 1] == changes.answers["changed"].tolist()
+    assert (
+        [len(found) for found in expected] == [0, 0, 1] == changes.answers["changed"].tolist()
+    )
     (change,) = changes.tokens[changes.tokens["rank"] > 0].to_dict("records")
     assert change == {"row": row, "token": token, "base_token": answers[row][-1], "rank": 3}
     assert changes.ranks.to_dict() == {3: 1} and changes.among_first.value == 1
@@ -136,15 +147,23 @@ def test_every_number_is_that_of_a_plain_loop(monkeypatch, tile, ends):
     prompts = prompts_of(tokenizer)
     for name, most in {"base": 0, 1: 1, 2: 2, 4: 4, "tuned": LENGTH}.items():
         answers = [plainly(model, tuned, tokenizer, prompt, most)[0] for prompt in prompts]
-        texts = [tokenizer.decode([i for i in ids if tokenizer.decode([i]) not in HIDDEN]) for ids in answers]
-        assert changes.scores[name].tolist() == pytest.approx(fingerprint(texts), abs=1e-8), name
+        texts = [
+            tokenizer.decode([i for i in ids if tokenizer.decode([i]) not in HIDDEN])
+            for ids in answers
+        ]
+        assert changes.scores[name].tolist() == pytest.approx(fingerprint(texts), abs=1e-8), (
+            name
+        )
     assert list(changes.scores) == ["base", 1, 2, 4, "tuned"]
     for row, prompt in enumerate(prompts):
         ids, expected = plainly(model, tuned, tokenizer, prompt, LENGTH)
         found = changes.tokens[changes.tokens["row"] == row].reset_index(drop=True)
         assert found["token"].tolist() == ids
         changed = found[found["rank"] > 0]
-        assert list(zip(changed.index, changed["base_token"], changed["rank"], strict=True)) == expected
+        assert (
+            list(zip(changed.index, changed["base_token"], changed["rank"], strict=True))
+            == expected
+        )
     counts = changes.answers
     assert counts["tokens"].lt(LENGTH).any() == (ends > 1) and counts["changed"].sum() > 12
     assert changes.share.value == pytest.approx((counts["changed"] / counts["tokens"]).mean())
@@ -175,9 +194,19 @@ def test_all_tokens_put_right_are_the_tuned_models_answers():
     assert changes.measure == "accuracy" and results[LENGTH] == results["tuned"]
     assert changes.scores[LENGTH].equals(changes.scores["tuned"].rename(LENGTH))
     assert results["base"] < results[1] < results["tuned"] and changes.gain_back[LENGTH] == 1
-    other = Changes("", "accuracy", changes.answers, changes.tokens, _scores(base=1, k=3, tuned=5), tokenizer)
-    assert other.gain_back == {2: 0.5} and "comes back: 2 tokens put right 50.0 %." in str(other)
-    for scores in (_scores(base=5, k=3, tuned=1), _scores(base=1, k=1, tuned=2)):  # a loss; one row of six
+    other = Changes(
+        "",
+        "accuracy",
+        changes.answers,
+        changes.tokens,
+        _scores(base=1, k=3, tuned=5),
+        tokenizer,
+    )
+    assert other.gain_back == {2: 0.5} and "comes back: 2 tokens put right 50.0 %." in str(
+        other
+    )
+    # a loss; one row of six
+    for scores in (_scores(base=5, k=3, tuned=1), _scores(base=1, k=1, tuned=2)):
         assert Changes("", "accuracy", None, None, scores, None).gain_back == {}
 
 
@@ -234,14 +263,24 @@ def test_what_a_model_wrote_is_text_on_the_page():
     tokenizer = few_words.tokenizer()
     wrote, quote = "<script>alert('1 < 2')</script> \u00e9\U0001f642\n", '"><b onclick=x>'
     ids = [*tokenizer(wrote)["input_ids"], tokenizer.eos_token_id]
-    tokens = pd.DataFrame({"row": 0, "token": ids, "base_token": tokenizer(quote)["input_ids"][0], "rank": 0})
+    tokens = pd.DataFrame(
+        {"row": 0, "token": ids, "base_token": tokenizer(quote)["input_ids"][0], "rank": 0}
+    )
     tokens.loc[[0, len(ids) - 2, len(ids) - 1], "rank"] = [2, 1, 7]
-    answers = pd.DataFrame({"question": ["<i>?</i>"], "answer": ["<u>"], "tokens": len(ids), "changed": 3})
+    answers = pd.DataFrame(
+        {"question": ["<i>?</i>"], "answer": ["<u>"], "tokens": len(ids), "changed": 3}
+    )
     answers = answers.assign(base=quote, tuned=wrote)
-    shown = Changes("", "accuracy", answers, tokens, _scores(base=1, k=3, tuned=5), tokenizer).pages()
+    shown = Changes(
+        "", "accuracy", answers, tokens, _scores(base=1, k=3, tuned=5), tokenizer
+    ).pages()
     page = Page(shown._repr_html_())
     assert page.tags == {"p", "div", "style", "span", "b", "mark"}
-    assert wrote.replace("\n", "\u23ce\n") in page.text and quote in page.text and "<i>?</i>" in page.text
+    assert (
+        wrote.replace("\n", "\u23ce\n") in page.text
+        and quote in page.text
+        and "<i>?</i>" in page.text
+    )
     assert page.marked == ["<", "\u23ce\n", tokenizer.eos_token] and "\ufffd" not in page.text
     first = tokenizer.decode(tokenizer(quote)["input_ids"][:1])
     assert page.titles[0] == f"rank 2 in the base's list; its first choice: {first!r}"
@@ -269,9 +308,17 @@ def test_what_cannot_be_compared_is_refused_by_name():
         (("runs/base", model, tokenizer, task()), {}, "base='runs/base' is no loaded model"),
         ((model, None, tokenizer, task()), {}, "tuned=None is no loaded model"),
         ((wider, model, tokenizer, task()), {}, "base has 100 tokens, tuned 2051"),
-        ((model, wider, tokenizer, task()), {}, "tokenizer writes token [0-9]+, tuned has 100 tokens"),
+        (
+            (model, wider, tokenizer, task()),
+            {},
+            "tokenizer writes token [0-9]+, tuned has 100 tokens",
+        ),
         ((None, lora, tokenizer, task()), {"rows": []}, "rows is empty"),
-        ((None, lora, tokenizer, task()), {"most": [0]}, "most=0 must be a whole number of at least 1"),
+        (
+            (None, lora, tokenizer, task()),
+            {"most": [0]},
+            "most=0 must be a whole number of at least 1",
+        ),
         ((None, lora, tokenizer, Played()), {}, "task 'played' is played in turns"),
     ]:
         with pytest.raises(ValueError, match=words):

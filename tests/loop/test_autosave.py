@@ -54,7 +54,10 @@ def test_a_run_that_was_killed_goes_on_to_the_weights_of_one_that_was_not(tmp_pa
 def test_it_saves_after_each_5_minutes_and_keeps_the_newest(tmp_path):
     slow = Slow()
     make(tmp_path / "run", steps=7, hooks=[slow]).train()
-    assert slow.seen == [[], [], ["checkpoint-3"]] + [["checkpoint-3"]] * 2 + [["checkpoint-6"]] * 2
+    assert (
+        slow.seen
+        == [[], [], ["checkpoint-3"]] + [["checkpoint-3"]] * 2 + [["checkpoint-6"]] * 2
+    )
 
 
 @pytest.mark.parametrize("save_steps", [0, 100])
@@ -119,5 +122,9 @@ def test_where_a_run_ends_a_line_says_where_it_is_and_what_of_it_is_not(
 ):
     monkeypatch.chdir(tmp_path)
     make(tmp_path / "run", **({"live": False} | how)).train()
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("The run is in")]
+    lines = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("The run is in")
+    ]
     assert len(lines) == bool(words) and words in "".join(lines)

@@ -63,7 +63,9 @@ def test_a_mode_that_a_cell_left_on_changes_nothing(mode, untouched, tmp_path):
     with mode():
         before = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
         trainer.train()
-        assert (torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")) == before, "it comes back"
+        assert (torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")) == before, (
+            "it comes back"
+        )
     assert same(weights(trainer), untouched("plain"))
 
 
@@ -83,7 +85,9 @@ def test_trainers_take_turns_on_one_model_and_each_says_whose_weights_it_goes_on
     second.train()
     said = f"weights None, now '2 steps in {tmp_path / 'first'}'"
     assert said in capsys.readouterr().out
-    assert record(second.folder)[0][0]["changes"] == {"weights": [None, f"2 steps in {tmp_path / 'first'}"]}
+    assert record(second.folder)[0][0]["changes"] == {
+        "weights": [None, f"2 steps in {tmp_path / 'first'}"]
+    }
     first.change(steps=3)
     first.train()
     assert f"weights None, now '2 steps in {tmp_path / 'second'}'" in capsys.readouterr().out
@@ -102,7 +106,9 @@ def test_trainers_take_turns_on_one_model_and_each_says_whose_weights_it_goes_on
     assert same(weights(first), weights(three))
 
 
-def test_a_run_that_is_resumed_has_its_own_weights_whatever_the_model_was_trained_to_since(tmp_path, capsys):
+def test_a_run_that_is_resumed_has_its_own_weights_whatever_the_model_was_trained_to_since(
+    tmp_path, capsys
+):
     whole = make(tmp_path / "whole", steps=3)
     whole.train()
     trainer = make(tmp_path / "run", steps=2, save_steps=2)
@@ -111,7 +117,10 @@ def test_a_run_that_is_resumed_has_its_own_weights_whatever_the_model_was_traine
     again = make(tmp_path / "run", model=trainer.model, steps=3)
     capsys.readouterr()
     again.train(resume=True)
-    assert same(weights(again), weights(whole)) and "weights" not in record(again.folder)[0][2]["changes"]
+    assert (
+        same(weights(again), weights(whole))
+        and "weights" not in record(again.folder)[0][2]["changes"]
+    )
     assert "steps in" not in capsys.readouterr().out
 
 
@@ -124,23 +133,37 @@ def test_one_config_of_two_trainers_keeps_the_length_of_each_ones_task(tmp_path)
     )
     given = {"tokenizer": tokenizer}
     first = Loop(model, task(), config, folder=tmp_path / "a", **given)
-    second = Loop(model, replace(task(), max_completion_tokens=12), config, folder=tmp_path / "b", **given)
+    second = Loop(
+        model, replace(task(), max_completion_tokens=12), config, folder=tmp_path / "b", **given
+    )
     with pytest.raises(ValueError, match="asks for the column"):
         failing = replace(
-            task(), rewards=[lambda completions, gold, **c: []], reward_weights=[1.0], max_completion_tokens=9
+            task(),
+            rewards=[lambda completions, gold, **c: []],
+            reward_weights=[1.0],
+            max_completion_tokens=9,
         )
         Loop(model, failing, config, folder=tmp_path / "c", **given)
     assert (first.config.max_completion_tokens, second.config.max_completion_tokens) == (6, 12)
     assert first.config is config, "an assignment to it is obeyed"
     config.learning_rate = 3e-3
     first.train()
-    assert record(first.folder)[0][0]["learning_rate"] == pytest.approx(1e-3), "the warmup's first third"
+    assert record(first.folder)[0][0]["learning_rate"] == pytest.approx(1e-3), (
+        "the warmup's first third"
+    )
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"hooks": [PrinterCallback()]}, {"beta": 0.1, "optimizer": "flash-adamw"}, {"micro_batch": 0}]
+    "wrong",
+    [
+        {"hooks": [PrinterCallback()]},
+        {"beta": 0.1, "optimizer": "flash-adamw"},
+        {"micro_batch": 0},
+    ],
 )
-def test_a_trainer_that_failed_to_be_made_leaves_the_earlier_one_whole(wrong, untouched, tmp_path):
+def test_a_trainer_that_failed_to_be_made_leaves_the_earlier_one_whole(
+    wrong, untouched, tmp_path
+):
     trainer = make(tmp_path / "run", steps=2)
     with pytest.raises(ValueError):
         make(tmp_path / "failed", model=trainer.model, steps=2, **wrong)
@@ -209,7 +232,9 @@ def test_what_a_deleted_trainer_held_is_free_at_once(kind, tmp_path):
         held = [weakref.ref(one) for one in (trainer, trainer.optimizer, trainer.update, model)]
         held += [weakref.ref(state["exp_avg"]) for state in trainer.optimizer.state.values()]
         del trainer
-        assert [ref for ref in held if ref() is not None] == [held[3]], "the model is still mine"
+        assert [ref for ref in held if ref() is not None] == [held[3]], (
+            "the model is still mine"
+        )
         del model
         assert held[3]() is None
     finally:

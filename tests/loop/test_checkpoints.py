@@ -78,7 +78,9 @@ def killed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("moment", ["weights", "optimizer", "digests", "all but the name"])
-def test_a_kill_while_saving_leaves_the_last_whole_checkpoint_to_resume_from(moment, killed, untouched):
+def test_a_kill_while_saving_leaves_the_last_whole_checkpoint_to_resume_from(
+    moment, killed, untouched
+):
     """The save of step 4 is cut short; only what was whole before bears a checkpoint's name."""
     assert [p.name for p in killed.joinpath(moment).glob("checkpoint-*")] == ["checkpoint-2"]
     again = make(killed / moment, save_steps=2)
@@ -114,7 +116,9 @@ class StopAfter(Hook):
             press_stop()
 
 
-@pytest.mark.parametrize("tuning, free", [("full", 100_000), ("lora", 20_000)], ids=["weights", "adapters"])
+@pytest.mark.parametrize(
+    "tuning, free", [("full", 100_000), ("lora", 20_000)], ids=["weights", "adapters"]
+)
 def test_training_goes_on_over_a_save_that_the_disk_refuses(tuning, free, tmp_path):
     """Every library says it in its own way: safetensors, tokenizers, torch."""
     longer = make(tmp_path / "a", tuning=tuning, steps=6)
@@ -122,7 +126,9 @@ def test_training_goes_on_over_a_save_that_the_disk_refuses(tuning, free, tmp_pa
     disk = FillsUp(1, free)
     trainer = make(tmp_path / "b", tuning=tuning, save_steps=2, hooks=[disk])
     try:
-        with pytest.warns(RuntimeWarning, match="checkpoint-2 cannot be written.*Training goes on"):
+        with pytest.warns(
+            RuntimeWarning, match="checkpoint-2 cannot be written.*Training goes on"
+        ):
             trainer.train()
         assert trainer.step == 4 and not list(tmp_path.glob("b/checkpoint-*"))
         with pytest.raises(CheckpointNotSaved, match="checkpoint-4 cannot be written"):
@@ -137,13 +143,17 @@ def test_training_goes_on_over_a_save_that_the_disk_refuses(tuning, free, tmp_pa
 
 
 @pytest.mark.parametrize("free", [100_000, 10], ids=["too full to save", "too full for a row"])
-def test_a_stop_on_a_full_disk_stays_in_memory_and_goes_on_once_there_is_space(free, tmp_path, untouched):
+def test_a_stop_on_a_full_disk_stays_in_memory_and_goes_on_once_there_is_space(
+    free, tmp_path, untouched
+):
     disk = FillsUp(1, free)
     trainer = make(tmp_path / "run", hooks=[disk, StopAfter(2)])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            with pytest.raises(Stopped, match="after step 2 of 4 .*not saved: .*It is in memory"):
+            with pytest.raises(
+                Stopped, match="after step 2 of 4 .*not saved: .*It is in memory"
+            ):
                 trainer.train()
     finally:
         disk.free()

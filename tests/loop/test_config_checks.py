@@ -143,8 +143,13 @@ def test_a_schedule_is_tried_at_every_step_before_the_first(tmp_path, name, sche
     with pytest.raises(ValueError, match=re.escape(words)):
         trainer.change(**{name: schedule})
     if "IndexError" not in words and "Zero" not in words:
-        trainer = make(tmp_path / "other", steps=3, warmup=0, **{"beta": 0.1} | {name: schedule})
-        for more in (lambda: trainer.change(steps=41), lambda: setattr(trainer.config, "steps", 41)):
+        trainer = make(
+            tmp_path / "other", steps=3, warmup=0, **{"beta": 0.1} | {name: schedule}
+        )
+        for more in (
+            lambda: trainer.change(steps=41),
+            lambda: setattr(trainer.config, "steps", 41),
+        ):
             with pytest.raises(ValueError, match=re.escape(words)):
                 more()
         assert trainer.config.steps == 3
@@ -191,7 +196,12 @@ def numbers(config):
 def test_a_named_loss_brings_its_papers_numbers(loss):
     config = Config()
     config.loss = loss
-    made = [config, Config(loss=loss), preset("smoke", loss=loss), preset(preset("cpu"), loss=loss)]
+    made = [
+        config,
+        Config(loss=loss),
+        preset("smoke", loss=loss),
+        preset(preset("cpu"), loss=loss),
+    ]
     made += [replace(Config(loss="gspo"), loss=loss), arm_of("smoke", {"loss": loss}).config]
     made += [Config(loss=loss, epsilon=None, scale=None)]
     assert [numbers(each) for each in made] == [OWN[loss]] * len(made)
@@ -215,7 +225,11 @@ def test_a_named_loss_brings_its_papers_numbers(loss):
 def test_a_number_that_is_given_stays_with_any_loss(loss, name, value):
     later = Config(**{name: value})
     later.loss = loss
-    for config in (Config(loss=loss, **{name: value}), preset("smoke", loss=loss, **{name: value}), later):
+    for config in (
+        Config(loss=loss, **{name: value}),
+        preset("smoke", loss=loss, **{name: value}),
+        later,
+    ):
         assert getattr(config, name) == value
         others = {n: getattr(config, n) for n in LOSSES[loss] if n != name}
         assert others == {n: number for n, number in LOSSES[loss].items() if n != name}
@@ -256,7 +270,9 @@ def test_a_run_clips_by_the_losss_own_ratio(loss, given, clips, tmp_path):
     """A second pass at a rate of 1e-4: completions' ratios leave 1 by more than 3e-4, tokens' by less than 0.2."""
     from loop_runs import make, record
 
-    make(tmp_path / "run", steps=2, loss=loss, iterations=2, learning_rate=1e-4, **given).train()
+    make(
+        tmp_path / "run", steps=2, loss=loss, iterations=2, learning_rate=1e-4, **given
+    ).train()
     assert all((row["clip_ratio"] > 0) == clips for row in record(tmp_path / "run")[0])
 
 
@@ -287,7 +303,9 @@ def test_fewer_steps_than_the_warmup_may_be_asked_for_while_a_run_trains():
             rewards = [1]
 
     check_values(Trainer, {"steps": 3})
-    with pytest.raises(ValueError, match="lr=1: Config has no such field; here it is learning_rate"):
+    with pytest.raises(
+        ValueError, match="lr=1: Config has no such field; here it is learning_rate"
+    ):
         check_values(Trainer, {"lr": 1})
 
 
@@ -297,7 +315,11 @@ def test_changes_that_together_move_no_weight_are_refused_while_a_run_trains(tmp
 
     trainer = make(tmp_path / "run", steps=2)
     trainer.change(positive_weight=0)
-    for values in ({"negative_weight": 0}, {"learning_rate": 0}, {"learning_rate": constant(0.0)}):
+    for values in (
+        {"negative_weight": 0},
+        {"learning_rate": 0},
+        {"learning_rate": constant(0.0)},
+    ):
         with pytest.raises(ValueError, match="move.? no weight"):
             trainer.change(**values)
     trainer.change(negative_weight=0, entropy_bonus=0.1)
@@ -313,7 +335,9 @@ def test_a_config_is_looked_at_as_it_is_when_a_trainer_is_made(tmp_path):
     config = Config(steps=8, prompts_per_step=2, minibatches=2, warmup=4)
     config.steps = 3
     with pytest.raises(ValueError, match="warmup=4 with steps=3"):
-        make(tmp_path / "run", model=None, **{n: getattr(config, n) for n in ("steps", "warmup")})
+        make(
+            tmp_path / "run", model=None, **{n: getattr(config, n) for n in ("steps", "warmup")}
+        )
     trainer = make(tmp_path / "run", steps=8)
     trainer.config.positive_weight = trainer.config.negative_weight = 0.0
     with pytest.raises(ValueError, match="move no weight"):
@@ -337,7 +361,9 @@ def test_numpys_numbers_are_kept_as_pythons_own():
         "min_p",
         "importance_sampling_cap",
     )
-    config = Config(**{name: np.float32(0.5) for name in names[1:]}, learning_rate=np.float32(1e-4))
+    config = Config(
+        **{name: np.float32(0.5) for name in names[1:]}, learning_rate=np.float32(1e-4)
+    )
     assert all(type(getattr(config, name)) is float for name in names)
     assert json.loads(json.dumps(config.values()))["top_p"] == 0.5
     assert Config(temperature=1).temperature == 1 and type(Config(seed=np.int64(3)).seed) is int
@@ -346,7 +372,8 @@ def test_numpys_numbers_are_kept_as_pythons_own():
 def test_another_loss_does_not_take_the_options_of_the_one_before():
     config = Config(loss="sapo", loss_options={"temperature_neg": 1.1})
     with pytest.raises(
-        ValueError, match="'temperature_neg', which dapo does not take; .* set loss_options=.. first"
+        ValueError,
+        match="'temperature_neg', which dapo does not take; .* set loss_options=.. first",
     ):
         config.loss = "dapo"
     assert config.loss == "sapo"
@@ -364,7 +391,10 @@ def test_a_copy_of_a_presets_config_keeps_its_name():
 @pytest.mark.parametrize(
     "name, here",
     [
-        ("per_device_train_batch_size", "prompts_per_step, which counts prompts, not completions"),
+        (
+            "per_device_train_batch_size",
+            "prompts_per_step, which counts prompts, not completions",
+        ),
         ("num_train_epochs", "steps, which counts steps, not passes"),
         ("gradient_accumulation_steps", "prompts_per_step, all in one update"),
         ("lora_r", "tuning='lora', and lora={'r': 8} of kit.load_policy"),
@@ -390,10 +420,13 @@ def test_hints_lead_to_what_is_meant(name, here):
     )
     for call in (*calls, lambda **given: from_rows("mine", [], **given)):
         with pytest.raises(
-            ValueError, match=re.escape(f"{name}=8: ") + ".*" + re.escape(f"; here it is {here}")
+            ValueError,
+            match=re.escape(f"{name}=8: ") + ".*" + re.escape(f"; here it is {here}"),
         ):
             call(**{name: 8})
-    with pytest.raises(ValueError, match=re.escape("field of the config: config=kit.Config(steps=8)")):
+    with pytest.raises(
+        ValueError, match=re.escape("field of the config: config=kit.Config(steps=8)")
+    ):
         GRPOTrainer("a/model", steps=8)
 
 
@@ -401,7 +434,9 @@ def test_hints_lead_to_what_is_meant(name, here):
 def test_the_tables_of_arguments_are_the_losses_own(loss):
     """loss_options takes what a loss takes besides the loop's numbers, and the loop gives each number that it takes."""
     parameters = inspect.signature(getattr(objectives, loss)).parameters.values()
-    arguments = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} | {*Options.__annotations__}
+    arguments = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} | {
+        *Options.__annotations__
+    }
     options = {*config_checks._LOSS_OPTIONS.get(loss, ()), "correct_kl"}
     assert options == arguments - {*config_checks._FROM_LOOP}
     given = {*policy_loss._ARGUMENTS[loss], "level", "beta", "ref_logprobs"}

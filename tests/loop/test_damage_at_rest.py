@@ -58,16 +58,18 @@ def damage(path, how):
 
 
 @pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "config.json", "run_state.json"])
-def test_load_refuses_a_damaged_checkpoint_and_names_the_one_to_take(name, how, trained, tmp_path):
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.pt", "config.json", "run_state.json"]
+)
+def test_load_refuses_a_damaged_checkpoint_and_names_the_one_to_take(
+    name, how, trained, tmp_path
+):
     """train(resume=True) passes it over; who asks for it by name is told."""
     folder = shutil.copytree(trained[0], tmp_path / "run")
     damage(folder / "checkpoint-4" / name, how)
     trainer = make(folder)
     own = weights(trainer)
-    words = (
-        rf"checkpoint-4 is no whole checkpoint: {name} .*checkpoint-2 is whole, train\(resume=True\) takes it"
-    )
+    words = rf"checkpoint-4 is no whole checkpoint: {name} .*checkpoint-2 is whole, train\(resume=True\) takes it"
     with pytest.raises(RunFolderError, match=words):
         trainer.load(folder / "checkpoint-4")
     assert same(weights(trainer), own) and trainer.step == 0
@@ -98,7 +100,8 @@ def test_the_model_of_a_run_whose_last_checkpoint_is_damaged_is_the_one_before_b
     damage(folder / "checkpoint-4/model.safetensors", "flipped")
     assert model_in(folder)[0].name == "checkpoint-2"
     assert (
-        "checkpoint-4 is damaged and is passed over: model.safetensors holds other" in capsys.readouterr().out
+        "checkpoint-4 is damaged and is passed over: model.safetensors holds other"
+        in capsys.readouterr().out
     )
     damage(folder / "checkpoint-2/model.safetensors", "flipped")
     with pytest.raises(RunFolderError, match="no whole checkpoint .*checkpoint-2 is damaged"):
@@ -109,30 +112,38 @@ def test_a_folder_in_place_of_a_checkpoint_or_of_true_says_what_to_give(trained,
     folder = trained[0]
     trainer = make(folder)
     with pytest.raises(
-        RunFolderError, match=r"is the folder of a run; .*checkpoint-4 is whole, train\(resume=True\)"
+        RunFolderError,
+        match=r"is the folder of a run; .*checkpoint-4 is whole, train\(resume=True\)",
     ):
         trainer.load(folder)
     with pytest.raises(
-        RunFolderError, match="checkpoint-9 is no whole checkpoint: it is not there; .*checkpoint-4"
+        RunFolderError,
+        match="checkpoint-9 is no whole checkpoint: it is not there; .*checkpoint-4",
     ):
         trainer.load(folder / "checkpoint-9")
     for given in (folder, str(folder), folder / "checkpoint-2", "auto", 1, None):
         with pytest.raises(
-            ValueError, match="resume=.*give True, which goes on from the last whole checkpoint of"
+            ValueError,
+            match="resume=.*give True, which goes on from the last whole checkpoint of",
         ):
             trainer.train(resume=given)
     with pytest.raises(
-        RunFolderError, match=rf"is a checkpoint; give the run's folder, '{folder}', and train.resume=True"
+        RunFolderError,
+        match=rf"is a checkpoint; give the run's folder, '{folder}', and train.resume=True",
     ):
         make(folder / "checkpoint-2")
 
 
 @pytest.mark.parametrize("how", ["cut", "emptied", "gone"])
 @pytest.mark.parametrize("name", ["metrics.jsonl", "completions.jsonl"])
-def test_lines_of_done_steps_that_were_lost_are_said_and_the_rest_is_as_ever(name, how, run, trained, capsys):
+def test_lines_of_done_steps_that_were_lost_are_said_and_the_rest_is_as_ever(
+    name, how, run, trained, capsys
+):
     path = run / name
     done = b"".join(
-        line for line in path.read_bytes().splitlines(keepends=True) if json.loads(line)["step"] <= 2
+        line
+        for line in path.read_bytes().splitlines(keepends=True)
+        if json.loads(line)["step"] <= 2
     )
     path.write_bytes(done)
     damage(path, how)
@@ -140,7 +151,8 @@ def test_lines_of_done_steps_that_were_lost_are_said_and_the_rest_is_as_ever(nam
     said = capsys.readouterr().out
     lost = "[12]" if how == "cut" else "2"
     assert re.search(
-        f"{name} lacks lines of {lost} of the 2 steps that are done .the first is step [12].", said
+        f"{name} lacks lines of {lost} of the 2 steps that are done .the first is step [12].",
+        said,
     )
     assert same(weights(trainer), trained[1])
     whole, now = trained[2], record(run)
@@ -151,13 +163,17 @@ def test_lines_of_done_steps_that_were_lost_are_said_and_the_rest_is_as_ever(nam
     ]
 
 
-def test_completions_of_steps_that_are_done_again_are_taken_back_though_the_metrics_are_gone(run, trained):
+def test_completions_of_steps_that_are_done_again_are_taken_back_though_the_metrics_are_gone(
+    run, trained
+):
     (run / "metrics.jsonl").unlink()
     again(run)
     assert record(run)[1] == trained[2][1]
 
 
-@pytest.mark.parametrize("tail", [b'{"step": 4, "rew', b"\0" * 100, b'{"step": 4}' + b"\0" * 9, b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "tail", [b'{"step": 4, "rew', b"\0" * 100, b'{"step": 4}' + b"\0" * 9, b"\xff\xfe"]
+)
 @pytest.mark.parametrize("name", ["metrics.jsonl", "completions.jsonl"])
 def test_a_torn_last_line_costs_nothing(name, tail, run, trained, capsys):
     with open(run / name, "ab") as file:
@@ -166,20 +182,28 @@ def test_a_torn_last_line_costs_nothing(name, tail, run, trained, capsys):
     assert "lacks" not in capsys.readouterr().out
 
 
-def test_a_line_in_the_middle_that_cannot_be_read_is_named_with_what_to_do(run, trained, capsys):
+def test_a_line_in_the_middle_that_cannot_be_read_is_named_with_what_to_do(
+    run, trained, capsys
+):
     path = run / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0][:20] + b"\0" * 5 + lines[0][25:] + b"".join(lines[1:]))
     with pytest.raises(
-        RunFolderError, match="metrics.jsonl, line 1 cannot be read .*: .*Mend the line or delete it"
+        RunFolderError,
+        match="metrics.jsonl, line 1 cannot be read .*: .*Mend the line or delete it",
     ):
         again(run)
     path.write_bytes(b"".join(lines[1:]))
-    assert same(weights(again(run)), trained[1]) and "(the first is step 1)" in capsys.readouterr().out
+    assert (
+        same(weights(again(run)), trained[1])
+        and "(the first is step 1)" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "completions.jsonl"])
-def test_a_changed_byte_of_a_table_is_named_by_its_line_and_goes_with_it(name, run, trained, capsys):
+def test_a_changed_byte_of_a_table_is_named_by_its_line_and_goes_with_it(
+    name, run, trained, capsys
+):
     """JSON reads it: a digit of a reward, a letter of a completion. The line's checksum does not agree."""
     path = run / name
     lines = path.read_bytes().splitlines(keepends=True)
@@ -218,7 +242,9 @@ def test_a_run_json_that_lacks_a_name_says_so_and_ends_no_run(run, trained):
     with pytest.raises(RunFolderError, match="run.json cannot be read .it has no"):
         model_card(run)
     path.write_text(whole.replace('"learning_rate"', '"learning_ratt"'))
-    trainer = make(run, save_steps=2, save_total_limit=2, hooks=[WatchRun(live=None, on_flag="warn")])
+    trainer = make(
+        run, save_steps=2, save_total_limit=2, hooks=[WatchRun(live=None, on_flag="warn")]
+    )
     with pytest.warns(RuntimeWarning, match=f"The model card was not written .*{words}"):
         trainer.train(resume=True)
     assert same(weights(trainer), trained[1])
@@ -266,9 +292,16 @@ def test_a_clock_that_jumps_moves_no_number_of_the_run(jump, tmp_path, trained, 
     monkeypatch.setattr(time, "time", lambda: real() + offset[0])
     trainer = make(tmp_path / "run", hooks=[Jump()], save_steps=2, save_total_limit=2)
     trainer.train()
-    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert same(weights(trainer), trained[1]) and all(0 <= row["step_seconds"] < 600 for row in rows)
-    os.utime(tmp_path / "run/checkpoint-2", (0, 0)), os.utime(tmp_path / "run/checkpoint-4", (1, 1))
+    rows = [
+        json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    ]
+    assert same(weights(trainer), trained[1]) and all(
+        0 <= row["step_seconds"] < 600 for row in rows
+    )
+    (
+        os.utime(tmp_path / "run/checkpoint-2", (0, 0)),
+        os.utime(tmp_path / "run/checkpoint-4", (1, 1)),
+    )
     assert again(tmp_path / "run").step == 4, "by number, not by time"
 
 
@@ -279,7 +312,8 @@ def test_a_file_that_is_changed_behind_the_clocks_back_is_seen_by_a_new_process(
     damage(path, "flipped")
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     with pytest.raises(
-        RunFolderError, match="no whole checkpoint to go on from .*optimizer.pt holds other bytes"
+        RunFolderError,
+        match="no whole checkpoint to go on from .*optimizer.pt holds other bytes",
     ):
         again(run)
 
@@ -293,9 +327,13 @@ class Refuses:
 
     def __call__(self, event, given):
         writes = (
-            event == "open" and given[2] is not None and given[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            event == "open"
+            and given[2] is not None
+            and given[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         )
-        if self.on and (writes or event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")):
+        if self.on and (
+            writes or event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
+        ):
             if str(given[0]).startswith(self.folder):
                 raise OSError(30, "Read-only file system", str(given[0]))
 
@@ -312,9 +350,13 @@ def test_a_folder_that_becomes_read_only_loses_nothing(tmp_path, trained):
     with pytest.warns(RuntimeWarning, match="cannot be written .*Read-only file system"):
         trainer.train()
     assert trainer.step == 4 and same(weights(trainer), trained[1])
-    with pytest.raises(RunFolderError, match="cannot be written .Read-only file system.; make it writable"):
+    with pytest.raises(
+        RunFolderError, match="cannot be written .Read-only file system.; make it writable"
+    ):
         trainer.train()
     refuses.on, trainer.hooks = False, []
     trainer.train()
     assert record(trainer.folder) == trained[2] and again(trainer.folder).step == 4
-    assert not list((tmp_path / "run").glob(".saving*")) and RunLog(tmp_path / "run").lost(4) == []
+    assert (
+        not list((tmp_path / "run").glob(".saving*")) and RunLog(tmp_path / "run").lost(4) == []
+    )

@@ -48,12 +48,16 @@ def run(trained, tmp_path):
 
 
 def files(run):
-    return sorted(p.name for p in (run / "checkpoint-4").iterdir() if p.name not in (DIGESTS, "README.md"))
+    return sorted(
+        p.name for p in (run / "checkpoint-4").iterdir() if p.name not in (DIGESTS, "README.md")
+    )
 
 
 def test_every_file_has_a_digest_and_a_whole_checkpoint_is_taken(run, capsys):
     assert {"model.safetensors", "optimizer.pt", "run_state.json"} <= set(files(run))
-    assert sorted(json.loads((run / "checkpoint-4" / DIGESTS).read_text())["files"]) == files(run)
+    assert sorted(json.loads((run / "checkpoint-4" / DIGESTS).read_text())["files"]) == files(
+        run
+    )
     assert last_whole(run) == run / "checkpoint-4"
     (run / "checkpoint-4/notes.txt").write_text("a person's own file is no damage")
     assert last_whole(run) == run / "checkpoint-4" and not capsys.readouterr().out
@@ -69,8 +73,14 @@ def test_whatever_is_damaged_is_named_and_the_one_before_is_taken(damage, run, c
             assert last_whole(run) == run / "checkpoint-2", (name, seed)
             said = capsys.readouterr().out
             assert said.count("checkpoint-4 is damaged and is passed over") == 1
-            assert f"{name} {DAMAGES[damage]}" in said and "Going on from" in said and "checkpoint-2" in said
-            assert (what_is_wrong(last, digests=False) is None) == (damage is flip), "sizes do not show it"
+            assert (
+                f"{name} {DAMAGES[damage]}" in said
+                and "Going on from" in said
+                and "checkpoint-2" in said
+            )
+            assert (what_is_wrong(last, digests=False) is None) == (damage is flip), (
+                "sizes do not show it"
+            )
             shutil.copy2(kept / name, last / name)
             assert what_is_wrong(last) is None
 
@@ -81,7 +91,8 @@ def test_damaged_digests_and_a_run_without_a_whole_checkpoint(run):
     cut(run / "checkpoint-4" / DIGESTS)
     remove(run / "checkpoint-2/optimizer.pt")
     with pytest.raises(
-        RunFolderError, match="no whole checkpoint.*checkpoint-2 .*optimizer.pt is missing.*another name"
+        RunFolderError,
+        match="no whole checkpoint.*checkpoint-2 .*optimizer.pt is missing.*another name",
     ):
         last_whole(run)
 

@@ -26,10 +26,15 @@ def test_a_checkpoint_takes_what_is_said(tmp_path, tuning, dtype, optimizer):
     trainer = make(tmp_path / "run", model=model, optimizer=optimizer, steps=1, save_steps=1)
     trainer.train()
     saved = tmp_path / "run/checkpoint-1"
-    files = [file for file in saved.iterdir() if file.suffix == ".safetensors" or file.stem == "optimizer"]
+    files = [
+        file
+        for file in saved.iterdir()
+        if file.suffix == ".safetensors" or file.stem == "optimizer"
+    ]
     size = sum(file.stat().st_size for file in files)
     said = checkpoint_bytes(trainer.model, trainer.optimizer_name)
-    assert len(files) == 2 and said == pytest.approx(size, rel=0.02, abs=60_000)  # and what names the tensors
+    # and what names the tensors
+    assert len(files) == 2 and said == pytest.approx(size, rel=0.02, abs=60_000)
 
 
 @pytest.mark.parametrize(
@@ -43,17 +48,23 @@ def test_a_checkpoint_takes_what_is_said(tmp_path, tuning, dtype, optimizer):
         (1.0, 4, 1, None),
     ],
 )
-def test_a_small_disk_is_said_before_the_first_step(tmp_path, monkeypatch, free, save_steps, limit, more):
+def test_a_small_disk_is_said_before_the_first_step(
+    tmp_path, monkeypatch, free, save_steps, limit, more
+):
     """Of 4 steps; free: in checkpoints, each 4 bytes of weight and 8 of moments a parameter."""
     trainer = make(tmp_path / "run", task=task(), save_steps=save_steps, save_total_limit=limit)
     one = checkpoint_bytes(trainer.model, "adamw")
     assert one == 12 * trainer.model.num_parameters()
-    monkeypatch.setattr(run_checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=int(free * one)))
+    monkeypatch.setattr(
+        run_checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=int(free * one))
+    )
     found = []
 
     class Look(Hook):
         def before_step(self, trainer):
-            found.append([str(one.message) for one in caught if "The disk of" in str(one.message)])
+            found.append(
+                [str(one.message) for one in caught if "The disk of" in str(one.message)]
+            )
 
     trainer.hooks.append(Look())
     with warnings.catch_warnings(record=True) as caught:

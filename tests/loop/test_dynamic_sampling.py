@@ -50,7 +50,9 @@ def test_where_every_group_has_a_signal_nothing_changes(options, tmp_path):
 
 def test_weights_multiply_advantages_by_their_sign(tmp_path):
     keep = Keep()
-    trainer = make(tmp_path / "run", hooks=[keep], steps=1, positive_weight=3.0, negative_weight=0.5)
+    trainer = make(
+        tmp_path / "run", hooks=[keep], steps=1, positive_weight=3.0, negative_weight=0.5
+    )
     trainer.train()
     plain = replace(keep.batches[0], advantages=[])
     give_advantages(plain, trainer.config.__class__())
@@ -61,7 +63,9 @@ def test_weights_multiply_advantages_by_their_sign(tmp_path):
 def test_groups_without_a_signal_are_replaced_and_the_cost_is_counted(tmp_path):
     keep = Keep()
     options = {"dynamic_sampling": 8, "prompts_per_step": 2, "group_size": 4}
-    trainer = make(tmp_path / "run", task=paid_by(some_can), hooks=[keep], seams="fast", **options)
+    trainer = make(
+        tmp_path / "run", task=paid_by(some_can), hooks=[keep], seams="fast", **options
+    )
     trainer.train()
     table = read_metrics(trainer.folder)
     extra = table["rollout/extra_completions"]
@@ -69,15 +73,22 @@ def test_groups_without_a_signal_are_replaced_and_the_cost_is_counted(tmp_path):
     assert table["rollout/logprob_gap"].max() < 1e-4, "rows still belong to their prompts"
     for batch in keep.batches:
         assert len(batch) == 8 and len({*batch.groups}) == 2
-        assert {row["answer"] for row in batch.rows} <= {"1", "4", "6"} and len(with_signal(batch)) == 8
-        assert sum(a > 0 for a in batch.advantages) == 2 and sum(a < 0 for a in batch.advantages) == 6
+        assert {row["answer"] for row in batch.rows} <= {"1", "4", "6"} and len(
+            with_signal(batch)
+        ) == 8
+        assert (
+            sum(a > 0 for a in batch.advantages) == 2
+            and sum(a < 0 for a in batch.advantages) == 6
+        )
     replaced = extra > 0
     assert (table["reward"][replaced] < 0.25).all(), (
         "of the prompts as they came, not of those that were chosen"
     )
     again = make(tmp_path / "again", task=paid_by(some_can), seams="fast", **options)
     again.train()
-    assert same(weights(trainer), weights(again)) and record(trainer.folder) == record(again.folder)
+    assert same(weights(trainer), weights(again)) and record(trainer.folder) == record(
+        again.folder
+    )
 
 
 def test_where_nothing_is_ever_solved_the_rounds_end_and_the_weights_stay(tmp_path):
@@ -91,7 +102,8 @@ def test_where_nothing_is_ever_solved_the_rounds_end_and_the_weights_stay(tmp_pa
 
 def test_equal_rewards_that_round_are_no_signal(tmp_path):
     """0.1 + 0.2 + 0.3 in either order is the same reward."""
-    one, other = 0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1  # sum() makes up for rounding since Python 3.12
+    # sum() makes up for rounding since Python 3.12
+    one, other = 0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1
 
     def rounds(completions, **columns):
         return [one if i % 2 else other for i, _ in enumerate(completions)]
@@ -107,10 +119,17 @@ def test_the_first_groups_with_a_signal_are_kept_whole_and_in_order():
     def batch(groups, rewards):
         size = len(groups)
         ids = [[group, i] for i, group in enumerate(groups)]
-        return Batch([{}] * size, groups, ids, ids, [""] * size, [False] * size, rewards=rewards)
+        return Batch(
+            [{}] * size, groups, ids, ids, [""] * size, [False] * size, rewards=rewards
+        )
 
-    one, two = batch([0, 0, 1, 1], [0.0, 0.0, 0.0, 1.0]), batch([2, 2, 3, 3], [1.0, 0.0, 1.0, 1.0])
+    one, two = (
+        batch([0, 0, 1, 1], [0.0, 0.0, 0.0, 1.0]),
+        batch([2, 2, 3, 3], [1.0, 0.0, 1.0, 1.0]),
+    )
     kept = first_groups([one, two], 2)
     assert kept.groups == [1, 1, 2, 2] and kept.rewards == [0.0, 1.0, 1.0, 0.0]
     assert kept.prompt_ids == [[1, 2], [1, 3], [2, 0], [2, 1]]
-    assert first_groups([one, two], 3).groups == [1, 1, 2, 2, 0, 0], "filled up with the first of the others"
+    assert first_groups([one, two], 3).groups == [1, 1, 2, 2, 0, 0], (
+        "filled up with the first of the others"
+    )

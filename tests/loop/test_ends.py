@@ -44,7 +44,9 @@ def model_with_two_ends():
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("seams", ["fast", "plain"])
-def test_training_ends_completions_where_evaluation_does(model_with_two_ends, seams, masked, tmp_path):
+def test_training_ends_completions_where_evaluation_does(
+    model_with_two_ends, seams, masked, tmp_path
+):
     """Greedy (top_k=1), so that both write the same; the weights stay."""
     model, task, evaluated = model_with_two_ends
     batches = []
@@ -61,11 +63,17 @@ def test_training_ends_completions_where_evaluation_does(model_with_two_ends, se
     rows, cut = record(trainer.folder)[0], []
     for (batch, _), row in zip(batches, rows, strict=True):
         expected = [evaluated[one["question"]] for one in batch.rows]
-        assert [tuple(ids) for ids in batch.completion_ids] == [e.ids for e in expected], "the end is there"
+        assert [tuple(ids) for ids in batch.completion_ids] == [e.ids for e in expected], (
+            "the end is there"
+        )
         assert batch.cut_off == [e.cut_off for e in expected]
         cut.append(sum(batch.cut_off) / len(batch))
-        assert row["completion_length"] == pytest.approx(sum(e.tokens for e in expected) / len(expected))
-    assert len(set(cut)) > 1 and [row["completion_cut_off"] for row in rows] == pytest.approx(cut)
+        assert row["completion_length"] == pytest.approx(
+            sum(e.tokens for e in expected) / len(expected)
+        )
+    assert len(set(cut)) > 1 and [row["completion_cut_off"] for row in rows] == pytest.approx(
+        cut
+    )
 
 
 def writer_of(text, special):
@@ -88,7 +96,9 @@ def writer_of(text, special):
     ids = tokenizer(text, add_special_tokens=False).input_ids
     chain = [tokenizer(prompt).input_ids[-1], *ids, tokenizer.eos_token_id]
     for token, following in itertools.pairwise(chain):
-        model.lm_head.weight.data[following] += 1e3 * model.model.embed_tokens.weight.data[token]
+        model.lm_head.weight.data[following] += (
+            1e3 * model.model.embed_tokens.weight.data[token]
+        )
     return model, tokenizer
 
 
@@ -130,7 +140,9 @@ def test_rewards_see_tags_that_are_special_tokens(tags, tmp_path):
         trainer.train()
         assert record(trainer.folder)[0][0]["reward"] == 1.0, seams
     assert evaluate(model, tokenizer, task).strict.value == 1.0
-    (made,) = complete(model, tokenizer, task.render(tokenizer, task.train[:1]), max_completion_tokens=24)
+    (made,) = complete(
+        model, tokenizer, task.render(tokenizer, task.train[:1]), max_completion_tokens=24
+    )
     assert made.text == text and made.ids[-1] == tokenizer.eos_token_id
     assert Renderer(tokenizer, View()).text_of(made.ids) == text
 

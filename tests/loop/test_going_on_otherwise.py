@@ -69,12 +69,21 @@ def longer(config):
 
 
 REFUSED = {
-    "rewards: renamed": ("full", lambda: {"task": replace(task(), rewards=[*task().rewards[:-1], renamed])}),
+    "rewards: renamed": (
+        "full",
+        lambda: {"task": replace(task(), rewards=[*task().rewards[:-1], renamed])},
+    ),
     "rewards: fewer": ("full", lambda: {"task": without(task(), "letters")}),
     "adapter.r: rank": ("lora", lambda: {"model": policy("lora", r=8)}),
     "adapter.lora_alpha: alpha": ("lora", lambda: {"model": policy("lora", lora_alpha=8)}),
-    "adapter.lora_dropout: dropout": ("lora", lambda: {"model": policy("lora", lora_dropout=0.5)}),
-    "adapter.target_modules: fewer": ("lora", lambda: {"model": policy("lora", target_modules=["q_proj"])}),
+    "adapter.lora_dropout: dropout": (
+        "lora",
+        lambda: {"model": policy("lora", lora_dropout=0.5)},
+    ),
+    "adapter.target_modules: fewer": (
+        "lora",
+        lambda: {"model": policy("lora", target_modules=["q_proj"])},
+    ),
     "adapter.r: full for LoRA": ("lora", lambda: {"model": policy()}),
     "adapter.r: LoRA for full": ("full", lambda: {"model": policy("lora")}),
     "frozen_weights: another base": ("lora", lambda: {"model": moved(policy("lora"))}),
@@ -116,7 +125,16 @@ def test_every_field_that_cannot_change_is_refused_by_name(runs, tmp_path):
         "autocast": "bfloat16", "gradient_checkpointing": True, "micro_batch": 4,
     }  # fmt: skip
     fixed = {name for name, each in FIELDS.items() if not each.metadata["changes"]}
-    around = {"preset", "model", "tuning", "dtype", "task", "task_options", "held_out", "eval_batch"}
+    around = {
+        "preset",
+        "model",
+        "tuning",
+        "dtype",
+        "task",
+        "task_options",
+        "held_out",
+        "eval_batch",
+    }
     assert {*other} == fixed - around, "another field: give it a value here"
     trainer = make(folder, steps=4)
     for name, value in other.items():
@@ -202,13 +220,17 @@ AGAIN = {  # what a run began with, and what it goes on with: each is named as t
 
 
 @pytest.mark.parametrize("what", AGAIN)
-def test_other_settings_of_what_was_given_are_said_and_stand_in_the_changes(what, tmp_path, capsys):
+def test_other_settings_of_what_was_given_are_said_and_stand_in_the_changes(
+    what, tmp_path, capsys
+):
     before, after, name = AGAIN[what]
     trainer = make(tmp_path / "run", steps=1, **before)
     trainer.open()
     made, now = made_with(trainer), made_with(make(tmp_path / "other", steps=1, **after))
     assert {*differences(made, now)} == {name}
-    assert {*differences(made, made_with(make(tmp_path / "same", steps=1, **copy.deepcopy(before))))} == set()
+    assert {
+        *differences(made, made_with(make(tmp_path / "same", steps=1, **copy.deepcopy(before))))
+    } == set()
     trainer.task, trainer.tokenizer = (
         after.get("task", trainer.task),
         after.get("tokenizer", trainer.tokenizer),
@@ -241,7 +263,10 @@ def test_what_a_run_obeys_is_said_and_stands_in_its_changes(what, runs, tmp_path
     rows = record(folder)[0]
     assert [{*row.get("changes", {})} for row in rows] == [set(), set(), {what, "steps"}]
     said = capsys.readouterr().out
-    assert f"From step 3 on otherwise than before: steps {DONE}, now 3; " in said and f"{what} " in said
+    assert (
+        f"From step 3 on otherwise than before: steps {DONE}, now 3; " in said
+        and f"{what} " in said
+    )
     again = make(folder, steps=4, save_steps=1, **OBEYED[what]())
     again.train(resume=True)
     rows = record(folder)[0]
@@ -251,7 +276,9 @@ def test_what_a_run_obeys_is_said_and_stands_in_its_changes(what, runs, tmp_path
     assert "changes" not in rows[3]
 
 
-def test_a_number_that_is_asked_for_anew_wins_over_the_change_of_the_step_that_is_done_again(runs, tmp_path):
+def test_a_number_that_is_asked_for_anew_wins_over_the_change_of_the_step_that_is_done_again(
+    runs, tmp_path
+):
     folder = shutil.copytree(runs("full"), tmp_path / "run")
     make(folder, steps=3, learning_rate=1e-3).train(resume=True)
     make(folder, steps=4, learning_rate=2e-3).train(resume=True)
@@ -268,7 +295,12 @@ class LowersTheCap(Hook):
 
 def test_a_run_with_the_former_names_of_fields_is_read_and_goes_on(tmp_path):
     """Run.json, checkpoint and changes as they were written before fields had the field's words."""
-    config = {"steps": 3, "save_steps": DONE, "dynamic_sampling": 1, "importance_sampling_cap": 4.0}
+    config = {
+        "steps": 3,
+        "save_steps": DONE,
+        "dynamic_sampling": 1,
+        "importance_sampling_cap": 4.0,
+    }
     first = make(tmp_path / "run", hooks=[LowersTheCap()], **config)
     first.train()
     shutil.rmtree(tmp_path / "run" / "checkpoint-3", ignore_errors=True)
@@ -285,7 +317,8 @@ def test_a_run_with_the_former_names_of_fields_is_read_and_goes_on(tmp_path):
         if path.suffix == ".jsonl":
             lines = [json.loads(line) for line in text.splitlines()]
             text = "".join(
-                as_line({k: v for k, v in line.items() if k != CHECKSUM}).decode() for line in lines
+                as_line({k: v for k, v in line.items() if k != CHECKSUM}).decode()
+                for line in lines
             )
             assert '"sampler_weight_cap": [4.0, 2.0]' in text
         path.write_text(text)
@@ -310,7 +343,9 @@ def test_settings_of_the_optimizer_are_the_trainers_and_on_record(runs, tmp_path
     ] * 2
     assert trainer.optimizer.state_dict()["state"][0]["step"] == 3
     changes = record(folder)[0][2]["changes"]
-    assert changes["optimizer.betas"][1] == [[0.5, 0.6], [0.5, 0.6]] and changes["optimizer.eps"][0] == [
+    assert changes["optimizer.betas"][1] == [[0.5, 0.6], [0.5, 0.6]] and changes[
+        "optimizer.eps"
+    ][0] == [
         1e-8,
         1e-8,
     ]
@@ -365,8 +400,12 @@ def test_a_run_goes_on_from_its_own_checkpoints_model(tmp_path):
 @pytest.mark.parametrize(
     "schedule", [linear(1e-2, 0), cosine(1e-2, 0), linear(0, 1e-2), lambda p: 1e-2 * (1 - p)]
 )
-def test_an_extended_schedule_is_said_and_no_step_is_trained_at_rate_0(schedule, tmp_path, capsys):
-    trainer = make(tmp_path / "run", steps=3, learning_rate=schedule, temperature=linear(1.2, 1.0))
+def test_an_extended_schedule_is_said_and_no_step_is_trained_at_rate_0(
+    schedule, tmp_path, capsys
+):
+    trainer = make(
+        tmp_path / "run", steps=3, learning_rate=schedule, temperature=linear(1.2, 1.0)
+    )
     trainer.train()
     capsys.readouterr()
     trainer.change(steps=6)

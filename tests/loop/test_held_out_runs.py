@@ -57,13 +57,24 @@ def trainer(folder, *, task=TASK, tuning="full", **options):
 
 def test_every_evaluation_is_a_line_where_there_is_no_notebook(tmp_path, capsys):
     """The one before the first step too, each behind its step, in the words of grpo-kit watch."""
-    run = trainer(tmp_path / "run", steps=2, live=False, held_out=HeldOut(TASK, rows=8, every=1))
+    run = trainer(
+        tmp_path / "run", steps=2, live=False, held_out=HeldOut(TASK, rows=8, every=1)
+    )
     run.train()
     lines = [
-        line for line in capsys.readouterr().out.splitlines() if re.match(r"step|.*held-out accuracy", line)
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if re.match(r"step|.*held-out accuracy", line)
     ]
-    places = [int(re.match(r"step (\d)/2|.*\(step (\d)\)", line)[line[:5] == "step " or 2]) for line in lines]
-    assert places == [0, 1, 1, 2, 2] and "held-out accuracy" in lines[0] and lines[1].startswith("step 1/2")
+    places = [
+        int(re.match(r"step (\d)/2|.*\(step (\d)\)", line)[line[:5] == "step " or 2])
+        for line in lines
+    ]
+    assert (
+        places == [0, 1, 1, 2, 2]
+        and "held-out accuracy" in lines[0]
+        and lines[1].startswith("step 1/2")
+    )
     assert lines == Lines(run.folder, last=10).new()
 
 
@@ -80,10 +91,15 @@ def test_the_last_measure_is_the_evaluation_of_the_same_questions(tmp_path):
 def test_the_best_is_kept_by_a_run_that_was_stopped_and_by_adapters(tuning, tmp_path):
     seen = WeightsAt()
     made = dict(tuning=tuning, keep="best")
-    whole = trainer(tmp_path / "whole", held_out=Scripted(TASK, rows=2, every=1), hooks=[seen], **made)
+    whole = trainer(
+        tmp_path / "whole", held_out=Scripted(TASK, rows=2, every=1), hooks=[seen], **made
+    )
     whole.train()
     first = trainer(
-        tmp_path / "run", held_out=Scripted(TASK, rows=2, every=1), hooks=[WeightsAt(stop_at=3)], **made
+        tmp_path / "run",
+        held_out=Scripted(TASK, rows=2, every=1),
+        hooks=[WeightsAt(stop_at=3)],
+        **made,
     )
     with pytest.raises(Stopped, match="after step 3"):
         first.train()
@@ -122,7 +138,11 @@ def test_a_run_that_was_killed_between_two_hooks_has_all_columns_in_every_row(tm
     how = dict(keep="best", steps=3)
     held_out = lambda: HeldOut(TASK, rows=2, every=1)  # noqa: E731  of a tiny model: all evaluations are equal
     whole = trainer(tmp_path / "whole", held_out=held_out(), hooks=[Counts()], **how)
-    places = [at for at, hook in enumerate(whole.hooks) if isinstance(hook, HeldOutHook | WatchRun | Counts)]
+    places = [
+        at
+        for at, hook in enumerate(whole.hooks)
+        if isinstance(hook, HeldOutHook | WatchRun | Counts)
+    ]
     kills = [Copies(tmp_path / f"killed-{at}") for at in places]
     for at, kill in reversed([*zip(places, kills, strict=True)]):
         whole.hooks.insert(at + 1, kill)
@@ -154,7 +174,11 @@ def test_without_right_and_wrong_the_reward_is_measured_and_the_best_is_judged_b
     rows = [{"question": f"Say {i}."} for i in range(40)]
     task = tasks.from_rows("own", rows, reward=lively, max_completion_tokens=6)
     trainer(
-        tmp_path / "run", task=task, steps=2, held_out=HeldOut(task, rows=8, every=1), keep="best"
+        tmp_path / "run",
+        task=task,
+        steps=2,
+        held_out=HeldOut(task, rows=8, every=1),
+        keep="best",
     ).train()
     table = read_metrics(tmp_path / "run")
     assert table["eval/reward"].notna().all() and "eval/accuracy" not in table
@@ -178,7 +202,9 @@ def test_what_cannot_be_is_refused(tmp_path):
 
 
 def test_the_card_says_what_was_trained(tmp_path):
-    run = trainer(tmp_path / "run", steps=3, held_out=HeldOut(TASK, rows=8, every=2), learning_rate=1e-3)
+    run = trainer(
+        tmp_path / "run", steps=3, held_out=HeldOut(TASK, rows=8, every=2), learning_rate=1e-3
+    )
     run.train()
     run.change(steps=4, learning_rate=5e-4)
     run.train()
@@ -219,12 +245,18 @@ def test_what_was_asked_while_no_run_went_on_is_named_and_thrown_away(tmp_path, 
     run.change(steps=3, learning_rate=2e-5)
     run.train()
     assert run.step == 3 and run.config.learning_rate == 2e-5, "what was given last"
-    thrown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Not obeyed: ")]
-    assert len(thrown) == 7 and all(any(name in line for line in thrown) for name in [*asked, "7"])
+    thrown = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("Not obeyed: ")
+    ]
+    assert len(thrown) == 7 and all(
+        any(name in line for line in thrown) for name in [*asked, "7"]
+    )
     assert not (tmp_path / "run/control").exists()
 
 
-def test_what_is_asked_while_a_command_evaluates_is_obeyed_and_what_comes_too_late_is_named(tmp_path, capsys):
+def test_what_is_asked_while_a_command_evaluates_is_obeyed_and_what_comes_too_late_is_named(
+    tmp_path, capsys
+):
     """`grpo-kit train` holds the folder before its first step; a hook that ends later asks after the last look."""
 
     class Late(Hook):
@@ -237,7 +269,10 @@ def test_what_is_asked_while_a_command_evaluates_is_obeyed_and_what_comes_too_la
         control(run.folder).change(steps=3)
         run.train()
     assert run.step == 3
-    assert 'Not obeyed: {"change": {"learning_rate": 9e-05}}. The run had ended' in capsys.readouterr().out
+    assert (
+        'Not obeyed: {"change": {"learning_rate": 9e-05}}. The run had ended'
+        in capsys.readouterr().out
+    )
 
 
 def test_control_refuses_at_once(tmp_path):

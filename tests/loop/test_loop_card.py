@@ -36,7 +36,10 @@ def test_the_fast_ways_are_equal_here_and_the_model_stays_as_it_was(tuning):
     before = {name: p.clone() for name, p in model.named_parameters()}
     state = torch.get_rng_state()
     found = check_card(model)
-    assert [(one.part, one.outcome) for one in found] == [("engine", "equal"), ("packed update", "equal")]
+    assert [(one.part, one.outcome) for one in found] == [
+        ("engine", "equal"),
+        ("packed update", "equal"),
+    ]
     assert all(one.apart < 1e-5 for one in found)
     assert model.training and all(p.grad is None for p in model.parameters())
     assert torch.equal(torch.get_rng_state(), state)
@@ -66,7 +69,9 @@ def wrong_mask(patch):
     patch.setattr(packed_update, "TreePlan", lambda tree: inner(flat(tree)))
 
 
-@pytest.mark.parametrize("wrong, part", [(wrong_temperature, "engine"), (wrong_mask, "packed update")])
+@pytest.mark.parametrize(
+    "wrong, part", [(wrong_temperature, "engine"), (wrong_mask, "packed update")]
+)
 def test_a_wrong_one_is_seen_and_left_out(untried, tmp_path, monkeypatch, wrong, part):
     model, _ = load_policy("tiny-random", quiet=True)
     with torch.no_grad():
@@ -85,7 +90,9 @@ def test_what_was_found_is_kept_for_this_card_versions_and_model_type(untried, m
     model, _ = load_policy("tiny-random", quiet=True)
     calls = []
     inner = check_card
-    monkeypatch.setattr("grpo_kit.engine.card.checks.check_card", lambda *a: calls.append(1) or inner(*a))
+    monkeypatch.setattr(
+        "grpo_kit.engine.card.checks.check_card", lambda *a: calls.append(1) or inner(*a)
+    )
     first, again = checked(model, Config()), checked(model, Config())
     assert first == again and len(calls) == 1 and len(json.loads(untried.read_text())) == 1
     checked(model, Config(autocast="bfloat16"))
@@ -122,13 +129,18 @@ def test_one_that_fails_in_a_run_gives_way_and_the_run_is_that_of_the_plain_way(
 
         return broken
 
-    owner, name = (RolloutEngine, "generate") if part == "engine" else (PackedUpdate, "gradients")
+    owner, name = (
+        (RolloutEngine, "generate") if part == "engine" else (PackedUpdate, "gradients")
+    )
     plain.train()
     monkeypatch.setattr(owner, name, breaks(getattr(owner, name)))
     trainer = make(tmp_path / "run", seams="fast")
     trainer.train()
     said = capsys.readouterr().out
-    assert said.count(f"The {part} failed on this machine (RuntimeError: CUDA error") == 1 and len(calls) == 2
+    assert (
+        said.count(f"The {part} failed on this machine (RuntimeError: CUDA error") == 1
+        and len(calls) == 2
+    )
     rows, wanted = record(trainer.folder)[0], record(plain.folder)[0]
     assert len(rows) == 4 and rows[0]["loss"] == wanted[0]["loss"]
     if part == "packed update":
@@ -137,6 +149,8 @@ def test_one_that_fails_in_a_run_gives_way_and_the_run_is_that_of_the_plain_way(
 
 def test_on_a_cpu_an_error_is_raised_and_nothing_is_checked(tmp_path, monkeypatch):
     monkeypatch.setattr(fast_module, "checked", lambda *a: pytest.fail("checked on a CPU"))
-    monkeypatch.setattr(PackedUpdate, "gradients", lambda *a: (_ for _ in ()).throw(RuntimeError("a bug")))
+    monkeypatch.setattr(
+        PackedUpdate, "gradients", lambda *a: (_ for _ in ()).throw(RuntimeError("a bug"))
+    )
     with pytest.raises(RuntimeError, match="a bug"):
         make(tmp_path / "run", seams="fast").train()

@@ -26,7 +26,12 @@ def test_an_assignment_is_obeyed_from_the_next_step_on_and_written_with_it(tmp_p
     trainer.train()
     rows = record(trainer.folder)[0]
     assert [row["learning_rate"] for row in rows] == [1e-2, 5e-3, 5e-3, 5e-3]
-    assert [row.get("changes") for row in rows] == [None, {"learning_rate": [1e-2, 5e-3]}, None, None]
+    assert [row.get("changes") for row in rows] == [
+        None,
+        {"learning_rate": [1e-2, 5e-3]},
+        None,
+        None,
+    ]
 
 
 def test_a_change_is_made_again_by_a_resumed_run_and_another_may_come(tmp_path):
@@ -43,29 +48,40 @@ def test_a_change_is_made_again_by_a_resumed_run_and_another_may_come(tmp_path):
     strip = lambda rows: [{k: v for k, v in row.items() if k != "changes"} for row in rows]  # noqa: E731
     assert strip(record(again.folder)[0]) == strip(record(whole.folder)[0])
     other = make(tmp_path / "run", steps=5, learning_rate=1e-3)
-    (tmp_path / "run/checkpoint-2").rename(
-        tmp_path / "run/checkpoint-9"
-    )  # the name is the folder's, not the step's
+    # the name is the folder's, not the step's
+    (tmp_path / "run/checkpoint-2").rename(tmp_path / "run/checkpoint-9")
     (tmp_path / "run/checkpoint-9").rename(tmp_path / "run/checkpoint-2")
     other.train(resume=True)
     rows = record(other.folder)[0]
-    assert rows[2]["changes"]["learning_rate"] == [1e-2, 1e-3] and rows[2]["changes"]["steps"] == [4, 5]
+    assert rows[2]["changes"]["learning_rate"] == [1e-2, 1e-3] and rows[2]["changes"][
+        "steps"
+    ] == [4, 5]
     assert len(rows) == 5 and rows[-1]["learning_rate"] == 1e-3
 
 
 @pytest.mark.parametrize(
     "name, value, words",
     [
-        ("group_size", 8, "group_size=8 cannot be changed while a run goes on; what can: steps"),
+        (
+            "group_size",
+            8,
+            "group_size=8 cannot be changed while a run goes on; what can: steps",
+        ),
         ("loss", "grpo", "loss='grpo' cannot be changed"),
         ("learning_rate", -1, "learning_rate=-1 must be a number"),
         ("temperature", 0, "temperature=0 must be a number above 0"),
-        ("lerning_rate", 1e-3, "lerning_rate=0.001: Config has no such field; did you mean 'learning_rate'"),
+        (
+            "lerning_rate",
+            1e-3,
+            "lerning_rate=0.001: Config has no such field; did you mean 'learning_rate'",
+        ),
         ("beta", 0.1, "made with beta=0, so it has no reference"),
         ("reward_weights", [1.0], "the task has 3 rewards"),
     ],
 )
-def test_what_cannot_change_is_refused_by_name_and_changes_nothing(tmp_path, name, value, words):
+def test_what_cannot_change_is_refused_by_name_and_changes_nothing(
+    tmp_path, name, value, words
+):
     found = []
 
     def act(trainer):
@@ -81,7 +97,9 @@ def test_what_cannot_change_is_refused_by_name_and_changes_nothing(tmp_path, nam
 
 def test_a_run_goes_on_with_the_numbers_that_cannot_change(tmp_path):
     make(tmp_path / "run", save_steps=2).train()
-    with pytest.raises(ValueError, match="cannot be changed while a run goes on:\n  group_size: 4, now 2\n"):
+    with pytest.raises(
+        ValueError, match="cannot be changed while a run goes on:\n  group_size: 4, now 2\n"
+    ):
         make(tmp_path / "run", group_size=2).train(resume=True)
 
 
@@ -116,8 +134,13 @@ def test_every_field_has_a_unit_and_prompts_are_those_of_seed_and_step():
     from grpo_kit.loop.processes import rows_of_step
 
     assert all(each.metadata["unit"] for each in FIELDS.values())
-    config, rows = Config(prompts_per_step=3, group_size=2, seed=1), [{"question": i} for i in range(10)]
-    passes = [[row["question"] for row in rows_of_step(rows, config, step)] for step in range(6)]
+    config, rows = (
+        Config(prompts_per_step=3, group_size=2, seed=1),
+        [{"question": i} for i in range(10)],
+    )
+    passes = [
+        [row["question"] for row in rows_of_step(rows, config, step)] for step in range(6)
+    ]
     first, second = sum(passes[:3], []), sum(passes[3:], [])
     assert len({*first}) == len({*second}) == 9 and first != second, (
         "each row once a pass, in an order of its own"
@@ -130,7 +153,12 @@ def test_a_preset_is_a_config():
 
     cfg = preset("cpu")
     full, lora = cfg, preset(cfg, tuning="lora", steps=3)
-    assert (full.steps, full.group_size, full.learning_rate, full.optimizer) == (32, 8, 1e-5, "adamw")
+    assert (full.steps, full.group_size, full.learning_rate, full.optimizer) == (
+        32,
+        8,
+        1e-5,
+        "adamw",
+    )
     assert (lora.steps, lora.learning_rate, lora.optimizer) == (3, 2e-4, None)
     with pytest.raises(ValueError, match="lerning_rate"):
         preset(cfg, lerning_rate=1)
@@ -145,14 +173,28 @@ def test_a_run_goes_on_with_its_model_and_may_be_evaluated_otherwise():
     from grpo_kit.loop.run_settings import take_up
 
     begun = preset("smoke").values()
-    for name, value in {"model": "other", "tuning": "lora", "dtype": "bfloat16", "group_size": 2}.items():
+    for name, value in {
+        "model": "other",
+        "tuning": "lora",
+        "dtype": "bfloat16",
+        "group_size": 2,
+    }.items():
         assert take_up(replace(preset("smoke"), **{name: value}), begun, begun)[1] == {
             name: [begun[name], value]
         }
-    now = {"held_out": 3, "eval_batch": 1, "task": None, "task_options": {}, "preset": None, "model": None}
+    now = {
+        "held_out": 3,
+        "eval_batch": 1,
+        "task": None,
+        "task_options": {},
+        "preset": None,
+        "model": None,
+    }
     config = replace(preset("smoke"), **now)
     known, refused = take_up(config, begun | {"steps": 7}, begun)
-    assert {name: getattr(config, name) for name in now} == now and config.steps == known["steps"] == 7
+    assert {name: getattr(config, name) for name in now} == now and config.steps == known[
+        "steps"
+    ] == 7
     assert known == config.values() and not refused, "nothing of it is a change"
 
 

@@ -18,10 +18,16 @@ def test_the_pages_code_runs(tmp_path, monkeypatch, capsys):
     assert "group_size=16 cannot be changed while a run goes on" in capsys.readouterr().out
     assert [len(read_metrics(f"runs/{name}")) for name in ("loop", "loop-fast")] == [2, 4]
     (change,) = read_changes("runs/loop-fast")
-    assert change["step"] == 3 and change["change"] == {"learning_rate": 5e-6, "steps": 4, "temperature": 0.9}
+    assert change["step"] == 3 and change["change"] == {
+        "learning_rate": 5e-6,
+        "steps": 4,
+        "temperature": 0.9,
+    }
 
 
 def test_the_page_names_every_file_of_the_room():
     named = set(re.findall(r"`(\w+\.py)`", PAGE.read_text()))
-    files = {path.name for path in (PAGE.parents[1] / "grpo_kit/loop").glob("*.py")} - {"__init__.py"}
+    files = {path.name for path in (PAGE.parents[1] / "grpo_kit/loop").glob("*.py")} - {
+        "__init__.py"
+    }
     assert files <= named

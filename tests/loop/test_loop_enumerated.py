@@ -69,7 +69,9 @@ def probabilities(model):
     for tokens in COMPLETIONS:
         ids = torch.tensor([PROMPT + tokens])
         table = torch.log_softmax(model(input_ids=ids).logits[0] / TEMPERATURE, -1)
-        found.append(sum(table[len(PROMPT) - 1 + t, token] for t, token in enumerate(tokens)).exp())
+        found.append(
+            sum(table[len(PROMPT) - 1 + t, token] for t, token in enumerate(tokens)).exp()
+        )
     return torch.stack(found)
 
 
@@ -81,7 +83,11 @@ def gradients(model):
 def test_the_expected_update_is_the_objectives_exact_gradient(model, scale):
     """Over all 13^2 groups. Dr. GRPO without scaling: (G - 1) / (G L) times the gradient of the expected reward."""
     config = Config(
-        loss="dr_grpo", scale=scale, group_size=GROUP, max_completion_tokens=LONGEST, micro_batch=GROUP
+        loss="dr_grpo",
+        scale=scale,
+        group_size=GROUP,
+        max_completion_tokens=LONGEST,
+        micro_batch=GROUP,
     )
     numbers = StepNumbers(0, 0.0, TEMPERATURE, 0.0, 0.0)
     p = probabilities(model)
@@ -96,7 +102,11 @@ def test_the_expected_update_is_the_objectives_exact_gradient(model, scale):
         give_advantages(batch, config)
         loss = PolicyLoss(batch, config, numbers)
         update.gradients(
-            model, batch, loss, TEMPERATURE, lambda share, w=weight[a] * weight[b]: (w * share).backward()
+            model,
+            batch,
+            loss,
+            TEMPERATURE,
+            lambda share, w=weight[a] * weight[b]: (w * share).backward(),
         )
     found = gradients(model)
     agree = torch.dot(found, exact) / found.norm() / exact.norm()
@@ -120,7 +130,9 @@ def test_samples_have_the_probabilities_that_the_update_scores(model, way):
         from grpo_kit.loop.batch import generation_config
 
         how = generation_config(Tokenizer(), [END], config, numbers)
-        made = RolloutEngine(model.float()).generate([PROMPT] * 4000, how, seed=1).completion_ids
+        made = (
+            RolloutEngine(model.float()).generate([PROMPT] * 4000, how, seed=1).completion_ids
+        )
         model.double()
     counts = torch.tensor([made.count(tokens) for tokens in COMPLETIONS]) / len(made)
     assert counts.sum() == 1

@@ -93,7 +93,13 @@ def test_the_gradient_is_that_of_the_expected_return(view, packed):
     model, tokenizer = small()
     row = {"question": "go", "n": 0}
     two = EpisodeTask(
-        "two", [row], [{"question": "go", "n": 9}], TwoSteps, view, max_turns=2, max_completion_tokens=1
+        "two",
+        [row],
+        [{"question": "go", "n": 9}],
+        TwoSteps,
+        view,
+        max_turns=2,
+        max_completion_tokens=1,
     )
     config = Config(prompts_per_step=1, group_size=100, max_completion_tokens=1, micro_batch=7)
     turns = [[[one], [two]] for one in range(10) for two in range(10)]
@@ -127,7 +133,11 @@ class Endless(Letters):
 def test_one_that_never_ends_meets_the_most_turns(tmp_path):
     make(tmp_path / "run", of=task(environment=Endless, max_turns=2), steps=1).train()
     row = read_metrics(tmp_path / "run").iloc[0]
-    assert row["episodes/unfinished"] == 1 and row["episodes/turns"] == 2 and row["update/skipped"] == 1
+    assert (
+        row["episodes/unfinished"] == 1
+        and row["episodes/turns"] == 2
+        and row["update/skipped"] == 1
+    )
 
 
 class Talks(Letters):
@@ -136,7 +146,9 @@ class Talks(Letters):
 
 
 def test_observations_that_leave_no_room_are_named(tmp_path):
-    with pytest.raises(EpisodeError, match="turn 2: the prompt has .* exceeds the model's context"):
+    with pytest.raises(
+        EpisodeError, match="turn 2: the prompt has .* exceeds the model's context"
+    ):
         make(tmp_path / "run", of=task(environment=Talks), steps=1).train()
 
 
@@ -149,7 +161,9 @@ def test_observations_that_leave_no_room_are_named(tmp_path):
         ("qwen3_8", "kept", False),
     ],
 )
-def test_training_on_what_is_never_served_is_warned_of(template, thoughts, warned, tmp_path, recwarn):
+def test_training_on_what_is_never_served_is_warned_of(
+    template, thoughts, warned, tmp_path, recwarn
+):
     tokenizer = copy.deepcopy(few_words.tokenizer())
     if template:
         text = Path(trl.__file__).parent / "chat_templates" / f"{template}.jinja"

@@ -47,7 +47,9 @@ def test_the_recorded_turns_make_the_recorded_steps(update):
     assert len(differences) > 60 and not failed, worst(differences)
 
 
-@pytest.mark.parametrize("view", [View(chat=True), View(actions=1)], ids=["chat", "one message"])
+@pytest.mark.parametrize(
+    "view", [View(chat=True), View(actions=1)], ids=["chat", "one message"]
+)
 def test_metrics_are_counted_by_episode(view, tmp_path):
     batch = rolled_out(make(tmp_path / "run", "plain", of=task(view=view, max_turns=3)))
     extra, turns = batch.extra, defaultdict(list)
@@ -63,10 +65,15 @@ def test_metrics_are_counted_by_episode(view, tmp_path):
     assert measured["episodes/invalid"] == pytest.approx(sum(extra["invalid"]) / len(batch))
     assert measured["episodes/success"] == sum(total >= success for total in totals) / 8
     assert (
-        measured["episodes/unfinished"] == sum(not extra["done"][places[-1]] for places in turns.values()) / 8
+        measured["episodes/unfinished"]
+        == sum(not extra["done"][places[-1]] for places in turns.values()) / 8
     )
     groups = torch.tensor(totals).double().view(-1, 4)
-    assert measured["reward"] == measured["reward/episode_return"] == pytest.approx(groups.mean().item())
+    assert (
+        measured["reward"]
+        == measured["reward/episode_return"]
+        == pytest.approx(groups.mean().item())
+    )
     assert measured["reward_std"] == pytest.approx(groups.std(1).mean().item())
     assert len(batch) > len(totals) == 8 and 0 < measured["episodes/success"] < 1
 
@@ -74,7 +81,8 @@ def test_metrics_are_counted_by_episode(view, tmp_path):
 # ---- by hand ----------------------------------------------------------------------------------------------------
 
 
-BY_HAND = {  # two episodes: "1", "." and "5", "5", "5" (the turn limit): totals 1 and 1.5; half their distance is 0.25
+# two episodes: "1", "." and "5", "5", "5" (the turn limit): totals 1 and 1.5; half their distance is 0.25
+BY_HAND = {
     "episode": [-0.25, -0.25, 0.25, 0.25, 0.25],
     # from each turn on 1, 0 and 1.5, 1, 0.5; nobody to compare the third turn with
     "return": [-0.25, -0.5, 0.25, 0.5, 0.0],
@@ -85,7 +93,10 @@ BY_HAND = {  # two episodes: "1", "." and "5", "5", "5" (the turn limit): totals
 
 @pytest.mark.parametrize("credit", BY_HAND)
 def test_advantages_by_hand(credit, tmp_path):
-    ids = {text: policy()[1](text, add_special_tokens=False)["input_ids"] for text in ("1", "5", ".")}
+    ids = {
+        text: policy()[1](text, add_special_tokens=False)["input_ids"]
+        for text in ("1", "5", ".")
+    }
     turns = {0: [ids["1"], ids["."]], 1: [ids["5"]] * 3}
     sample = EpisodeSample(written_as(turns))
     trainer = make(
@@ -110,7 +121,10 @@ def test_advantages_by_hand(credit, tmp_path):
 
 
 def test_a_discount_counts_later_rewards_less(tmp_path):
-    ids = {text: policy()[1](text, add_special_tokens=False)["input_ids"] for text in ("1", "5", ".")}
+    ids = {
+        text: policy()[1](text, add_special_tokens=False)["input_ids"]
+        for text in ("1", "5", ".")
+    }
     sample = EpisodeSample(written_as({0: [ids["1"], ids["."]], 1: [ids["5"]] * 3}))
     trainer = make(
         tmp_path / "run",
@@ -122,13 +136,18 @@ def test_a_discount_counts_later_rewards_less(tmp_path):
         group_size=2,
     )
     # from each turn on: 1, 0 and 0.5 + 0.25 + 0.125, 0.5 + 0.25, 0.5
-    assert rolled_out(trainer).advantages == pytest.approx([0.0625, -0.375, -0.0625, 0.375, 0.0])
+    assert rolled_out(trainer).advantages == pytest.approx(
+        [0.0625, -0.375, -0.0625, 0.375, 0.0]
+    )
 
 
 def test_turns_that_are_cut_off_are_told_from_those_that_ended(tmp_path):
     """The prompt of a turn behind one that ended holds no second end, and behind one that was cut off it has one."""
     model, tokenizer = policy()
-    (end, *_), word = end_ids(model, tokenizer), tokenizer("word", add_special_tokens=False)["input_ids"]
+    (end, *_), word = (
+        end_ids(model, tokenizer),
+        tokenizer("word", add_special_tokens=False)["input_ids"],
+    )
     cut = (word * 6)[:6]
     turns, seen = {0: [cut, [*word, end], cut], 1: [[*word, end], cut, [end]]}, {}
     of = task(rows=1, view=View(chat=True, thoughts="kept"), turns=3)
@@ -156,7 +175,8 @@ def test_turns_that_are_cut_off_are_told_from_those_that_ended(tmp_path):
 def test_equal_totals_have_a_signal_where_credit_goes_by_turn():
     def episode(*rewards):
         return Episode(
-            {"question": "?"}, [Turn([1], [2], None, "", "", "", r, False, False) for r in rewards]
+            {"question": "?"},
+            [Turn([1], [2], None, "", "", "", r, False, False) for r in rewards],
         )
 
     batch = turns_of([episode(1.0, 0.0), episode(0.0, 1.0), episode(1.0), episode(1.0)], 2)
@@ -170,10 +190,13 @@ def test_reread_is_what_a_fork_costs():
         made = [Turn(prompt, ids, None, "", "", "", 0.0, False, False) for prompt, ids in turns]
         return Episode({"question": "?"}, made)
 
-    on = episode(([1, 2], [3, 9]), ([1, 2, 3, 4, 5], [6, 9]))  # the template writes another end than 9
+    # the template writes another end than 9
+    on = episode(([1, 2], [3, 9]), ([1, 2, 3, 4, 5], [6, 9]))
     dropped = episode(([1, 2, 7], [8, 3, 9]), ([1, 2, 3, 4, 7], [6, 9]))  # 7 opens a thought
     anew = episode(([1, 2, 3, 4], [5, 9]), ([0, 2, 3, 4, 5], [6, 9]))
-    found = [episode_measures(turns_of([e], 1), success=1.0, chat=True) for e in (on, dropped, anew)]
+    found = [
+        episode_measures(turns_of([e], 1), success=1.0, chat=True) for e in (on, dropped, anew)
+    ]
     assert [one["episodes/forked"] for one in found] == [0, 1, 1]
     assert [one["episodes/reread"] for one in found] == pytest.approx([0, 1 / 5, 4 / 5])
 
@@ -189,15 +212,22 @@ def test_what_cannot_be_is_refused_by_name(tmp_path):
     ):
         with pytest.raises(ValueError, match=said):
             task(**how)
-    with pytest.raises(ValueError, match="reward_weights=.* the environment's is the one reward"):
+    with pytest.raises(
+        ValueError, match="reward_weights=.* the environment's is the one reward"
+    ):
         make(tmp_path / "a", reward_weights=[0.5]).train()
     trainer = make(tmp_path / "b")
     with pytest.raises(ValueError, match="the task has 1 rewards"):
         trainer.change(reward_weights=[0.5, 0.5])
     with pytest.raises(ValueError, match="EpisodeSample plays an EpisodeTask"):
-        EpisodeSample()(trainer.model, trainer.tokenizer, object(), [], trainer.config, trainer.config.at(0))
+        EpisodeSample()(
+            trainer.model, trainer.tokenizer, object(), [], trainer.config, trainer.config.at(0)
+        )
     short = task(view=View(write=lambda goal, actions, seen: "long " * 9000))
-    with pytest.raises(EpisodeError, match=r"environment Letters, row 'row \d' .*, turn 1: the prompt"):
+    with pytest.raises(
+        EpisodeError, match=r"environment Letters, row 'row \d' .*, turn 1: the prompt"
+    ):
         make(tmp_path / "c", of=short).train()
-    with pytest.raises(EpisodeError, match="turn 1: the prompt"):  # the run's length counts, not the task's
+    # the run's length counts, not the task's
+    with pytest.raises(EpisodeError, match="turn 1: the prompt"):
         make(tmp_path / "d", max_completion_tokens=context_length(trainer.model)).train()

@@ -41,7 +41,9 @@ class After(Hook):
             self.act()
 
 
-def test_after_a_disk_that_was_full_to_the_end_train_writes_what_is_missing(tmp_path, monkeypatch, capsys):
+def test_after_a_disk_that_was_full_to_the_end_train_writes_what_is_missing(
+    tmp_path, monkeypatch, capsys
+):
     whole = make(tmp_path / "whole", save_steps=2)
     whole.train()
     trainer = make(tmp_path / "run", save_steps=2)
@@ -81,7 +83,13 @@ def test_a_stop_in_an_evaluation_keeps_no_hook_from_its_step(tmp_path, step):
         trainer.train()
     trainer.train()
     assert seen == [1, 2, 3, 4]
-    assert read_metrics(trainer.folder)["eval/accuracy"].notna().tolist() == [True, False, True, False, True]
+    assert read_metrics(trainer.folder)["eval/accuracy"].notna().tolist() == [
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
     assert json.loads((trainer.folder / "kept.json").read_text())["step"] == 4
 
 
@@ -132,7 +140,10 @@ def test_the_best_step_of_a_full_disk_is_saved_once_there_is_space(tmp_path, mon
         with pytest.raises(checkpoint.CheckpointNotSaved), pytest.warns(RuntimeWarning):
             trainer.train()
     trainer.train()
-    assert trainer.step == 4 and json.loads((trainer.folder / "kept.json").read_text())["step"] == 2
+    assert (
+        trainer.step == 4
+        and json.loads((trainer.folder / "kept.json").read_text())["step"] == 2
+    )
 
 
 def test_a_damaged_best_checkpoint_is_named_and_the_best_of_the_rest_is_kept(tmp_path, capsys):
@@ -144,7 +155,9 @@ def test_a_damaged_best_checkpoint_is_named_and_the_best_of_the_rest_is_kept(tmp
     trainer = make(folder, hooks=[HeldOutHook(Measured(0.4), keep="best")])
     trainer.train(resume=True)
     said = capsys.readouterr().out
-    assert "weights of step 2, the best evaluation so far (accuracy 0.7), cannot be kept" in said
+    assert (
+        "weights of step 2, the best evaluation so far (accuracy 0.7), cannot be kept" in said
+    )
     assert "model.safetensors is cut" in said
     assert json.loads((folder / "kept.json").read_text())["step"] == 4
 
@@ -179,7 +192,9 @@ def test_rows_that_wait_for_a_full_disk_are_taken_back_too(tmp_path, monkeypatch
         log.write(2, {"reward": 0.3}, {"completion": ["c"]})
     log.flush()
     rows, completions = record(log.path)
-    assert [row["reward"] for row in rows] == [0.1, 0.3] and [c["completion"] for c in completions] == [
+    assert [row["reward"] for row in rows] == [0.1, 0.3] and [
+        c["completion"] for c in completions
+    ] == [
         "a",
         "c",
     ]
@@ -193,7 +208,10 @@ def test_a_run_that_was_killed_before_its_first_row_begins_it_again(tmp_path):
     again, fresh = make(tmp_path / "run"), make(tmp_path / "run-2")
     again.train(resume=True)
     fresh.train()
-    assert same(weights(again), weights(fresh)) and record(again.folder)[0] == record(fresh.folder)[0]
+    assert (
+        same(weights(again), weights(fresh))
+        and record(again.folder)[0] == record(fresh.folder)[0]
+    )
 
 
 def test_a_change_is_on_record_where_its_step_was_stopped_and_done_again(tmp_path):

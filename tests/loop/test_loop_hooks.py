@@ -43,7 +43,9 @@ def test_held_out_rows_are_measured_in_the_rows_of_their_steps_and_move_nothing(
     trainer = make(tmp_path / "run", hooks=[HeldOutHook(held_out)])
     trainer.train()
     table = read_metrics(trainer.folder)
-    assert table[table["eval/accuracy"].notna()]["step"].tolist() == [0, 2, 4] and table["step"].tolist() == [
+    assert table[table["eval/accuracy"].notna()]["step"].tolist() == [0, 2, 4] and table[
+        "step"
+    ].tolist() == [
         0,
         1,
         2,
@@ -53,14 +55,18 @@ def test_held_out_rows_are_measured_in_the_rows_of_their_steps_and_move_nothing(
     assert same(weights(trainer), weights(plain))
 
 
-def test_the_best_evaluations_weights_are_kept_and_a_longer_run_goes_on_from_the_last(tmp_path, capsys):
+def test_the_best_evaluations_weights_are_kept_and_a_longer_run_goes_on_from_the_last(
+    tmp_path, capsys
+):
     at = {}
 
     class Keep(Hook):
         def after_step(self, trainer, row, batch):
             at[trainer.step] = {name: p.detach().clone() for name, p in trainer.trained.items()}
 
-    trainer = make(tmp_path / "run", hooks=[HeldOutHook(Measured(0.1, 0.7, 0.4), keep="best"), Keep()])
+    trainer = make(
+        tmp_path / "run", hooks=[HeldOutHook(Measured(0.1, 0.7, 0.4), keep="best"), Keep()]
+    )
     trainer.train()
     assert "weights of step 2, the best evaluation (accuracy 0.7)" in capsys.readouterr().out
     assert all(torch.equal(p, at[2][name]) for name, p in trainer.trained.items())
@@ -123,8 +129,15 @@ def test_a_line_a_step_and_red_flags_in_their_files(tmp_path, capsys):
     trainer.train()
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
     assert [line.split()[1] for line in lines] == ["1/4", "2/4", "3/4", "4/4"]
-    assert {"diversity/distinct_1", "script/latin", "groups/equal_rewards"} & {*read_metrics(trainer.folder)}
-    stops = make(tmp_path / "stops", steps=12, learning_rate=0.5, hooks=[WatchRun(live=None, on_flag="stop")])
+    assert {"diversity/distinct_1", "script/latin", "groups/equal_rewards"} & {
+        *read_metrics(trainer.folder)
+    }
+    stops = make(
+        tmp_path / "stops",
+        steps=12,
+        learning_rate=0.5,
+        hooks=[WatchRun(live=None, on_flag="stop")],
+    )
     with pytest.raises(Stopped):
         stops.train()
     (flag, *_), said = read_flags(stops.folder), capsys.readouterr().out
@@ -156,8 +169,13 @@ def test_what_is_asked_by_the_folder_is_obeyed_between_steps(tmp_path, capsys):
         and "Refused: group_size=2 cannot be changed" in said
     )
     changes = read_changes(trainer.folder)
-    assert [c["change"] for c in changes if "change" in c] == [{"steps": 5, "learning_rate": 5e-3}]
-    assert changes[-1]["refused"] == {"group_size": 2} and "cannot be changed" in changes[-1]["why"]
+    assert [c["change"] for c in changes if "change" in c] == [
+        {"steps": 5, "learning_rate": 5e-3}
+    ]
+    assert (
+        changes[-1]["refused"] == {"group_size": 2}
+        and "cannot be changed" in changes[-1]["why"]
+    )
     assert trainer.step == 5 and time.monotonic() - ask.began > 0.5
     assert not (trainer.folder / "control").exists()
 
@@ -190,7 +208,9 @@ def test_answers_reach_the_buttons_under_the_chart(tmp_path, monkeypatch):
     trainer.train()
     begun = [" ".join(text.split()[:2]) for text in said]
     assert begun == ["Paused after", "Going on", "From step", "Refused: group_size=2"], said
-    assert [said[2]] == [*map(change_line, RunState.read(trainer.folder).changes)], "as its folder is read"
+    assert [said[2]] == [*map(change_line, RunState.read(trainer.folder).changes)], (
+        "as its folder is read"
+    )
 
 
 def test_a_stop_by_the_folder_is_a_stop(tmp_path):
@@ -206,7 +226,9 @@ def test_a_stop_by_the_folder_is_a_stop(tmp_path):
     trainer.train()
     whole = make(tmp_path / "whole")
     whole.train()
-    assert same(weights(trainer), weights(whole)) and record(trainer.folder) == record(whole.folder)
+    assert same(weights(trainer), weights(whole)) and record(trainer.folder) == record(
+        whole.folder
+    )
 
 
 def test_a_hook_of_six_lines_stops_when_held_out_accuracy_falls_twice(tmp_path):
@@ -249,7 +271,10 @@ def test_the_standard_trainer(tmp_path, tiny, capsys, monkeypatch):
         model, task(), config, tokenizer=tokenizer, held_out=held_out, keep="best", live=False
     )
     trainer.train()
-    assert trainer.folder == tmp_path / "runs" / "largest" and "step 2/2" in capsys.readouterr().out
+    assert (
+        trainer.folder == tmp_path / "runs" / "largest"
+        and "step 2/2" in capsys.readouterr().out
+    )
     assert read_metrics(trainer.folder)["eval/accuracy"].notna().tolist() == [True, False, True]
     card = (trainer.folder / "README.md").read_text()
     assert "tiny-random" in card and "| steps | 2 |" in card and "task largest, rows 16" in card

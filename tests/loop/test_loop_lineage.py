@@ -24,7 +24,9 @@ def test_a_model_that_another_run_trained_is_named(tmp_path, capsys):
     with pytest.raises(Stopped):
         first.train()
     first.train()
-    assert settings(tmp_path / "one")["starts_from"] is None, "gone on with, not trained by another run"
+    assert settings(tmp_path / "one")["starts_from"] is None, (
+        "gone on with, not trained by another run"
+    )
     again = make(tmp_path / "one", steps=3, model=first.model)
     assert again.starts_from is None, "a second trainer of the same run"
     config = kit.Config(steps=1, prompts_per_step=2, group_size=4)

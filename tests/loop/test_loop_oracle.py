@@ -26,8 +26,14 @@ def losses_of(update, cases):
 @pytest.mark.parametrize(("update", "first"), [(PaddedUpdate, 0), (Packed, 1)])
 def test_every_loss_and_gradient_is_trls(update, first):
     """Every loss, level, beta and tuning, by one of its three ways to a gradient; the other update by another."""
-    cases = [case for place, case in enumerate(all_cases()) if (place + first) % 3 == place // 3 % 3]
-    assert len({(c.loss, c.level, c.beta, c.tuning) for c in cases}) == len(cases) == len([*all_cases()]) / 3
+    cases = [
+        case for place, case in enumerate(all_cases()) if (place + first) % 3 == place // 3 % 3
+    ]
+    assert (
+        len({(c.loss, c.level, c.beta, c.tuning) for c in cases})
+        == len(cases)
+        == len([*all_cases()]) / 3
+    )
     assert losses_of(update, cases) > 1500
 
 
@@ -39,7 +45,9 @@ def test_every_loss_and_gradient_is_trls_by_every_way_to_it(update):
 
 @UPDATES
 def test_the_first_steps_are_todays(update):
-    differences = compare_steps(lambda run, forced: loop_steps(run, forced, update), runs=TURNLESS)
+    differences = compare_steps(
+        lambda run, forced: loop_steps(run, forced, update), runs=TURNLESS
+    )
     assert len(differences) == 490 and all(d.passes for d in differences), worst(differences)
 
 
@@ -74,13 +82,17 @@ def test_a_wrong_mask_a_lost_kl_and_an_unscaled_advantage_are_seen(monkeypatch):
 
     with monkeypatch.context() as patch:
         assert "loss" in failing(patch, PolicyLoss, "__init__", without_kl)
-    raw = lambda batch, config, everyone: setattr(batch, "advantages", [r - 0.5 for r in batch.rewards])  # noqa: E731
+    raw = lambda batch, config, everyone: setattr(
+        batch, "advantages", [r - 0.5 for r in batch.rewards]
+    )  # noqa: E731
     assert "advantages" in failing(monkeypatch, grpo, "give_advantages", raw)
 
 
 def test_a_part_of_an_update_adds_up_to_the_whole():
     """The micro-batch is a matter of memory: the gradient does not depend on it."""
-    (case,) = [c for c in all_cases() if c.name == "grpo, token, beta 0.1, full, 2 micro-batches"]
+    (case,) = [
+        c for c in all_cases() if c.name == "grpo, token, beta 0.1, full, 2 micro-batches"
+    ]
 
     def by(size):
         def make(config):

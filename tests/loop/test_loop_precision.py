@@ -34,11 +34,17 @@ def test_checkpointing_recomputes_and_changes_no_gradient(tmp_path):
     plain = make(tmp_path / "plain")
     plain.train()
     trainer = make(tmp_path / "run", gradient_checkpointing=True)
-    assert why_not_padded(trainer.model, gradient=True) is None, "asked before passes are counted"
+    assert why_not_padded(trainer.model, gradient=True) is None, (
+        "asked before passes are counted"
+    )
     calls, layer = [], trainer.model.model.layers[0]
-    layer.mlp.register_forward_pre_hook(lambda *_: calls.append(is_checkpointing(trainer.model)))
+    layer.mlp.register_forward_pre_hook(
+        lambda *_: calls.append(is_checkpointing(trainer.model))
+    )
     trainer.train()
-    assert sum(calls) == 2 * 4 and not is_checkpointing(trainer.model), "each update's layer ran twice"
+    assert sum(calls) == 2 * 4 and not is_checkpointing(trainer.model), (
+        "each update's layer ran twice"
+    )
     assert same(weights(trainer), weights(plain))
 
 
@@ -56,7 +62,10 @@ def test_out_of_memory_halves_the_micro_batch_and_moves_nothing(tmp_path, monkey
     trainer = make(tmp_path / "run", micro_batch=8)
     trainer.train()
     said = capsys.readouterr().out
-    assert "with 8 completions at once: the update starts over with 4" in said and "over with 2" in said
+    assert (
+        "with 8 completions at once: the update starts over with 4" in said
+        and "over with 2" in said
+    )
     assert same(weights(trainer), weights(plain))
     assert [r["clip_ratio"] for r in record(trainer.folder)[0]] == [
         r["clip_ratio"] for r in record(plain.folder)[0]
@@ -130,7 +139,14 @@ def no_letters(completions, **columns):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"seams": "fast"}, {"iterations": 2}, {"minibatches": 2}, {"tuning": "lora"}, {"save_steps": 1}],
+    [
+        {},
+        {"seams": "fast"},
+        {"iterations": 2},
+        {"minibatches": 2},
+        {"tuning": "lora"},
+        {"save_steps": 1},
+    ],
 )
 def test_float16_begins_with_steps_without_a_signal(tmp_path, options):
     no_letters.calls = 0
@@ -139,7 +155,9 @@ def test_float16_begins_with_steps_without_a_signal(tmp_path, options):
     trainer.train()
     rows = record(trainer.folder)[0]
     assert [row["grad_norm"] for row in rows[:2]] == [0.0, 0.0] and rows[-1]["grad_norm"] > 0
-    assert [row["update/left_out"] for row in rows] == [0.0] * 4 and trainer.scaler.get_scale() == 2**16
+    assert [row["update/left_out"] for row in rows] == [
+        0.0
+    ] * 4 and trainer.scaler.get_scale() == 2**16
 
 
 def overflowing(at):
@@ -147,16 +165,20 @@ def overflowing(at):
     model = few_words.policy()[0]
     with torch.no_grad():
         layer = model.model.layers[0]
-        weights = {"mlp": layer.mlp.up_proj, "attention": layer.self_attn.v_proj, "head": model.lm_head}[
-            at
-        ].weight
+        weights = {
+            "mlp": layer.mlp.up_proj,
+            "attention": layer.self_attn.v_proj,
+            "head": model.lm_head,
+        }[at].weight
         weights.mul_(1e7)
     return model
 
 
 @pytest.mark.parametrize("at", ["mlp", "attention", "head"])
 @pytest.mark.parametrize("seams", ["plain", "fast"])
-def test_a_model_that_overflows_in_float16_is_refused_before_the_first_rollout(tmp_path, at, seams):
+def test_a_model_that_overflows_in_float16_is_refused_before_the_first_rollout(
+    tmp_path, at, seams
+):
     with pytest.raises(
         ValueError, match="autocast='float16': .* overflow.* give autocast='bfloat16' or 'none'"
     ):
@@ -166,7 +188,9 @@ def test_a_model_that_overflows_in_float16_is_refused_before_the_first_rollout(t
 
 
 @pytest.mark.parametrize("autocast", ["none", "bfloat16", "float16"])
-def test_updates_that_are_left_out_are_counted_and_a_run_of_them_is_a_red_flag(tmp_path, autocast, capsys):
+def test_updates_that_are_left_out_are_counted_and_a_run_of_them_is_a_red_flag(
+    tmp_path, autocast, capsys
+):
     """The loss becomes NaN in the second step, for good: nothing moves, and it is said."""
     trainer = make(tmp_path / "run", steps=8, autocast=autocast)
     inner, moved = trainer.update.gradients, []
@@ -179,7 +203,9 @@ def test_updates_that_are_left_out_are_counted_and_a_run_of_them_is_a_red_flag(t
 
     trainer.update.gradients = broken
     trainer.train()
-    assert all(torch.equal(a, b) for a, b in zip(moved[2], trainer.trained.values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(moved[2], trainer.trained.values(), strict=True)
+    )
     rows = record(trainer.folder)[0]
     assert [row["update/left_out"] for row in rows] == [0.0] + [1.0] * 7
     assert capsys.readouterr().out.count("This update is left out") == 7
@@ -213,7 +239,12 @@ def test_bfloat16_weights_keep_what_rounding_takes_away(tmp_path):
     trainer = bfloat16("run")
     trainer.train(resume=True)
     assert trainer.log and same(weights(trainer), weights(whole))
-    kept = [v for state in trainer.optimizer.state.values() for v in state.values() if torch.is_tensor(v)]
+    kept = [
+        v
+        for state in trainer.optimizer.state.values()
+        for v in state.values()
+        if torch.is_tensor(v)
+    ]
     assert any(v.dtype in (torch.int16, torch.uint16) for v in kept)
 
 
@@ -221,12 +252,20 @@ def test_bfloat16_weights_keep_what_rounding_takes_away(tmp_path):
 def test_lora_dropout_is_off_in_sampling_and_scoring_and_on_in_the_update(tmp_path, seams):
     from grpo_kit.models import load_policy
 
-    model, tokenizer = load_policy("tiny-random", tuning="lora", lora={"lora_dropout": 0.5}, quiet=True)
+    model, tokenizer = load_policy(
+        "tiny-random", tuning="lora", lora={"lora_dropout": 0.5}, quiet=True
+    )
     modes = []
     layer = model.get_base_model().model.layers[0].mlp.down_proj.lora_dropout["default"]
     layer.register_forward_hook(lambda module, *_: modes.append(module.training))
     trainer = make(
-        tmp_path / "run", model=model, tokenizer=tokenizer, tuning="lora", seams=seams, iterations=2, steps=2
+        tmp_path / "run",
+        model=model,
+        tokenizer=tokenizer,
+        tuning="lora",
+        seams=seams,
+        iterations=2,
+        steps=2,
     )
     scored = []
     inner = trainer.update.logprobs
@@ -264,7 +303,13 @@ def rescored(folder):
 def of_another_family(family):
     model, batch = tiny(family), random_batch()
     how = GenerationConfig(
-        max_new_tokens=6, do_sample=True, temperature=0.7, top_k=0, top_p=0.9, eos_token_id=[], pad_token_id=0
+        max_new_tokens=6,
+        do_sample=True,
+        temperature=0.7,
+        top_k=0,
+        top_p=0.9,
+        eos_token_id=[],
+        pad_token_id=0,
     )
     made = RolloutEngine(model).generate(batch.prompt_ids, how, seed=0)
     with torch.no_grad():
@@ -276,13 +321,17 @@ def of_another_family(family):
 
 
 def every_loss():
-    logprobs, old = (torch.linspace(low, 0, 8, dtype=torch.float32).view(2, 4) for low in (-2.0, -2.1))
+    logprobs, old = (
+        torch.linspace(low, 0, 8, dtype=torch.float32).view(2, 4) for low in (-2.0, -2.1)
+    )
     mask, advantages = (
         torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]),
         torch.tensor([1.3, -0.7], dtype=torch.float32),
     )
     functions = [getattr(objectives, name) for name in LOSSES]
-    functions[[*LOSSES].index("dr_grpo")] = functools.partial(objectives.dr_grpo, max_completion_tokens=5)
+    functions[[*LOSSES].index("dr_grpo")] = functools.partial(
+        objectives.dr_grpo, max_completion_tokens=5
+    )
     given = [function(logprobs, old, advantages, mask) for function in functions]
     wanted = torch.tensor([True, False])
     kto = objectives.kto(
@@ -293,7 +342,9 @@ def every_loss():
 
 def accuracy():
     model, tokenizer = few_words.policy()
-    return [repr(kit.evaluate(model, tokenizer, task(), temperature=t).table()) for t in (0.0, 1.0)]
+    return [
+        repr(kit.evaluate(model, tokenizer, task(), temperature=t).table()) for t in (0.0, 1.0)
+    ]
 
 
 COMPUTED = {
@@ -311,7 +362,9 @@ COMPUTED = {
     "plan": lambda folder: repr(kit.plan_memory("cpu")),
     "schedules": lambda folder: [kit.cosine(1, 0)(step / 7) for step in range(8)],
     "survival": lambda folder: update_survival([1e-6], steps=3).to_json(),
-    "loaded": lambda folder: dict(kit.load_policy("tiny-random", tuning="lora", quiet=True)[0].state_dict()),
+    "loaded": lambda folder: dict(
+        kit.load_policy("tiny-random", tuning="lora", quiet=True)[0].state_dict()
+    ),
 }
 
 
@@ -327,7 +380,9 @@ def in_float32(name):
         return as_text(name, Path(folder) / "run")
 
 
-CAMPAIGN = [pytest.param(dtype, marks=pytest.mark.campaign) for dtype in (torch.bfloat16, torch.float16)]
+CAMPAIGN = [
+    pytest.param(dtype, marks=pytest.mark.campaign) for dtype in (torch.bfloat16, torch.float16)
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, *CAMPAIGN], ids=str)

@@ -56,7 +56,8 @@ for tuning, way in (("full", "plain"), ("lora", "fast")):
 
 
 no_bars = pytest.mark.skipif(
-    not hasattr(transformers_logging, "set_tqdm_hook"), reason="transformers before 5.5 keeps its bars"
+    not hasattr(transformers_logging, "set_tqdm_hook"),
+    reason="transformers before 5.5 keeps its bars",
 )
 
 

@@ -30,21 +30,39 @@ class Keep(Hook):
 
 def test_the_row_is_of_the_first_rollout_and_counts_what_all_cost(tmp_path):
     once, again = Keep(), Keep()
-    plain = make(tmp_path / "plain", task=paid_in_part(), steps=1, prompts_per_step=4, hooks=[once])
+    plain = make(
+        tmp_path / "plain", task=paid_in_part(), steps=1, prompts_per_step=4, hooks=[once]
+    )
     plain.train()
     trainer = make(
-        tmp_path / "run", task=paid_in_part(), steps=1, prompts_per_step=4, dynamic_sampling=5, hooks=[again]
+        tmp_path / "run",
+        task=paid_in_part(),
+        steps=1,
+        prompts_per_step=4,
+        dynamic_sampling=5,
+        hooks=[again],
     )
     trainer.train()
     assert 0 < len(with_signal(once.batches[0])) < 16, "the test can fail"
     assert with_signal(again.batches[0]) == [*range(16)], "four groups of four"
     (first,), (row,) = (read_metrics(t.folder).to_dict("records") for t in (plain, trainer))
-    for name in ("reward", "reward_std", "frac_reward_zero_std", "completion_length", "reward/some"):
+    for name in (
+        "reward",
+        "reward_std",
+        "frac_reward_zero_std",
+        "completion_length",
+        "reward/some",
+    ):
         assert row[name] == first[name], name
     assert first["frac_reward_zero_std"] > 0
     extra = row["rollout/extra_completions"]
     assert extra in (16, 32, 48, 64, 80) and "rollout/extra_completions" not in first
     shortest = min(map(len, once.batches[0].prompt_ids)) + 1
-    assert row["num_tokens"] >= first["num_tokens"] + extra * shortest and trainer.tokens == row["num_tokens"]
+    assert (
+        row["num_tokens"] >= first["num_tokens"] + extra * shortest
+        and trainer.tokens == row["num_tokens"]
+    )
     trained = read_completions(trainer.folder)
-    assert len(trained) == 16 and trained["reward"].mean() > row["reward"], "what is trained on is on record"
+    assert len(trained) == 16 and trained["reward"].mean() > row["reward"], (
+        "what is trained on is on record"
+    )

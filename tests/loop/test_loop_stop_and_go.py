@@ -45,7 +45,9 @@ def train_to_the_end(trainer, **options):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.campaign) for n in range(2, 8))])
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.campaign) for n in range(2, 8))]
+)
 def test_a_stop_at_any_moment_moves_nothing(tmp_path, undisturbed, kind, seed):
     expected, rows, seconds = undisturbed(kind)
     draw = random.Random(f"{kind} {seed}")
@@ -119,10 +121,14 @@ def test_a_kill_at_any_moment_moves_nothing(tmp_path, undisturbed, kind):
     trainer.load(folder / "checkpoint-4")
     assert same(weights(trainer), expected)
     kept = record(folder)
-    assert kept == rows or [{**r, "config": 0} for r in kept[0]] == [{**r, "config": 0} for r in rows[0]]
+    assert kept == rows or [{**r, "config": 0} for r in kept[0]] == [
+        {**r, "config": 0} for r in rows[0]
+    ]
 
 
-def test_a_reward_that_fails_drops_its_step_and_the_mended_run_is_the_undisturbed_one(tmp_path, undisturbed):
+def test_a_reward_that_fails_drops_its_step_and_the_mended_run_is_the_undisturbed_one(
+    tmp_path, undisturbed
+):
     calls = []
 
     def fails_once(completions, **columns):
@@ -146,13 +152,21 @@ def files_of(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tmp_path, undisturbed, capsys):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
+    tmp_path, undisturbed, capsys
+):
     """Each file of the last one: cut short, changed in one byte, gone."""
     whole = tmp_path / "whole"
     make(whole, save_steps=1, save_total_limit=4).train()
     draw = random.Random(0)
     names = files_of(whole / "checkpoint-3")
-    assert {"model.safetensors", "optimizer.pt", "run_state.json", "digests.json", "config.json"} <= {*names}
+    assert {
+        "model.safetensors",
+        "optimizer.pt",
+        "run_state.json",
+        "digests.json",
+        "config.json",
+    } <= {*names}
     for number, name in enumerate(names):
         folder = tmp_path / f"run-{number}"
         shutil.copytree(whole, folder)
@@ -169,14 +183,18 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tmp_path, und
         trainer = make(folder)
         trainer.train(resume=True)
         said = capsys.readouterr().out
-        assert "checkpoint-3 is damaged and is passed over" in said and "Going on from" in said, (name, how)
+        assert (
+            "checkpoint-3 is damaged and is passed over" in said and "Going on from" in said
+        ), (name, how)
         assert same(weights(trainer), undisturbed("full")[0]), (name, how)
 
 
 def test_without_a_whole_checkpoint_there_is_a_clear_word(tmp_path):
     make(tmp_path / "run", save_steps=4).train()
     (tmp_path / "run/checkpoint-4/optimizer.pt").write_bytes(b"PK")
-    with pytest.raises(RunFolderError, match="no whole checkpoint to go on from .*optimizer.pt is cut"):
+    with pytest.raises(
+        RunFolderError, match="no whole checkpoint to go on from .*optimizer.pt is cut"
+    ):
         make(tmp_path / "run").train(resume=True)
 
 
@@ -197,7 +215,10 @@ def test_a_full_disk_loses_nothing(tmp_path, undisturbed, monkeypatch):
         trainer.train()
     assert trainer.step == 4 and same(weights(trainer), undisturbed("full")[0])
     assert record(trainer.folder) == undisturbed("full")[1]
-    assert not list((tmp_path / "run").glob(".saving*")) and (tmp_path / "run/checkpoint-1").exists()
+    assert (
+        not list((tmp_path / "run").glob(".saving*"))
+        and (tmp_path / "run/checkpoint-1").exists()
+    )
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
@@ -210,12 +231,17 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
 
 
-def test_a_run_that_goes_on_leaves_out_what_it_does_again_and_deletes_nothing(tmp_path, undisturbed):
+def test_a_run_that_goes_on_leaves_out_what_it_does_again_and_deletes_nothing(
+    tmp_path, undisturbed
+):
     folder = tmp_path / "run"
     make(folder, save_steps=2, save_total_limit=2).train()
     shutil.rmtree(folder / "checkpoint-4")
     trainer = make(folder)
     trainer.train(resume=True)
-    assert same(weights(trainer), undisturbed("full")[0]) and record(folder)[1] == undisturbed("full")[1][1]
+    assert (
+        same(weights(trainer), undisturbed("full")[0])
+        and record(folder)[1] == undisturbed("full")[1][1]
+    )
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line.get("step", "resumed") for line in lines] == [1, 2, 3, 4, "resumed", 3, 4]

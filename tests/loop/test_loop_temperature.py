@@ -23,7 +23,11 @@ def logprobs_of(model, prompt, completion, temperature):
         logits = model.eval()(input_ids=torch.tensor([[*prompt, *completion]])).logits[
             0, len(prompt) - 1 : -1
         ]
-    return (logits / temperature).log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
+    return (
+        (logits / temperature)
+        .log_softmax(-1)
+        .gather(1, torch.tensor(completion)[:, None])[:, 0]
+    )
 
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])
@@ -41,7 +45,9 @@ def test_a_schedule_reaches_sampler_policy_and_reference(seams, tuning, tmp_path
         def after_step(self, trainer, row, batch):
             temperature = schedule((trainer.step - 1) / 3)
             assert row["temperature"] == pytest.approx(temperature)
-            for i, (prompt, ids) in enumerate(zip(batch.prompt_ids, batch.completion_ids, strict=True)):
+            for i, (prompt, ids) in enumerate(
+                zip(batch.prompt_ids, batch.completion_ids, strict=True)
+            ):
                 policy = logprobs_of(self.model, prompt, ids, temperature)
                 found = {"policy": batch.old_logprobs[i][: len(ids)]}
                 found["reference"] = batch.ref_logprobs[i][: len(ids)]
@@ -49,15 +55,21 @@ def test_a_schedule_reaches_sampler_policy_and_reference(seams, tuning, tmp_path
                     found["sampler"] = torch.tensor(batch.sampler_logprobs[i])
                 for name, values in found.items():
                     wanted = (
-                        logprobs_of(self.start, prompt, ids, temperature) if name == "reference" else policy
+                        logprobs_of(self.start, prompt, ids, temperature)
+                        if name == "reference"
+                        else policy
                     )
-                    scored = torch.tensor([1.0]) if any(batch.advantages) else torch.tensor([0.0])
+                    scored = (
+                        torch.tensor([1.0]) if any(batch.advantages) else torch.tensor([0.0])
+                    )
                     apart[name].append(((values - wanted).abs() * scored).max().item())
 
     options = {"temperature": schedule, "beta": 0.1, "iterations": 2, "learning_rate": 1e-3}
     trainer = make(tmp_path / "run", tuning=tuning, seams=seams, hooks=[Compare()], **options)
     trainer.train()
-    assert len(apart["reference"]) == 32 and len(apart["sampler"]) == (32 if seams == "fast" else 0)
+    assert len(apart["reference"]) == 32 and len(apart["sampler"]) == (
+        32 if seams == "fast" else 0
+    )
     assert max(sum(apart.values(), [])) < 1e-4
     assert [line["temperature"] for line in record(trainer.folder)[1][::8]] == pytest.approx(
         [2.0, 1.5, 1.0, 0.5]
@@ -80,7 +92,8 @@ def test_sampler_and_update_agree_and_the_gap_is_on_record(tuning, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("warmup", "rates"), [(2, [1 / 3, 2 / 3, 1, 1]), (0, [1, 1, 1, 1]), (0.25, [1 / 3, 2 / 3, 1, 1])]
+    ("warmup", "rates"),
+    [(2, [1 / 3, 2 / 3, 1, 1]), (0, [1, 1, 1, 1]), (0.25, [1 / 3, 2 / 3, 1, 1])],
 )
 def test_the_warmup_begins_above_zero(warmup, rates):
     config = Config(steps=4, warmup=warmup, learning_rate=1.0)
@@ -107,8 +120,8 @@ def test_the_run_says_which_optimizer_its_weights_have(tmp_path):
     trainer = make(tmp_path / "narrow", model=model, learning_rate=1e-6, steps=3)
     before = {name: p.detach().clone() for name, p in trainer.trained.items()}
     trainer.train()
-    assert type(trainer.optimizer) is SplitAdamW8bit and {p.dtype for p in trainer.trained.values()} == {
-        torch.bfloat16
-    }
+    assert type(trainer.optimizer) is SplitAdamW8bit and {
+        p.dtype for p in trainer.trained.values()
+    } == {torch.bfloat16}
     master = {name: trainer.optimizer.master(p) for name, p in trainer.trained.items()}
     assert any((master[n] - before[n].float()).abs().max() > 1e-7 for n in before)

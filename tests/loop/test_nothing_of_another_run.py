@@ -123,7 +123,10 @@ def test_a_change_is_made_again_by_every_later_process(change, kills, tmp_path, 
     "names, words",
     [
         (["checkpoint-4"], "equal"),
-        (["checkpoint-2", "checkpoint-4"], "no whole checkpoint .*another run than the run.json"),
+        (
+            ["checkpoint-2", "checkpoint-4"],
+            "no whole checkpoint .*another run than the run.json",
+        ),
         (["metrics.jsonl"], "metrics.jsonl is of another run"),
         (["completions.jsonl"], "completions.jsonl is of another run"),
         (["metrics.jsonl", "completions.jsonl"], "is of another run"),
@@ -138,7 +141,10 @@ def test_files_of_another_run_are_refused_by_name(names, words, run, runs, undis
         shutil.copytree(taken, there) if taken.is_dir() else shutil.copy(taken, there)
     if words == "equal":
         assert same(weights(train(run, resume=True)), undisturbed(3))
-        assert "checkpoint-4 is damaged and is passed over: it is of another run" in capsys.readouterr().out
+        assert (
+            "checkpoint-4 is damaged and is passed over: it is of another run"
+            in capsys.readouterr().out
+        )
         return
     with pytest.raises(RunFolderError, match=words):
         train(run, resume=True)
@@ -270,14 +276,18 @@ def test_one_damaged_result_hides_no_other_run(runs, tmp_path):
     one = {"before": {"accuracy": 0.5, "low": 0.4, "high": 0.6}, "n": 4}
     for name in ("a", "b", "c"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "results.json").write_text(json.dumps(one | {"after": one["before"]}))
+        (tmp_path / name / "results.json").write_text(
+            json.dumps(one | {"after": one["before"]})
+        )
     for damage in (DEEP, b"{", b"[]", b'{"before": 1, "after": {}}', b"\xff"):
         (tmp_path / "b" / "results.json").write_bytes(damage)
         with pytest.warns(RuntimeWarning, match="b/results.json cannot be read"):
             assert sorted(results(tmp_path).index) == ["a", "c"]
 
 
-@pytest.mark.parametrize("text", ["\ud800", "a\udfff", "\ud800\ud800 b", "\udc00\ud800", "ok \ud83d"])
+@pytest.mark.parametrize(
+    "text", ["\ud800", "a\udfff", "\ud800\ud800 b", "\udc00\ud800", "ok \ud83d"]
+)
 def test_half_a_surrogate_pair_in_a_completion_is_read_as_a_sign(text, run):
     before = read_completions(run)
     path = run / "completions.jsonl"
@@ -287,7 +297,10 @@ def test_half_a_surrogate_pair_in_a_completion_is_read_as_a_sign(text, run):
     table = read_completions(run)
     assert len(table) == len(before) + 1
     table["completion"].iloc[-1].encode()
-    assert "\ufffd" in table["completion"].iloc[-1] and "\U0001f600" in table["completion"].iloc[-1]
+    assert (
+        "\ufffd" in table["completion"].iloc[-1]
+        and "\U0001f600" in table["completion"].iloc[-1]
+    )
 
 
 @pytest.mark.parametrize("how", ["deleted", "emptied", "cut", "half a line cut", "replaced"])
@@ -299,25 +312,36 @@ def test_a_table_that_is_cut_while_it_trains_is_said_and_never_padded(how, tmp_p
                 data = path.read_bytes()
                 path.unlink()
                 if how != "deleted":
-                    left = {"emptied": 0, "cut": data.index(b"\n") + 1, "half a line cut": 50, "replaced": 0}[
-                        how
-                    ]
+                    left = {
+                        "emptied": 0,
+                        "cut": data.index(b"\n") + 1,
+                        "half a line cut": 50,
+                        "replaced": 0,
+                    }[how]
                     path.write_bytes(data[:left])
 
     trainer = make(tmp_path / "run", hooks=[Cut()])
-    with pytest.warns(RuntimeWarning, match="metrics.jsonl .* were written: somebody else cut or deleted"):
+    with pytest.warns(
+        RuntimeWarning, match="metrics.jsonl .* were written: somebody else cut or deleted"
+    ):
         trainer.train()
     assert b"\0" not in (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    assert [row["step"] for row in record(tmp_path / "run")[0]] == ([1, 3, 4] if how == "cut" else [3, 4])
+    assert [row["step"] for row in record(tmp_path / "run")[0]] == (
+        [1, 3, 4] if how == "cut" else [3, 4]
+    )
 
 
-@pytest.mark.parametrize("name", ["..", ".", "../x", "a/../..", "/tmp/x", "n" * 300, "ü" * 140, "a\0b"])
+@pytest.mark.parametrize(
+    "name", ["..", ".", "../x", "a/../..", "/tmp/x", "n" * 300, "ü" * 140, "a\0b"]
+)
 def test_a_name_that_is_no_folders_is_refused(name, tmp_path):
     with pytest.raises(ValueError, match="name="):
         next_run_folder(tmp_path, name)
 
 
-@pytest.mark.parametrize("ends", [SystemExit, SystemExit(3), SystemExit("bye"), KeyError, OSError])
+@pytest.mark.parametrize(
+    "ends", [SystemExit, SystemExit(3), SystemExit("bye"), KeyError, OSError]
+)
 def test_what_ends_the_process_in_a_hook_or_reward_saves_first(ends, tmp_path):
     class Ends(Hook):
         def after_step(self, trainer, row, batch):
@@ -377,7 +401,11 @@ HOWS = {
 def test_a_drawn_fault_ends_equal_or_in_words(number, runs, tmp_path, undisturbed, capsys):
     """Killed, perhaps changed, one file damaged or another run's, perhaps killed again; then every door."""
     draw = random.Random(f"damage {number}")
-    change, kill, again = draw.choice([0, 2, 3, 4]), draw.choice([3, 4, 5]), draw.choice([0, 3, 4, 5])
+    change, kill, again = (
+        draw.choice([0, 2, 3, 4]),
+        draw.choice([3, 4, 5]),
+        draw.choice([0, 3, 4, 5]),
+    )
     run = tmp_path / "own"
     train(run, change=change, kill=kill)
     change = 0 if change >= kill else change
@@ -409,10 +437,17 @@ def test_a_drawn_fault_ends_equal_or_in_words(number, runs, tmp_path, undisturbe
     words += capsys.readouterr().out + "\n".join(str(each.message) for each in warned)
     outcome = "refused in words" if ended is None else "equal"
     if ended is not None and not same(weights(ended), undisturbed(change)):
-        assert path.name == "metrics.jsonl" and f"{path} lacks lines" in words, (how, name, words)
+        assert path.name == "metrics.jsonl" and f"{path} lacks lines" in words, (
+            how,
+            name,
+            words,
+        )
         outcome = "the lost lines are named"
     if report := os.environ.get("KIT_DRAWN_REPORT"):
         with open(report, "a") as file:
             file.write(
-                json.dumps({"number": number, "how": how, "file": str(name), "outcome": outcome}) + "\n"
+                json.dumps(
+                    {"number": number, "how": how, "file": str(name), "outcome": outcome}
+                )
+                + "\n"
             )

@@ -83,7 +83,10 @@ def scored(trainer, policy, batch, temperatures, graph=False):
     ):
         ids = torch.tensor([[*prompt, *completion]])
         with torch.set_grad_enabled(graph):
-            logits = trainer.model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float() / temperature
+            logits = (
+                trainer.model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
+                / temperature
+            )
             row = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0]
             rows.append(torch.nn.functional.pad(row, (0, batch.width - len(completion))))
     if not graph:
@@ -105,7 +108,9 @@ def test_with_a_sync_each_step_it_is_the_loop_bit_for_bit(seams, tmp_path):
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])
 def test_the_sampler_has_the_weights_of_the_last_sync(tuning, tmp_path):
-    trainer, watch = watched(tmp_path / "run", tuning=tuning, seams="fast", steps=5, older={"sync_every": 3})
+    trainer, watch = watched(
+        tmp_path / "run", tuning=tuning, seams="fast", steps=5, older={"sync_every": 3}
+    )
     assert [step for step, _ in watch.sampled_by] == [0, 1, 2, 3, 4]
     for step, sampler in watch.sampled_by:
         assert same(sampler, watch.policy[step // 3 * 3]), step
@@ -125,7 +130,12 @@ BUFFERS = [
 def test_old_log_probabilities_are_those_of_the_weights_that_sampled(older, seams, tmp_path):
     schedule = linear(1.2, 0.7)
     trainer, watch = watched(
-        tmp_path / "run", steps=8, seams=seams, older=older, temperature=schedule, learning_rate=3e-3
+        tmp_path / "run",
+        steps=8,
+        seams=seams,
+        older=older,
+        temperature=schedule,
+        learning_rate=3e-3,
     )
     logged = ages(trainer)
     assert max(logged) >= 2 and len(watch.batches) == 8
@@ -133,7 +143,9 @@ def test_old_log_probabilities_are_those_of_the_weights_that_sampled(older, seam
         assert (batch.old_logprobs is not None) == (age > 0)
         if not age:
             continue
-        made = batch.extra.get("temperature", [trainer.config.at(step).temperature] * len(batch))
+        made = batch.extra.get(
+            "temperature", [trainer.config.at(step).temperature] * len(batch)
+        )
         if older.get("sync_every", 1) == 1:  # then the weights' step is the batch's own
             assert made == [trainer.config.at(step - age).temperature] * len(batch)
         mask = batch.mask().bool()
@@ -147,7 +159,9 @@ def test_old_log_probabilities_are_those_of_the_weights_that_sampled(older, seam
 @pytest.mark.parametrize("seams", ["plain", "fast"])
 def test_the_gradient_is_the_clipped_ratios_by_hand(seams, corrected, tmp_path):
     older = {"sync_every": 3, "importance_weights": corrected}
-    trainer, watch = watched(tmp_path / "run", steps=3, seams=seams, older=older, temperature=0.8)
+    trainer, watch = watched(
+        tmp_path / "run", steps=3, seams=seams, older=older, temperature=0.8
+    )
     batch, gradient = watch.batches[2], watch.gradients[2]
     mask, advantages = batch.mask(), torch.tensor(batch.advantages)[:, None]
     mu = scored(trainer, watch.policy[0], batch, [0.8] * len(batch))
@@ -158,14 +172,18 @@ def test_the_gradient_is_the_clipped_ratios_by_hand(seams, corrected, tmp_path):
     (-(terms * mask).sum() / mask.sum()).backward()
     for name, parameter in trainer.model.named_parameters():
         assert torch.allclose(gradient[name], parameter.grad, atol=1e-5, rtol=1e-3), name
-    assert (read_metrics(trainer.folder)["clip_ratio"].iloc[2] > 0) == corrected  # the two losses differ here
+    # the two losses differ here
+    assert (read_metrics(trainer.folder)["clip_ratio"].iloc[2] > 0) == corrected
 
 
 def test_fifo_waits_and_newest_first_does_not(tmp_path):
     steps, lead, found = 15, 3, {}
     for buffer in ("fifo", "newest"):
         found[buffer] = watched(
-            tmp_path / buffer, steps=steps, learning_rate=1e-4, older={"buffer": buffer, "lead": lead}
+            tmp_path / buffer,
+            steps=steps,
+            learning_rate=1e-4,
+            older={"buffer": buffer, "lead": lead},
         )
     fifo, newest = (ages(found[buffer][0]) for buffer in ("fifo", "newest"))
     made = [step - age for step, age in enumerate(fifo)]
@@ -176,8 +194,12 @@ def test_fifo_waits_and_newest_first_does_not(tmp_path):
     for trainer, watch in found.values():
         waiting = read_metrics(trainer.folder)["rollout/buffered"].astype(int).tolist()
         sampled = [step for step, _ in watch.sampled_by]
-        assert set(waiting) == {lead - 1, lead, lead + 1} and len(sampled) == steps + waiting[-1]
-        assert sampled.count(0) == lead + 1 and {sampled.count(step) for step in {*sampled} - {0}} == {1, 2}
+        assert (
+            set(waiting) == {lead - 1, lead, lead + 1} and len(sampled) == steps + waiting[-1]
+        )
+        assert sampled.count(0) == lead + 1 and {
+            sampled.count(step) for step in {*sampled} - {0}
+        } == {1, 2}
     _, watch = found["newest"]
     sampled = {step for step, _ in watch.sampled_by}
     assert [age == 0 for age in newest] == [step in sampled for step in range(steps)]
@@ -206,7 +228,13 @@ def test_drift_of_old_rollouts_is_no_warning_and_the_options_are_on_record(tmp_p
     own = make(tmp_path / "unused")
     sample = OlderWeights(sync_every=3, importance_weights=False)
     trainer = kit.GRPOTrainer(
-        own.model, task(), fast, tokenizer=own.tokenizer, folder=tmp_path / "run", sample=sample, live=None
+        own.model,
+        task(),
+        fast,
+        tokenizer=own.tokenizer,
+        folder=tmp_path / "run",
+        sample=sample,
+        live=None,
     )
     trainer.train()
     assert isinstance(trainer.sample.inner, EngineSample) and sample.inner is None
@@ -236,7 +264,9 @@ def test_one_object_serves_two_trainers_after_each_other(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["inside", "on the way in", "on the way out"])
-def test_a_stop_while_the_sampler_has_its_weights_leaves_the_policy_its_own(where, tmp_path, monkeypatch):
+def test_a_stop_while_the_sampler_has_its_weights_leaves_the_policy_its_own(
+    where, tmp_path, monkeypatch
+):
     watch, calls = Watch(), []
     options = {"older": {"sync_every": 4}, "seams": "fast"}
 
@@ -258,17 +288,23 @@ def test_a_stop_while_the_sampler_has_its_weights_leaves_the_policy_its_own(wher
             if trainer.step == 2:
                 seen.append(1)
             for place, pair in enumerate(super().items()):
-                if place == 3 and len(seen) == {"on the way in": 2, "on the way out": 3}.get(where):
+                if place == 3 and len(seen) == {"on the way in": 2, "on the way out": 3}.get(
+                    where
+                ):
                     press_stop()
                 yield pair
 
     monkeypatch.setattr(
-        older_weights, "weights_of", lambda trained, older: exchanged(PressedInTheMiddle(trained), older)
+        older_weights,
+        "weights_of",
+        lambda trained, older: exchanged(PressedInTheMiddle(trained), older),
     )
     with pytest.raises(Stopped) as stopped:
         trainer.train()
     assert stopped.value.step == 2 and calls == ([] if where == "on the way in" else [True])
-    assert same(clone(trainer.model), watch.policy[2]) and not same(watch.policy[0], watch.policy[2])
+    assert same(clone(trainer.model), watch.policy[2]) and not same(
+        watch.policy[0], watch.policy[2]
+    )
     assert trainer.optimizer.param_groups[0]["params"][0] in {*trainer.model.parameters()}
     monkeypatch.undo()
     trainer.train()
@@ -304,7 +340,9 @@ def test_each_step_dropped_once_and_done_again_ends_as_if_never_stopped(tmp_path
         with pytest.raises(Stopped):
             trainer.train()
     trainer.train()
-    assert same(weights(trainer), weights(untouched)) and record(tmp_path / "a") == record(tmp_path / "b")
+    assert same(weights(trainer), weights(untouched)) and record(tmp_path / "a") == record(
+        tmp_path / "b"
+    )
 
 
 @pytest.mark.parametrize("older", BUFFERS, ids=str)
@@ -322,7 +360,9 @@ def test_resumed_in_a_new_process_it_ends_where_the_first_one_did(older, tmp_pat
         make(tmp_path / "b", older=older, steps=7, hooks=[Stop()]).train()
     second = make(tmp_path / "b", older=older, steps=7)
     second.train(resume=True)
-    assert same(weights(first), weights(second)) and record(tmp_path / "a") == record(tmp_path / "b")
+    assert same(weights(first), weights(second)) and record(tmp_path / "a") == record(
+        tmp_path / "b"
+    )
 
 
 def test_a_cut_state_is_a_damaged_checkpoint(tmp_path):
@@ -344,7 +384,8 @@ def test_going_on_with_another_sampler_is_refused(tmp_path):
         make(tmp_path / "a", older={"sync_every": 4}).train(resume=True)
     make(tmp_path / "b", steps=2, save_steps=2, older={"sync_every": 4}).train()
     with pytest.raises(
-        ValueError, match=r"sample: 'OlderWeights\(sync_every=4.*, now 'OlderWeights\(sync_every=2"
+        ValueError,
+        match=r"sample: 'OlderWeights\(sync_every=4.*, now 'OlderWeights\(sync_every=2",
     ):
         make(tmp_path / "b", older={"sync_every": 2}).train(resume=True)
     with pytest.raises(ValueError, match=r"sample: 'OlderWeights\(sync_every=4.*, now None"):
@@ -375,7 +416,11 @@ def test_episodes_wait_whole(tmp_path):
     second.train(resume=True)
     first = run(tmp_path / "b")
     first.train()
-    assert same(weights(first), weights(second)) and ages(first) == ages(second) and max(ages(first)) > 1
+    assert (
+        same(weights(first), weights(second))
+        and ages(first) == ages(second)
+        and max(ages(first)) > 1
+    )
     for row, batch in seen:
         assert row["episodes/turns"] and len(batch.extra["turn"]) == len(batch)
         for observation, own in zip(batch.extra["observation"], batch.rows, strict=True):
@@ -399,13 +444,17 @@ def test_what_cannot_be_is_refused_in_words(options, words):
 
 def test_what_a_run_cannot_do_is_refused_in_words(tmp_path):
     buffer = {"buffer": "fifo", "lead": 1}
-    with pytest.raises(ValueError, match="dynamic_sampling=2: a buffer serves a step one batch"):
+    with pytest.raises(
+        ValueError, match="dynamic_sampling=2: a buffer serves a step one batch"
+    ):
         make(tmp_path / "a", older=buffer, dynamic_sampling=2).train()
     trainer = make(tmp_path / "b", older=buffer)
     sample, given = trainer.sample, (trainer.model, trainer.tokenizer, trainer.task)
     with pytest.raises(ValueError, match="this run has several; start one"):
         sample(*given, trainer.task.train[:1], trainer.config, trainer.config.at(0))
-    with pytest.raises(ValueError, match="step 5 samples with the weights of step 4, which are not here"):
+    with pytest.raises(
+        ValueError, match="step 5 samples with the weights of step 4, which are not here"
+    ):
         OlderWeights(generate, sync_every=4)(
             *given, trainer.task.train[:2], trainer.config, trainer.config.at(5)
         )
@@ -417,7 +466,14 @@ def test_groups_drawn_anew_are_sampled_with_the_same_older_weights(tmp_path):
         return [float(len(text) % 4 == 0) for text in completions]
 
     own = replace(task(), rewards=[seldom], reward_weights=[1.0])
-    trainer, watch = watched(tmp_path / "run", older={"sync_every": 3}, dynamic_sampling=2, task=own)
+    trainer, watch = watched(
+        tmp_path / "run", older={"sync_every": 3}, dynamic_sampling=2, task=own
+    )
     assert len(watch.sampled_by) > 4
     assert all(same(sampler, watch.policy[step // 3 * 3]) for step, sampler in watch.sampled_by)
-    assert [batch.old_logprobs is not None for batch in watch.batches] == [False, True, True, False]
+    assert [batch.old_logprobs is not None for batch in watch.batches] == [
+        False,
+        True,
+        True,
+        False,
+    ]

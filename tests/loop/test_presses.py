@@ -77,7 +77,9 @@ def test_a_second_press_while_the_first_is_obeyed_changes_nothing(where, tmp_pat
     assert record(trainer.folder) == untouched[1]
 
 
-def test_a_press_before_the_first_step_is_done_leaves_the_run_to_go_on(tmp_path, untouched, capsys):
+def test_a_press_before_the_first_step_is_done_leaves_the_run_to_go_on(
+    tmp_path, untouched, capsys
+):
     trainer = make(tmp_path / "run")
     pressed(trainer, "rollout", 0)
     with pytest.raises(Stopped, match="before the first step was done .*nothing to save"):
@@ -115,7 +117,9 @@ def test_a_press_between_two_updates_of_a_step_waits_for_its_end(kind, tmp_path)
     with pytest.raises(Stopped, match="after step 2 of 4"):
         trainer.train()
     trainer.train()
-    assert same(weights(whole), weights(trainer)) and record(trainer.folder) == record(whole.folder)
+    assert same(weights(whole), weights(trainer)) and record(trainer.folder) == record(
+        whole.folder
+    )
 
 
 def test_guard_waits_but_inside_at_once():

@@ -20,7 +20,9 @@ MOST = {"plain": (5, 1_315, 234, 1_770), "fast": (12, 3_400, 460, 3_700)}
 
 def to_read(path):
     """The files that docs/loop.md names for this path."""
-    (line,) = re.findall(rf"^{path.title()}: (.*?)\.$", DOCS.read_text(), re.MULTILINE | re.DOTALL)
+    (line,) = re.findall(
+        rf"^{path.title()}: (.*?)\.$", DOCS.read_text(), re.MULTILINE | re.DOTALL
+    )
     return re.findall(r"`([\w/]+\.py)`", line)
 
 
@@ -76,4 +78,7 @@ def test_a_step_is_read_in_few_files(path, tmp_path, capsys):
         )
     assert {*files} <= {*ran}, "a step runs code of every file that it is read in"
     found = (len(files), lines, functions, run_lines)
-    assert all(now <= most for now, most in zip(found, MOST[path], strict=True)), (found, MOST[path])
+    assert all(now <= most for now, most in zip(found, MOST[path], strict=True)), (
+        found,
+        MOST[path],
+    )

@@ -31,11 +31,18 @@ def ran(tmp_path, *codes):
     """What each cell printed, or the lines of its error."""
     made = iter(range(100))
     codes = [code.replace("FOLDER", repr(str(tmp_path / f"run{next(made)}"))) for code in codes]
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in (BEFORE, *codes)])
-    nbclient.NotebookClient(book, timeout=300, kernel_name="python3", allow_errors=True).execute()
+    book = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(code) for code in (BEFORE, *codes)]
+    )
+    nbclient.NotebookClient(
+        book, timeout=300, kernel_name="python3", allow_errors=True
+    ).execute()
     outputs = [cell.outputs for cell in book.cells[1:]]
     texts = {"stream": lambda out: out.text, "error": lambda out: "\n".join(out.traceback)}
-    return ["".join(texts[o.output_type](o) for o in some if o.output_type in texts) for some in outputs]
+    return [
+        "".join(texts[o.output_type](o) for o in some if o.output_type in texts)
+        for some in outputs
+    ]
 
 
 def config(steps, rate):
@@ -68,14 +75,21 @@ def test_what_was_made_again_is_said(tmp_path):
     )
     same, again, changed, rewarded, asked = said[2::3]
     assert SAID not in same + again and "Traceback" not in same + again
-    assert f"'cfg' {SAID}, which goes by the earlier one: " in changed and changed.count(SAID) == 1
+    assert (
+        f"'cfg' {SAID}, which goes by the earlier one: " in changed and changed.count(SAID) == 1
+    )
     assert "steps=1, not 2" in changed and "learning_rate=0.001, not 0.01" in changed
-    assert f"'letters' {SAID}" in rewarded and "run the cells that make task and the trainer" in rewarded
+    assert (
+        f"'letters' {SAID}" in rewarded
+        and "run the cells that make task and the trainer" in rewarded
+    )
     assert f"'task' {SAID}" in asked and rewarded.count(SAID) == asked.count(SAID) == 1
 
 
 def test_an_error_of_a_reward_is_its_message_first_then_its_own_lines(tmp_path):
-    shown = ran(tmp_path, FAILS.replace("WHAT", "isalpha"), TASK, config("1", "1e-3"), TRAINER, TRAIN)[-1]
+    shown = ran(
+        tmp_path, FAILS.replace("WHAT", "isalpha"), TASK, config("1", "1e-3"), TRAINER, TRAIN
+    )[-1]
     lines = shown.partition("RewardError: ")[2].splitlines()
     assert lines[0] == "reward 'letters' raised ZeroDivisionError: division by zero"
     assert lines[1].startswith("row 0, completion '")

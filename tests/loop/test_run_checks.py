@@ -85,7 +85,9 @@ def test_rewards_that_fit_are_taken(tmp_path):
 
     made = own(Scorer(), with_defaults, asks_for_gold, rows=rows(gold="a"))
     make(tmp_path / "run", task=made, steps=1).train()
-    assert required_columns(Scorer()) == ["gold"] and required_columns(with_defaults) == ["answer"]
+    assert required_columns(Scorer()) == ["gold"] and required_columns(with_defaults) == [
+        "answer"
+    ]
     check_calls([min], {"completions"}, "task 'own'")  # a built-in without a signature
 
 
@@ -93,10 +95,14 @@ LONG = {"question": "word " * 1020, "answer": "9"}
 
 
 @pytest.mark.parametrize("split", ["train", "held_out"])
-@pytest.mark.parametrize("question", ["word " * 1020, "\U0001f9d9" * 600], ids=["long", "few characters"])
+@pytest.mark.parametrize(
+    "question", ["word " * 1020, "\U0001f9d9" * 600], ids=["long", "few characters"]
+)
 def test_a_prompt_too_long_for_the_model_is_named_before_training(question, split, tmp_path):
     made = own()
-    bad = replace(made, **{split: [*getattr(made, split), {"question": question, "answer": "9"}]})
+    bad = replace(
+        made, **{split: [*getattr(made, split), {"question": question, "answer": "9"}]}
+    )
     with pytest.raises(ValueError, match="the prompt of '.* has .* tokens.*context of 1024"):
         make(tmp_path / "run", task=bad)
 
@@ -116,7 +122,9 @@ def test_a_template_that_cannot_render_a_row_says_so_before_training(tmp_path):
 
 def test_answers_longer_than_a_completion_may_be_are_said(tmp_path):
     long = [*ROWS[:6], {"question": "Say much.", "answer": "much and " * 9}]
-    with pytest.warns(UserWarning, match="of 7 right answers 1 have more than max_completion_tokens=6"):
+    with pytest.warns(
+        UserWarning, match="of 7 right answers 1 have more than max_completion_tokens=6"
+    ):
         make(tmp_path / "a", task=own(rows=long))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -124,7 +132,9 @@ def test_answers_longer_than_a_completion_may_be_are_said(tmp_path):
 
 
 def test_too_few_prompts_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="has 8 train rows, and prompts_per_step=9 needs as many"):
+    with pytest.raises(
+        ValueError, match="has 8 train rows, and prompts_per_step=9 needs as many"
+    ):
         make(tmp_path / "run", task=own(), prompts_per_step=9)
 
 
@@ -150,7 +160,9 @@ def test_a_reward_outside_0_to_1_is_said_once_and_trains(tmp_path, capsys):
         return [2 * score for score in letters(completions)]
 
     stated.range = (0, 2)
-    trainer = standard_runs.make(tmp_path / "run", task=own(points, stated, letters), live=False)
+    trainer = standard_runs.make(
+        tmp_path / "run", task=own(points, stated, letters), live=False
+    )
     trainer.train()
     said = capsys.readouterr().out
     assert said.count("any finite scale is fine") == said.count("reward 'points' gave") == 1
@@ -179,7 +191,9 @@ def test_a_gradient_that_is_not_finite_is_left_out_and_said(bad, tmp_path, capsy
     trainer.train()
     said = capsys.readouterr().out
     assert said.count("Step 2: the gradient's norm is") == 1 and "the weights stay" in said
-    assert all(p.isfinite().all() for p in trainer.trained.values()) and not same(weights(trainer), before)
+    assert all(p.isfinite().all() for p in trainer.trained.values()) and not same(
+        weights(trainer), before
+    )
 
 
 def test_a_step_without_any_advantage_moves_the_weights_by_momentum(tmp_path):
@@ -214,7 +228,9 @@ def test_an_extra_column_is_never_an_earlier_steps(tmp_path):
 
     trainer = make(tmp_path / "run", task=own(logs_once), steps=2)
     trainer.train()
-    assert [line.get("note") for line in record(trainer.folder)[1]] == ["first step"] * 8 + [None] * 8
+    assert [line.get("note") for line in record(trainer.folder)[1]] == ["first step"] * 8 + [
+        None
+    ] * 8
 
 
 def test_a_folder_that_no_run_can_begin_in_is_refused_by_the_constructor(tmp_path):
@@ -223,7 +239,9 @@ def test_a_folder_that_no_run_can_begin_in_is_refused_by_the_constructor(tmp_pat
         with pytest.raises(RunFolderError, match="is no folder that can be written"):
             make(folder)
     make(tmp_path / "run").train()
-    with pytest.raises(RunFolderError, match="already holds a run, without a checkpoint.*run-2"):
+    with pytest.raises(
+        RunFolderError, match="already holds a run, without a checkpoint.*run-2"
+    ):
         make(tmp_path / "run")
     make(tmp_path / "saved", save_steps=4).train()
     make(tmp_path / "saved").train(resume=True)
@@ -233,10 +251,14 @@ def test_a_model_that_was_trained_before_is_announced(tmp_path, capsys):
     first = make(tmp_path / "first", steps=2)
     first.train()
     assert (
-        "trained before" not in capsys.readouterr().out and run_settings(first.folder)["starts_from"] is None
+        "trained before" not in capsys.readouterr().out
+        and run_settings(first.folder)["starts_from"] is None
     )
     second = standard_runs.make(tmp_path / "second", model=first.model, live=False)
-    assert f"This model was trained before: 2 steps in {tmp_path / 'first'}." in capsys.readouterr().out
+    assert (
+        f"This model was trained before: 2 steps in {tmp_path / 'first'}."
+        in capsys.readouterr().out
+    )
     second.train()
     assert run_settings(second.folder)["starts_from"] == f"2 steps in {tmp_path / 'first'}"
 

@@ -91,12 +91,16 @@ def test_the_update_without_a_gradient_is_adamws_own(tmp_path):
     class Alone(Hook):
         def after_step(self, trainer, row, batch):
             if trainer.step == 2:
-                twins = [torch.nn.Parameter(p.detach().clone()) for p in trainer.trained.values()]
+                twins = [
+                    torch.nn.Parameter(p.detach().clone()) for p in trainer.trained.values()
+                ]
                 optimizer = torch.optim.AdamW(twins, lr=1e-2, weight_decay=0.0)
                 for twin, p in zip(twins, trainer.trained.values(), strict=True):
                     twin.grad = torch.zeros_like(twin)
                     state = trainer.optimizer.state[p]
-                    optimizer.state[twin] = {name: value.clone() for name, value in state.items()}
+                    optimizer.state[twin] = {
+                        name: value.clone() for name, value in state.items()
+                    }
                 optimizer.step()
                 wanted.extend(twins)
             elif trainer.step == 3:
@@ -108,7 +112,9 @@ def test_the_update_without_a_gradient_is_adamws_own(tmp_path):
     assert wanted
 
 
-@pytest.mark.parametrize("how", [{}, {"tuning": "lora"}, {"seams": "fast"}, {"iterations": 2}, {"beta": 0.0}])
+@pytest.mark.parametrize(
+    "how", [{}, {"tuning": "lora"}, {"seams": "fast"}, {"iterations": 2}, {"beta": 0.0}]
+)
 def test_before_any_signal_no_weight_moves_and_the_line_says_so_once(tmp_path, capsys, how):
     task, moves = from_rows("own", ROWS, reward=always_one, max_completion_tokens=4), Moves()
     make(tmp_path / "run", task=task, steps=2, hooks=[StillStep(), moves], **how).train()
@@ -127,7 +133,9 @@ def test_where_rewards_differ_it_names_no_reward(capsys):
     trainer, hook = SimpleNamespace(step=4, trained={"w": torch.ones(3)}), StillStep()
     hook.before_step(trainer)
     hook.after_step(trainer, {"grad_norm": 0.0, "frac_reward_zero_std": 0.0}, batch)
-    assert capsys.readouterr().out.startswith("Step 4 has no gradient: no completion has tokens that count")
+    assert capsys.readouterr().out.startswith(
+        "Step 4 has no gradient: no completion has tokens that count"
+    )
 
 
 def test_the_standard_trainer_has_it(tmp_path, capsys):
@@ -139,5 +147,7 @@ def test_the_standard_trainer_has_it(tmp_path, capsys):
     model, tokenizer = load_policy("tiny-random", quiet=True)
     task = from_rows("own", ROWS, reward=rewards.ExactAnswer(), max_completion_tokens=4)
     config = Config(steps=1, prompts_per_step=2, group_size=2)
-    GRPOTrainer(copy.deepcopy(model), task, config, tokenizer=tokenizer, folder=tmp_path / "run").train()
+    GRPOTrainer(
+        copy.deepcopy(model), task, config, tokenizer=tokenizer, folder=tmp_path / "run"
+    ).train()
     assert "Step 1 has no gradient" in capsys.readouterr().out

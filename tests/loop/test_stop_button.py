@@ -62,7 +62,9 @@ def run(manager, client, code, press_when=None, queued=None):
             text += message["content"]["text"]
         elif message["msg_type"] == "error":
             return "error", "\n".join(message["content"]["traceback"])
-        elif message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
+        elif (
+            message["msg_type"] == "status" and message["content"]["execution_state"] == "idle"
+        ):
             return "ok", text
 
 
@@ -74,7 +76,9 @@ def reply(client):
             return message["content"]["status"]
 
 
-def test_stop_button_ends_run_all_in_one_line_and_the_next_cell_goes_on(kernel, request, tmp_path):
+def test_stop_button_ends_run_all_in_one_line_and_the_next_cell_goes_on(
+    kernel, request, tmp_path
+):
     tests = str(request.path.parents[1])
     code = TRAIN.format(tests=tests, folder=str(tmp_path / "run"))
     below = []
@@ -96,7 +100,9 @@ def test_stop_button_ends_run_all_in_one_line_and_the_next_cell_goes_on(kernel, 
 def test_in_a_script_what_comes_after_training_is_not_run(request, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        TRAIN.format(tests=str(request.path.parents[1]), folder=str(tmp_path / "run")) + "\n" + BELOW
+        TRAIN.format(tests=str(request.path.parents[1]), folder=str(tmp_path / "run"))
+        + "\n"
+        + BELOW
     )
     process = forked.start(script)
     while "\nstep 3" not in process.text("out"):

@@ -32,14 +32,18 @@ def slow_in(step, seconds=1.6):
 
 def with_reward(reward):
     made = task()
-    return replace(made, rewards=[*made.rewards, reward], reward_weights=[*made.reward_weights, 0.0])
+    return replace(
+        made, rewards=[*made.rewards, reward], reward_weights=[*made.reward_weights, 0.0]
+    )
 
 
 def test_a_reward_that_hangs_is_named_while_it_hangs(tmp_path, capsys):
     make(tmp_path / "run", hooks=[Watchdog(**QUICK)], task=with_reward(slow_in(3))).train()
     said = capsys.readouterr().out
     found = re.findall(r"Step 3 has taken ([\d.]+) s .*still in (.*?)\. Interrupt", said)
-    assert len(found) >= 2 and float(found[1][0]) == pytest.approx(2 * float(found[0][0]), rel=0.01)
+    assert len(found) >= 2 and float(found[1][0]) == pytest.approx(
+        2 * float(found[0][0]), rel=0.01
+    )
     assert re.fullmatch(r"reward 'waits' \(waits, line \d+ of test_watchdog.py\)", found[0][1])
     assert "Step 3 is done, after 2 s." in said
     assert "in waits" in (tmp_path / "run" / "stack.txt").read_text()
@@ -48,7 +52,10 @@ def test_a_reward_that_hangs_is_named_while_it_hangs(tmp_path, capsys):
 def test_a_run_in_time_says_nothing_and_leaves_nothing(tmp_path, capsys):
     before = {*threading.enumerate()}  # an earlier test's may be among them
     make(tmp_path / "run", hooks=[Watchdog()]).train()
-    assert "has taken" not in capsys.readouterr().out and not (tmp_path / "run" / "stack.txt").exists()
+    assert (
+        "has taken" not in capsys.readouterr().out
+        and not (tmp_path / "run" / "stack.txt").exists()
+    )
     assert not [t for t in {*threading.enumerate()} - before if isinstance(t, threading.Timer)]
 
 
@@ -115,7 +122,9 @@ def test_where_python_itself_is_held_the_stack_is_written(tmp_path):
     try:
         for _ in range(600):
             time.sleep(0.1)
-            if (folder / "stack.txt").exists() and "matches" in (folder / "stack.txt").read_text():
+            if (folder / "stack.txt").exists() and "matches" in (
+                folder / "stack.txt"
+            ).read_text():
                 break
         else:
             pytest.fail("no stack after a minute")

@@ -9,7 +9,12 @@ import few_words
 import torch
 
 from grpo_kit.loop import Config, Loop
-from grpo_kit.more.episodes._episode_sample import EngineTurns, EpisodeSample, Written, fast_episodes
+from grpo_kit.more.episodes._episode_sample import (
+    EngineTurns,
+    EpisodeSample,
+    Written,
+    fast_episodes,
+)
 from grpo_kit.more.episodes.episode_task import EpisodeTask
 from grpo_kit.more.episodes.observation import View
 
@@ -81,7 +86,13 @@ def policy():
 def make(folder, seams="fast", *, of=None, sample=None, hooks=(), **config):
     """A loop of episodes. seams: "fast" or "plain"."""
     model, tokenizer = policy()
-    given = {"steps": 3, "prompts_per_step": 2, "group_size": 4, "learning_rate": 1e-2, "warmup": 0}
+    given = {
+        "steps": 3,
+        "prompts_per_step": 2,
+        "group_size": 4,
+        "learning_rate": 1e-2,
+        "warmup": 0,
+    }
     config = Config(**given | {"optimizer": "adamw", "seed": 3} | config)
     chosen = {"sample": EpisodeSample()}
     if seams == "fast":
@@ -89,7 +100,9 @@ def make(folder, seams="fast", *, of=None, sample=None, hooks=(), **config):
         assert made.why_not is None and isinstance(made.sample.writer, EngineTurns)
         chosen = {"sample": made.sample, "update": made.update}
     chosen |= {"sample": sample} if sample else {}
-    return Loop(model, of or task(), config, tokenizer=tokenizer, folder=folder, hooks=hooks, **chosen)
+    return Loop(
+        model, of or task(), config, tokenizer=tokenizer, folder=folder, hooks=hooks, **chosen
+    )
 
 
 def weights(trainer):
@@ -107,7 +120,9 @@ def written_as(turns, seen=None):
     def writer(*_):
         def write(prompts, episodes, turn):
             if seen is not None:
-                seen.update({(i, turn): prompt for i, prompt in zip(episodes, prompts, strict=True)})
+                seen.update(
+                    {(i, turn): prompt for i, prompt in zip(episodes, prompts, strict=True)}
+                )
             return Written([turns[i][turn - 1] for i in episodes])
 
         yield write

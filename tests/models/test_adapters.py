@@ -110,17 +110,22 @@ def test_what_save_model_wrote_is_loaded_with_its_tokenizer_wherever_it_lies(wha
     trainer = make(tmp_path / "run", model=model, tokenizer=tokenizer, tuning=None)
     saved = trainer.save_model(tmp_path / "saved").rename(tmp_path / "moved")
     assert (saved / "base").is_dir() == beside
-    for tuning in ("lora", "full") if not lora else ("lora",):  # a head that is tied cannot be merged
+    # a head that is tied cannot be merged
+    for tuning in ("lora", "full") if not lora else ("lora",):
         again, own = load_policy(saved, tuning=tuning, quiet=True)
         assert own.chat_template == tokenizer.chat_template and len(own) == len(tokenizer)
-        assert torch.allclose(logits(again, own), logits(model, tokenizer)[..., : len(own)], atol=1e-5)
+        assert torch.allclose(
+            logits(again, own), logits(model, tokenizer)[..., : len(own)], atol=1e-5
+        )
 
 
 def test_a_checkpoint_of_a_resized_base_says_what_saves_it(tmp_path):
     model, tokenizer = with_token("tiny-random")
     add_adapters(model, "lora", {}, 0).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(PolicyLoadError, match="49153 tokens and its base 'tiny-random' 49152 embeddings"):
+    with pytest.raises(
+        PolicyLoadError, match="49153 tokens and its base 'tiny-random' 49152 embeddings"
+    ):
         load_policy(tmp_path, tuning="lora", quiet=True)
 
 
@@ -130,12 +135,20 @@ def test_merged_is_the_adapted_model_and_all_of_it_trains(tmp_path, capsys, lora
     model.save_pretrained(tmp_path)
     merged, _ = load_policy(tmp_path)
     assert f"the adapter in {tmp_path} is merged into {BASE}" in capsys.readouterr().out
-    assert not hasattr(merged, "peft_config") and not [n for n, _ in merged.named_parameters() if "lora" in n]
+    assert not hasattr(merged, "peft_config") and not [
+        n for n, _ in merged.named_parameters() if "lora" in n
+    ]
     assert all(p.requires_grad and p.dtype == torch.float32 for p in merged.parameters())
     assert merged.get_input_embeddings().weight is merged.get_output_embeddings().weight
-    changed = (logits(model, tokenizer) - logits(load_policy(BASE, quiet=True)[0], tokenizer)).abs().max()
+    changed = (
+        (logits(model, tokenizer) - logits(load_policy(BASE, quiet=True)[0], tokenizer))
+        .abs()
+        .max()
+    )
     assert changed > 1e-3
-    torch.testing.assert_close(logits(merged, tokenizer), logits(model, tokenizer), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        logits(merged, tokenizer), logits(model, tokenizer), rtol=0, atol=1e-6
+    )
 
 
 def test_a_small_adapter_is_added_up_before_rounding(tmp_path):
@@ -147,7 +160,10 @@ def test_a_small_adapter_is_added_up_before_rounding(tmp_path):
     before, _ = load_policy(BASE, dtype="bfloat16", quiet=True)
     for (name, a), b in zip(merged.named_parameters(), exact.parameters(), strict=True):
         assert a.dtype == torch.bfloat16 and torch.equal(a, b.bfloat16()), name
-    moves = [(a != b).float().mean() for a, b in zip(merged.parameters(), before.parameters(), strict=True)]
+    moves = [
+        (a != b).float().mean()
+        for a, b in zip(merged.parameters(), before.parameters(), strict=True)
+    ]
     assert max(moves) > 0.01  # of a matrix; rounded first, the sum would move next to none
 
 
@@ -160,7 +176,9 @@ def test_a_merged_model_is_a_base_like_any_other(tmp_path, tiny):
     again, _ = load_policy(tmp_path / "second", tuning="lora", quiet=True)
     assert torch.equal(logits(again, tokenizer), logits(second, tokenizer))
     merged, found = load_policy(tmp_path / "second", quiet=True)
-    torch.testing.assert_close(logits(merged, tokenizer), logits(second, tokenizer), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        logits(merged, tokenizer), logits(second, tokenizer), rtol=0, atol=1e-6
+    )
     # Its tokenizer is found along the chain.
     assert found.get_vocab() == tokenizer.get_vocab()
 
@@ -168,8 +186,14 @@ def test_a_merged_model_is_a_base_like_any_other(tmp_path, tiny):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"base_model_name_or_path": None}, "names no base model; write its name or path there"),
-        ({"base_model_name_or_path": "/nowhere/base"}, "name_or_path='/nowhere/base': no such folder"),
+        (
+            {"base_model_name_or_path": None},
+            "names no base model; write its name or path there",
+        ),
+        (
+            {"base_model_name_or_path": "/nowhere/base"},
+            "name_or_path='/nowhere/base': no such folder",
+        ),
         (
             {"base_model_name_or_path": "smollm2-135m-instruct"},
             "its adapter does not go onto 'smollm2-135m-instruct'",
@@ -189,6 +213,10 @@ def test_adapters_that_cannot_be_loaded(tmp_path, config, message, tuning):
 def test_virtual_tokens_cannot_be_merged(tmp_path, tiny):
     from peft import PromptTuningConfig, get_peft_model
 
-    get_peft_model(tiny[0], PromptTuningConfig("CAUSAL_LM", num_virtual_tokens=4)).save_pretrained(tmp_path)
-    with pytest.raises(PolicyLoadError, match="cannot be merged into weights: its kind is PROMPT_TUNING"):
+    get_peft_model(
+        tiny[0], PromptTuningConfig("CAUSAL_LM", num_virtual_tokens=4)
+    ).save_pretrained(tmp_path)
+    with pytest.raises(
+        PolicyLoadError, match="cannot be merged into weights: its kind is PROMPT_TUNING"
+    ):
         load_policy(tmp_path, quiet=True)

@@ -27,7 +27,9 @@ from grpo_kit.models._model_facts import model_name
 from grpo_kit.more.export._gguf_writer import write_gguf
 
 
-def test_a_file_is_dequantised_once_without_a_bar_and_equals_the_file(tmp_path, monkeypatch, capsys, tiny):
+def test_a_file_is_dequantised_once_without_a_bar_and_equals_the_file(
+    tmp_path, monkeypatch, capsys, tiny
+):
     """Of a name of its own, and an adapter trained on it finds it from another folder; no copy drifts from it."""
     monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -36,14 +38,20 @@ def test_a_file_is_dequantised_once_without_a_bar_and_equals_the_file(tmp_path, 
     Path("few.gguf").symlink_to(tmp_path / "elsewhere" / "few.gguf")
     of_the_file, parsed, theirs = [], [], gguf.GGUFReader
     parse = theirs.__init__
-    monkeypatch.setattr(theirs, "__init__", lambda self, path: parsed.append(path) or parse(self, path))
     monkeypatch.setattr(
-        gguf_reader, "load_gguf", lambda path: of_the_file.append(load_gguf(path)) or of_the_file[0]
+        theirs, "__init__", lambda self, path: parsed.append(path) or parse(self, path)
+    )
+    monkeypatch.setattr(
+        gguf_reader,
+        "load_gguf",
+        lambda path: of_the_file.append(load_gguf(path)) or of_the_file[0],
     )
     load_policy("few.gguf", quiet=True)
     said = capsys.readouterr()
     assert said.out.startswith("few.gguf is dequantised, once") and said.out.count("\n") == 1
-    assert not said.err or not hasattr(logging, "set_tqdm_hook"), "transformers before 5.5 keeps its bars"
+    assert not said.err or not hasattr(logging, "set_tqdm_hook"), (
+        "transformers before 5.5 keeps its bars"
+    )
     converted = list((tmp_path / "cache").iterdir())
     assert len(parsed) == 1 and gguf.GGUFReader is theirs
     assert len(converted) == 1 and _size(converted[0]) <= _bytes_as_float32(Path("few.gguf"))
@@ -51,9 +59,13 @@ def test_a_file_is_dequantised_once_without_a_bar_and_equals_the_file(tmp_path, 
     monkeypatch.setattr(gguf_reader, "load_gguf", None)  # never again
     model, tokenizer = load_policy("few.gguf", tuning="lora", quiet=True)
     assert model_name(model) == "few.gguf" and capsys.readouterr().out == ""
-    weights = {n.replace(".base_layer", ""): p for n, p in model.get_base_model().named_parameters()}
+    weights = {
+        n.replace(".base_layer", ""): p for n, p in model.get_base_model().named_parameters()
+    }
     ((fresh, _),) = of_the_file
-    for (name, weight), exact in zip(tiny[0].named_parameters(), fresh.parameters(), strict=True):
+    for (name, weight), exact in zip(
+        tiny[0].named_parameters(), fresh.parameters(), strict=True
+    ):
         assert torch.equal(weights[name], exact), name
         assert (weight - exact).abs().max() < weight.abs().max() / 100, name
 
@@ -69,7 +81,8 @@ def test_a_file_is_dequantised_once_without_a_bar_and_equals_the_file(tmp_path, 
     monkeypatch.chdir("/")
     again, _ = load_policy(tmp_path / "adapter", tuning="lora", quiet=True)
     assert again.peft_config["default"].base_model_name_or_path == str(tmp_path / "few.gguf")
-    load_policy(tmp_path / "adapter", quiet=True)[0].save_pretrained(tmp_path / "saved")  # merged
+    # merged
+    load_policy(tmp_path / "adapter", quiet=True)[0].save_pretrained(tmp_path / "saved")
     AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
 
 
@@ -77,7 +90,9 @@ def test_a_file_is_dequantised_once_without_a_bar_and_equals_the_file(tmp_path, 
 def test_the_embedded_models_copy_is_the_packages_file_bit_for_bit(smol):
     """Twenty seconds for what no file of ours can change; a small file is read above."""
     exact, tokenizer = load_gguf(_embedded_gguf())
-    for (name, weight), other in zip(smol[0].named_parameters(), exact.parameters(), strict=True):
+    for (name, weight), other in zip(
+        smol[0].named_parameters(), exact.parameters(), strict=True
+    ):
         assert torch.equal(weight, other), name
     assert tokenizer.get_vocab() == smol[1].get_vocab()
 
@@ -88,7 +103,9 @@ def test_what_is_no_gguf_file_is_refused_in_words(tmp_path, monkeypatch, text):
     if text == b"the first 5,000":  # a copy that was cut off
         text = _embedded_gguf().read_bytes()[:5000]
     (tmp_path / "model.gguf").write_bytes(text)
-    with pytest.raises(PolicyLoadError, match="model.gguf' cannot be read as a language model in GGUF"):
+    with pytest.raises(
+        PolicyLoadError, match="model.gguf' cannot be read as a language model in GGUF"
+    ):
         load_policy(tmp_path / "model.gguf")
     assert not list((tmp_path / "cache").iterdir())
 
@@ -98,7 +115,11 @@ def test_of_a_file_that_was_replaced_the_new_one_is_read(tmp_path):
     for numbers in (8, 24):
         writer = gguf.GGUFWriter(tmp_path / "new.gguf", "llama")
         writer.add_tensor("a", np.zeros(numbers, np.float32))
-        writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.write_tensors_to_file()
+        (
+            writer.write_header_to_file(),
+            writer.write_kv_data_to_file(),
+            writer.write_tensors_to_file(),
+        )
         writer.close()
         (tmp_path / "new.gguf").replace(tmp_path / "model.gguf")
         beside = _bytes_as_float32(tmp_path / "model.gguf") - 4 * numbers
@@ -145,7 +166,9 @@ def converts(tiny, monkeypatch):
     gguf_reader._for_this_process.cache_clear()
 
 
-def test_a_file_that_changed_is_dequantised_again_in_place_of_the_old_copy(tmp_path, monkeypatch, converts):
+def test_a_file_that_changed_is_dequantised_again_in_place_of_the_old_copy(
+    tmp_path, monkeypatch, converts
+):
     monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "cache"))
     mine, other = tmp_path / "model.gguf", tmp_path / "other" / "model.gguf"
     other.parent.mkdir()
@@ -161,7 +184,9 @@ def test_a_file_that_changed_is_dequantised_again_in_place_of_the_old_copy(tmp_p
     assert set((tmp_path / "cache").iterdir()) == {converts[1], converts[3]}
 
 
-def test_a_cache_that_cannot_be_written_is_said_and_does_without(tmp_path, monkeypatch, converts):
+def test_a_cache_that_cannot_be_written_is_said_and_does_without(
+    tmp_path, monkeypatch, converts
+):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.warns(RuntimeWarning, match="GRPO_KIT_CACHE='.*cache' cannot be written"):
@@ -215,9 +240,15 @@ def test_a_full_disk_is_said_before_dequantising(tmp_path, monkeypatch, converts
         return SimpleNamespace(free=10**8 if full[where] else 10**12)
 
     monkeypatch.setattr(shutil, "disk_usage", disk_usage)
-    with pytest.warns(RuntimeWarning, match="it needs 0.6 GB, 0.1 GB are free.*set GRPO_KIT_CACHE"):
+    with pytest.warns(
+        RuntimeWarning, match="it needs 0.6 GB, 0.1 GB are free.*set GRPO_KIT_CACHE"
+    ):
         load_policy("smollm2-135m-instruct", quiet=True)
-    assert len(converts) == 1 and not converts[0].is_relative_to(cache) and not list(cache.iterdir())
+    assert (
+        len(converts) == 1
+        and not converts[0].is_relative_to(cache)
+        and not list(cache.iterdir())
+    )
     gguf_reader._for_this_process.cache_clear()
     full[Path("/")] = True
     with (
@@ -234,7 +265,10 @@ def test_what_a_killed_conversion_left_is_cleaned(tmp_path, monkeypatch, convert
     old.mkdir(), running.mkdir()
     os.utime(old, (0, 0))
     load_policy("smollm2-135m-instruct", quiet=True)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".converting-running", embedded_folder().name]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        ".converting-running",
+        embedded_folder().name,
+    ]
 
 
 def test_a_conversion_that_is_stopped_leaves_nothing(tmp_path, monkeypatch):

@@ -36,10 +36,14 @@ def test_local_folder(tiny, tmp_path):
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     again, _ = load_policy(tmp_path, quiet=True)
-    assert all(torch.equal(x, y) for x, y in zip(model.parameters(), again.parameters(), strict=True))
+    assert all(
+        torch.equal(x, y) for x, y in zip(model.parameters(), again.parameters(), strict=True)
+    )
 
 
-@pytest.mark.parametrize(("dtype", "wanted"), [(None, torch.float32), ("bfloat16", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("dtype", "wanted"), [(None, torch.float32), ("bfloat16", torch.bfloat16)]
+)
 def test_full_dtype(dtype, wanted):
     model = load_policy("tiny-random", dtype=dtype, quiet=True)[0]
     assert {p.dtype for p in model.parameters()} == {wanted}
@@ -92,16 +96,21 @@ def test_a_model_is_loaded_onto_the_current_card(card, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
-    monkeypatch.setattr("grpo_kit.models.loading.use_expandable_segments", lambda: asked.append("segments"))
     monkeypatch.setattr(
-        "grpo_kit.models.loading._load", lambda name, kwargs, tuning: asked.append(kwargs) or 1 / 0
+        "grpo_kit.models.loading.use_expandable_segments", lambda: asked.append("segments")
+    )
+    monkeypatch.setattr(
+        "grpo_kit.models.loading._load",
+        lambda name, kwargs, tuning: asked.append(kwargs) or 1 / 0,
     )
     with pytest.raises(ZeroDivisionError):
         load_policy("owner/name")
     assert asked == ["segments", {"dtype": None, "device_map": {"": torch.device("cuda", 1)}}]
 
 
-def test_weights_on_a_card_that_only_emulates_bfloat16_are_float32(card, tiny, tmp_path, capsys):
+def test_weights_on_a_card_that_only_emulates_bfloat16_are_float32(
+    card, tiny, tmp_path, capsys
+):
     model, tokenizer = tiny
     model.save_pretrained(tmp_path), tokenizer.save_pretrained(tmp_path)
     capsys.readouterr()
@@ -113,10 +122,14 @@ def test_weights_on_a_card_that_only_emulates_bfloat16_are_float32(card, tiny, t
 
 
 def test_adapters_are_float32_on_any_base_and_not_on_the_head():
-    model = load_policy("tiny-random", tuning="lora", dtype="bfloat16", lora={"r": 4}, quiet=True)[0]
+    model = load_policy(
+        "tiny-random", tuning="lora", dtype="bfloat16", lora={"r": 4}, quiet=True
+    )[0]
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     assert {p.dtype for p in trained.values()} == {torch.float32}
-    assert {p.dtype for n, p in model.named_parameters() if n not in trained} == {torch.bfloat16}
+    assert {p.dtype for n, p in model.named_parameters() if n not in trained} == {
+        torch.bfloat16
+    }
     assert not [n for n in trained if "lm_head" in n]
     assert {min(p.shape) for p in trained.values()} == {4}
 
@@ -125,7 +138,9 @@ def test_describe_counts():
     model = load_policy("tiny-random", tuning="lora", quiet=True)[0]
     total = sum(p.numel() for p in model.parameters())
     share = sum(p.numel() for p in model.parameters() if p.requires_grad) / total
-    assert f"{total / 1e6:,.1f} M parameters" in describe(model) and f"({share:.1%})" in describe(model)
+    assert f"{total / 1e6:,.1f} M parameters" in describe(
+        model
+    ) and f"({share:.1%})" in describe(model)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +160,16 @@ def test_describe_counts():
             {"tuning": "lora", "lora": {"bogus": 1}},
             "lora has bogus: no field of peft.LoraConfig",
         ),
-        ("tiny-random", {"tuning": "lora", "lora": 8}, "lora=8 must be a dict of peft.LoraConfig's fields"),
-        ("tiny-random", {"tuning": "lora", "lora": {"r": "8"}}, "lora=.'r': '8'. is refused by peft"),
+        (
+            "tiny-random",
+            {"tuning": "lora", "lora": 8},
+            "lora=8 must be a dict of peft.LoraConfig's fields",
+        ),
+        (
+            "tiny-random",
+            {"tuning": "lora", "lora": {"r": "8"}},
+            "lora=.'r': '8'. is refused by peft",
+        ),
         ("runs/full/model", {}, "name_or_path='runs/full/model': no such folder"),
     ],
 )
@@ -183,7 +206,9 @@ def test_folder_whose_weights_were_cut_off(tiny, tmp_path):
         part.save_pretrained(tmp_path)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(PolicyLoadError, match="cannot be loaded as a language model .*saved to its end"):
+    with pytest.raises(
+        PolicyLoadError, match="cannot be loaded as a language model .*saved to its end"
+    ):
         load_policy(tmp_path)
 
 
@@ -206,7 +231,9 @@ def test_adapters_are_a_function_of_the_seed_alone():
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(2)
     assert torch.equal(first, adapters()) and torch.equal(first, adapters(seed=0))
-    assert not torch.equal(first, adapters(seed=1)) and torch.equal(adapters(seed=1), adapters(seed=1))
+    assert not torch.equal(first, adapters(seed=1)) and torch.equal(
+        adapters(seed=1), adapters(seed=1)
+    )
 
 
 def test_bitsandbytes_does_not_load_the_compiler():

@@ -21,4 +21,7 @@ def test_a_loaded_model_keeps_its_soft_cap(family, tmp_path):
     assert loaded.config._attn_implementation == attention
     model.config.attn_logit_softcapping = 50.0
     model.save_pretrained(tmp_path)
-    assert from_pretrained(tmp_path, {"dtype": torch.float32}).config._attn_implementation == "eager"
+    assert (
+        from_pretrained(tmp_path, {"dtype": torch.float32}).config._attn_implementation
+        == "eager"
+    )

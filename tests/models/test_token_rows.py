@@ -43,7 +43,10 @@ def both():
         weight[-MORE:] = 3 * weight[:MORE]
     assert weight.size(0) % 64 and token_rows(long) == len(tokenizer) + MORE
     before = long(torch.tensor([[5, 6, 7]])).logits.softmax(-1)[..., -MORE:].sum(-1)
-    long.get_output_embeddings().weight.data.mul_(20), short.get_output_embeddings().weight.data.mul_(20)
+    (
+        long.get_output_embeddings().weight.data.mul_(20),
+        short.get_output_embeddings().weight.data.mul_(20),
+    )
     likely = long(torch.tensor([[5, 6, 7]])).logits.softmax(-1)[..., -MORE:].sum(-1)
     assert likely.max() > 0.5 > before.max()  # what an update would do
     assert close_rows(long, tokenizer) == token_rows(long) == len(tokenizer)
@@ -63,13 +66,16 @@ def updates(model, way, config):
     update = PackedUpdate(model, config)
     if "dense" in way:
         update.memory.attention = "sdpa"
-        model.get_output_embeddings().register_forward_pre_hook(lambda *_: None)  # no plain head any more
+        # no plain head any more
+        model.get_output_embeddings().register_forward_pre_hook(lambda *_: None)
     return update
 
 
 @pytest.mark.parametrize("way", ["padded", "packed", "packed, dense mask and tiles"])
 @pytest.mark.parametrize("bonus", [0.0, 0.1])
-def test_scores_entropies_and_gradients_are_those_of_a_model_without_such_rows(both, way, bonus):
+def test_scores_entropies_and_gradients_are_those_of_a_model_without_such_rows(
+    both, way, bonus
+):
     found = []
     for model in map(copy.deepcopy, both[:2]):
         update = updates(model, way, Config(max_completion_tokens=12, entropy_bonus=bonus))
@@ -113,7 +119,9 @@ def test_greedy_and_plain_sampling_never_give_one(both):
     assert texts[0] == texts[1]
     torch.manual_seed(0)
     config = Config(max_completion_tokens=16)
-    made = complete_prompts(long, tokenizer, [[5, 6, 7]] * 8, config, StepNumbers(0, 0.0, 1.0, 0.0, 0.0))
+    made = complete_prompts(
+        long, tokenizer, [[5, 6, 7]] * 8, config, StepNumbers(0, 0.0, 1.0, 0.0, 0.0)
+    )
     assert max(map(max, made)) < len(tokenizer)
 
 
@@ -146,14 +154,18 @@ def test_under_adapters_too_and_with_more_tokens_they_open(both):
 
 def test_a_run_and_an_export_know_none(both, tmp_path, monkeypatch):
     def ask(request, path):  # not in a process of its own, which loads torch anew
-        Path(request["answer"]).write_text(json.dumps(reader.read(json.loads(json.dumps(request)))))
+        Path(request["answer"]).write_text(
+            json.dumps(reader.read(json.loads(json.dumps(request))))
+        )
 
     monkeypatch.setattr(verify, "_ask", ask)
     long, _, tokenizer = both
     model = copy.deepcopy(long)
     task = paying_letters(kit.tasks.largest(n_train=8, n_held_out=2, max_completion_tokens=6))
     config = Config(steps=2, prompts_per_step=2, group_size=4, seed=1, dynamic_sampling=0)
-    trainer = kit.GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=tmp_path / "run", live=None)
+    trainer = kit.GRPOTrainer(
+        model, task, config, tokenizer=tokenizer, folder=tmp_path / "run", live=None
+    )
     trainer.train()
     plain = Loop(
         copy.deepcopy(long), task, config, tokenizer=tokenizer, folder=tmp_path / "plain", sample=generate,
@@ -167,7 +179,9 @@ def test_a_run_and_an_export_know_none(both, tmp_path, monkeypatch):
     made = kit.export(model, tokenizer, tmp_path / "merged", task=task, quant="f32", rows=2)
     assert made.proof and made.proof.agreement == 1
     again, _ = kit.load_policy(tmp_path / "merged", quiet=True)
-    assert again.config.vocab_size == again.get_input_embeddings().weight.size(0) == len(tokenizer)
+    assert (
+        again.config.vocab_size == again.get_input_embeddings().weight.size(0) == len(tokenizer)
+    )
     assert model.config.vocab_size == len(tokenizer) + MORE  # the model itself stays
 
 

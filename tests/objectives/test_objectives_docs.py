@@ -47,7 +47,13 @@ def test_what_is_public_is_listed():
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.FunctionDef)
     }
-    shared = {"clipped_surrogate", "column", "require_same_shape", "importance_ratio", "kl_term"}
+    shared = {
+        "clipped_surrogate",
+        "column",
+        "require_same_shape",
+        "importance_ratio",
+        "kl_term",
+    }
     shared |= {"row_mean", "token_mean"}  # between the files, not for users
     assert {n for n in defined if not n.startswith("_")} - shared == set(objectives.__all__)
     assert objectives.__all__ == sorted(objectives.__all__)

@@ -31,7 +31,9 @@ from grpo_kit.rewards import RightSize
 
 
 def positives_grpo(logprobs, old, A, mask, positive_weight=1.0, negative_weight=0.0, **options):
-    return grpo(logprobs, old, weigh_advantages(A, positive_weight, negative_weight), mask, **options)
+    return grpo(
+        logprobs, old, weigh_advantages(A, positive_weight, negative_weight), mask, **options
+    )
 
 
 FAMILY = {
@@ -59,7 +61,9 @@ def on_policy(toy, logits, loss, advantages, size=2, **options):
     logprobs = toy.logprobs(logits)
 
     def of_group(rows):
-        return loss(logprobs[rows], logprobs[rows].detach(), advantages(rows), toy.mask[rows], **options)
+        return loss(
+            logprobs[rows], logprobs[rows].detach(), advantages(rows), toy.mask[rows], **options
+        )
 
     return expected_gradient(toy, logits, size, of_group)
 
@@ -89,7 +93,9 @@ def test_where_lengths_differ_only_dr_grpo_follows_the_expected_reward():
         got = on_policy(toy, logits, loss, lambda rows: rloo_advantages(rewards[rows], 2))
         return (got * exact).sum() / got.norm() / exact.norm()
 
-    got = on_policy(toy, logits, FAMILY["dr_grpo"], lambda rows: rloo_advantages(rewards[rows], 2))
+    got = on_policy(
+        toy, logits, FAMILY["dr_grpo"], lambda rows: rloo_advantages(rewards[rows], 2)
+    )
     assert close(got, exact / 3)
     for name in ("grpo", "bnpo", "gspo"):
         assert angle(FAMILY[name]) < 0.999, name
@@ -114,7 +120,12 @@ def batch():
     ratio = torch.tensor([[0.5, 1.25, 2.0], [1.5, 99.0, 99.0]], dtype=torch.float64)
     old = torch.log(torch.tensor([[0.1, 0.3, 0.2], [0.4, 1.0, 1.0]], dtype=torch.float64))
     mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
-    return (ratio.log() + old).requires_grad_(), old, torch.tensor([1.0, -2.0], dtype=torch.float64), mask
+    return (
+        (ratio.log() + old).requires_grad_(),
+        old,
+        torch.tensor([1.0, -2.0], dtype=torch.float64),
+        mask,
+    )
 
 
 # min(rho A, clip(rho) A) with epsilon 0.2: [0.5, 1.2, 1.2] and [-3]; with 0.28 above: [0.5, 1.25, 1.28]
@@ -128,7 +139,10 @@ BY_HAND = {
     "positives_grpo": -(0.5 + 1.2 + 1.2) / 3 / 2,
     "luspo": -((0.5 + 1.0025 + 1.0025) - 3) / 2,
     "sapo": -4
-    * (sum(1 / (1 + math.exp(1 - r)) for r in (0.5, 1.25, 2)) / 3 - 2 / 1.05 / (1 + math.exp(-0.525)))
+    * (
+        sum(1 / (1 + math.exp(1 - r)) for r in (0.5, 1.25, 2)) / 3
+        - 2 / 1.05 / (1 + math.exp(-0.525))
+    )
     / 2,
 }
 
@@ -164,7 +178,8 @@ def test_sapo_fades_on_both_sides_and_never_jumps():
     ratios = torch.tensor([[0.1, 0.5, 1.0, 2.0, 6.0]], dtype=torch.float64)
     logprobs = ratios.log().requires_grad_()
     slope = gradient(
-        sapo(logprobs, torch.zeros_like(ratios), torch.ones(1).double(), torch.ones(1, 5)), logprobs
+        sapo(logprobs, torch.zeros_like(ratios), torch.ones(1).double(), torch.ones(1, 5)),
+        logprobs,
     )
     gate = torch.sigmoid(ratios - 1)
     assert close(slope * 5, -ratios * 4 * gate * (1 - gate)) and (slope < 0).all()
@@ -180,7 +195,9 @@ def test_gspo_gradient_is_that_of_the_sequences_ratio(batch):
     logprobs, old, A, mask = batch
     s = sequence_ratio(logprobs, old, mask).detach()
     for loss, advantages in ((gspo, A), (gspo_token, A), (gspo_token, A[:, None].expand(2, 3))):
-        got = gradient(loss(logprobs, old, advantages, mask, epsilon=9, epsilon_high=99), logprobs)
+        got = gradient(
+            loss(logprobs, old, advantages, mask, epsilon=9, epsilon_high=99), logprobs
+        )
         wanted = -s * A[:, None] / mask.sum(1, keepdim=True) * mask / 2
         assert close(got, wanted)
     own = torch.tensor([[1.0, 0.0, -1.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
@@ -191,9 +208,15 @@ def test_gspo_gradient_is_that_of_the_sequences_ratio(batch):
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_clip_higher_is_the_upper_bound_alone(sign):
     """With epsilon 0.1 and epsilon_high 0.4; clip_fraction counts what has lost its gradient."""
-    ratios = torch.tensor([[0.3, 0.7, 0.89, 0.91, 1.0, 1.11, 1.3, 1.39, 1.41, 2.0]], dtype=torch.float64)
+    ratios = torch.tensor(
+        [[0.3, 0.7, 0.89, 0.91, 1.0, 1.11, 1.3, 1.39, 1.41, 2.0]], dtype=torch.float64
+    )
     logprobs = ratios.log().requires_grad_()
-    A, mask, clip = torch.tensor([sign]).double(), torch.ones(1, 10), dict(epsilon=0.1, epsilon_high=0.4)
+    A, mask, clip = (
+        torch.tensor([sign]).double(),
+        torch.ones(1, 10),
+        dict(epsilon=0.1, epsilon_high=0.4),
+    )
     slope = gradient(dapo(logprobs, torch.zeros_like(ratios), A, mask, **clip), logprobs) * 10
     free = ratios < 1.4 if sign > 0 else ratios > 0.9
     assert close(slope, torch.where(free, -ratios * sign, 0.0))
@@ -214,7 +237,8 @@ def test_the_present_log_probabilities_may_stand_for_the_old(name, batch):
     loss = FAMILY[name]
     got = gradient(loss(logprobs, logprobs, A, mask), logprobs)
     assert (
-        close(got, gradient(loss(logprobs, logprobs.detach(), A, mask), logprobs)) and got.abs().max() > 0.01
+        close(got, gradient(loss(logprobs, logprobs.detach(), A, mask), logprobs))
+        and got.abs().max() > 0.01
     )
 
 
@@ -226,14 +250,17 @@ def test_dapo_micro_batches_add_up_to_the_step_and_bnpo_ones_do_not(batch):
     cispos = [cispo(*(x[i : i + 1] for x in batch), num_tokens=4) for i in (0, 1)]
     assert close(sum(cispos), cispo(*batch))
     halves = [bnpo(*(x[i : i + 1] for x in batch)) for i in (0, 1)]
-    assert close(sum(halves) / 2, grpo(*batch)) and not close(sum(halves) / 2, bnpo(*batch), 1e-3)
+    assert close(sum(halves) / 2, grpo(*batch)) and not close(
+        sum(halves) / 2, bnpo(*batch), 1e-3
+    )
 
 
 @every_loss
 def test_an_advantage_a_token_may_be_given(loss, batch):
     logprobs, old, A, mask = batch
     assert close(
-        loss(logprobs, old, A, mask), loss(logprobs, old, A[:, None].expand(2, 3).contiguous(), mask)
+        loss(logprobs, old, A, mask),
+        loss(logprobs, old, A[:, None].expand(2, 3).contiguous(), mask),
     )
 
 
@@ -247,9 +274,16 @@ def test_the_kl_is_added_to_each_token(name, correct_kl, batch):
     kl = k3(logprobs, ref) * mask
     if correct_kl:
         kl = kl * (
-            sequence_ratio(logprobs, old, mask) if name.startswith("gspo") else torch.exp(logprobs - old)
+            sequence_ratio(logprobs, old, mask)
+            if name.startswith("gspo")
+            else torch.exp(logprobs - old)
         )
-    over_tokens = {"dr_grpo": kl.sum() / 6, "bnpo": kl.sum() / 4, "dapo": kl.sum() / 4, "cispo": kl.sum() / 4}
+    over_tokens = {
+        "dr_grpo": kl.sum() / 6,
+        "bnpo": kl.sum() / 4,
+        "dapo": kl.sum() / 4,
+        "cispo": kl.sum() / 4,
+    }
     over_tokens |= {"vespo": kl.sum() / 4, "luspo": kl.sum() / 2}
     by_row = (kl.sum(1) / mask.sum(1)).mean()
     assert close(with_kl, 0.5 * over_tokens.get(name, by_row)) and with_kl.item() > 1e-3
@@ -270,7 +304,9 @@ def test_weights_on_positives_change_the_pull_of_a_prompt_and_not_where_to():
     for positive, negative in ((1.0, 1.0), (4.0, 1.0), (1.0, 0.0), (0.0, 1.0)):
 
         def advantages(rows, positive=positive, negative=negative):
-            return weigh_advantages(group_advantages(rewards[rows], 2, scale="none"), positive, negative)
+            return weigh_advantages(
+                group_advantages(rewards[rows], 2, scale="none"), positive, negative
+            )
 
         got = on_policy(toy, logits, FAMILY["dr_grpo"], advantages)
         assert close(got, (positive * (1 - p) + negative * p) / 2 * exact), (positive, negative)
@@ -301,12 +337,18 @@ def test_filtered_completions_add_nothing_and_still_count_as_rows(batch):
 @pytest.mark.parametrize(("max_length", "cache"), [(100, 20), (10, 10), (7, 3)])
 def test_soft_overlong_punishment_is_trls_and_right_size_less_one(max_length, cache):
     lengths = list(range(1, 2 * max_length))
-    got = soft_overlong_punishment(torch.tensor(lengths), max_length=max_length, cache=cache).tolist()
+    got = soft_overlong_punishment(
+        torch.tensor(lengths), max_length=max_length, cache=cache
+    ).tolist()
     ids = [[0] * n for n in lengths]
-    theirs = get_soft_overlong_punishment(max_completion_len=max_length, soft_punish_cache=cache)(ids)
+    theirs = get_soft_overlong_punishment(
+        max_completion_len=max_length, soft_punish_cache=cache
+    )(ids)
     assert got == pytest.approx(theirs, abs=1e-6)
     if cache < max_length:
-        ours = RightSize(max_length - cache, max_length, unit="tokens")(["x"] * len(ids), completion_ids=ids)
+        ours = RightSize(max_length - cache, max_length, unit="tokens")(
+            ["x"] * len(ids), completion_ids=ids
+        )
         assert got == pytest.approx([score - 1 for score in ours], abs=1e-6)
 
 
@@ -334,4 +376,6 @@ def test_cache_must_fit():
         soft_overlong_punishment(torch.tensor([1]), max_length=10, cache=0)
     with pytest.raises(ValueError, match="truncated has shape"):
         overlong_filter(torch.ones(2, 3), torch.tensor([True]))
-    assert math.isfinite(grpo(*[torch.zeros(1, 2)] * 2, torch.zeros(1), torch.ones(1, 2)).item())
+    assert math.isfinite(
+        grpo(*[torch.zeros(1, 2)] * 2, torch.zeros(1), torch.ones(1, 2)).item()
+    )

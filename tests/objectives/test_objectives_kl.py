@@ -53,7 +53,8 @@ def test_k1_and_k3_estimate_the_reverse_kl_without_bias_and_k2_with(toy):
 
 
 @pytest.mark.parametrize(
-    ("shift", "bias", "spread"), [(0.1, (0, 0.002, 0), (20, 1.42, 1.42)), (1.0, (0, 0.25, 0), (2, 1.73, 1.7))]
+    ("shift", "bias", "spread"),
+    [(0.1, (0, 0.002, 0), (20, 1.42, 1.42)), (1.0, (0, 0.25, 0), (2, 1.73, 1.7))],
 )
 def test_bias_and_spread_are_those_that_schulman_published(shift, bias, spread):
     """Samples from N(0, 1), the other N(shift, 1): bias and standard deviation relative to the KL, by quadrature."""
@@ -101,7 +102,9 @@ def test_k3_times_the_ratio_has_the_reverse_gradient_on_old_samples_too(toy):
 
 def test_near_the_reference_k2_and_k3_pull_alike_to_second_order():
     toy = Toy()
-    direction = torch.randn(toy.n_states, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    direction = torch.randn(
+        toy.n_states, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
+    )
     gaps, pulls = [], []
     for step in (0.02, 0.01):
         pair = Pair(toy, ref=toy.logits(0) + step * direction)
@@ -133,9 +136,9 @@ def test_summed_over_tokens_the_losses_hold_the_states_fixed(toy):
     assert states_kl(pair, forward=False).item() == pytest.approx(pair.reverse.item()), (
         "the value is the whole KL"
     )
-    assert not close(pair.grad(states_kl(pair, forward=False)), pair.grad(pair.reverse), 1e-2), (
-        "its gradient not"
-    )
+    assert not close(
+        pair.grad(states_kl(pair, forward=False)), pair.grad(pair.reverse), 1e-2
+    ), "its gradient not"
 
 
 @BOTH
@@ -148,7 +151,8 @@ def test_k1_in_the_reward_has_the_whole_gradient_and_the_known_optimum(toy):
         shaped = token_rewards(rewards, k1(logprobs, ref), toy.mask, beta=beta).sum(1)
         p = toy.probabilities(logits)
         losses = [
-            p[i].detach() * reinforce(logprobs[i : i + 1], shaped[i : i + 1], toy.mask[i : i + 1])
+            p[i].detach()
+            * reinforce(logprobs[i : i + 1], shaped[i : i + 1], toy.mask[i : i + 1])
             for i in range(toy.n)
         ]
         got = gradient(sum(losses), logits)
@@ -159,11 +163,16 @@ def test_k1_in_the_reward_has_the_whole_gradient_and_the_known_optimum(toy):
 
 @pytest.mark.parametrize("correct_kl", [False, True])
 @pytest.mark.parametrize("old_seed", [0, 5], ids=["fresh samples", "old samples"])
-def test_grpos_beta_pulls_by_the_forward_kl_of_each_state_and_corrected_by_the_reverse(correct_kl, old_seed):
+def test_grpos_beta_pulls_by_the_forward_kl_of_each_state_and_corrected_by_the_reverse(
+    correct_kl, old_seed
+):
     """On old samples the corrected one has the old policy's states; the other is no gradient of a KL."""
     toy = Toy()
     pair, zero = Pair(toy), torch.zeros(1, dtype=torch.float64)
-    old, ref = toy.logprobs(toy.logits(old_seed)).detach(), toy.logprobs(pair.ref_logits).detach()
+    old, ref = (
+        toy.logprobs(toy.logits(old_seed)).detach(),
+        toy.logprobs(pair.ref_logits).detach(),
+    )
     pair.p = old.sum(1).exp()
     total = 0.0
     for i in range(toy.n):

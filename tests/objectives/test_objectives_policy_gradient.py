@@ -37,7 +37,9 @@ def close(a, b, tolerance=1e-10):
 def test_probabilities_of_all_completions_add_up_to_one(toy):
     logits = toy.logits(0)
     logprobs = token_logprobs(logits[toy.states], toy.ids)
-    assert sequence_logprobs(logprobs, toy.mask).exp().sum().item() == pytest.approx(1, abs=1e-12)
+    assert sequence_logprobs(logprobs, toy.mask).exp().sum().item() == pytest.approx(
+        1, abs=1e-12
+    )
     assert close(sequence_logprobs(logprobs, toy.mask), toy.probabilities(logits).log())
     mean = sequence_logprobs(logprobs, toy.mask, average=True)
     assert close(mean * toy.lengths, sequence_logprobs(logprobs, toy.mask))
@@ -66,10 +68,15 @@ def test_reinforce_follows_the_expected_reward_whatever_the_baseline(toy, baseli
 
     def loss(rows):
         return reinforce(
-            toy.logprobs(logits)[rows], rewards[rows], toy.mask[rows], baseline=torch.tensor([baseline])
+            toy.logprobs(logits)[rows],
+            rewards[rows],
+            toy.mask[rows],
+            baseline=torch.tensor([baseline]),
         )
 
-    assert close(expected_gradient(toy, logits, 1, loss), -policy_gradient(toy, logits, rewards))
+    assert close(
+        expected_gradient(toy, logits, 1, loss), -policy_gradient(toy, logits, rewards)
+    )
 
 
 @BOTH
@@ -83,7 +90,9 @@ def test_the_baseline_changes_the_variance_and_the_best_one_is_known(toy):
         samples = []
         for i in range(toy.n):
             row = slice(i, i + 1)
-            loss = reinforce(toy.logprobs(logits)[row], rewards[row], toy.mask[row], baseline=baseline)
+            loss = reinforce(
+                toy.logprobs(logits)[row], rewards[row], toy.mask[row], baseline=baseline
+            )
             samples.append(gradient(loss, logits).flatten())
         samples = torch.stack(samples)
         mean = (p[:, None] * samples).sum(0)
@@ -116,14 +125,18 @@ def test_leave_one_out_follows_the_expected_reward_and_the_groups_mean_a_share_o
     def with_advantages(function):
         return lambda rows: reinforce(logprobs[rows], function(rewards[rows]), toy.mask[rows])
 
-    got = expected_gradient(toy, logits, size, with_advantages(lambda r: rloo_advantages(r, size)))
+    got = expected_gradient(
+        toy, logits, size, with_advantages(lambda r: rloo_advantages(r, size))
+    )
     assert close(got, wanted)
     shrunk = with_advantages(lambda r: group_advantages(r, size, scale="none"))
     assert close(expected_gradient(toy, logits, size, shrunk), wanted * (size - 1) / size)
 
 
 def test_group_advantages_against_numpy():
-    rewards = torch.tensor([1.0, 0.0, 0.5, 0.25, 0.25, 0.25, 1.0, 1.0, 0.0], dtype=torch.float64)
+    rewards = torch.tensor(
+        [1.0, 0.0, 0.5, 0.25, 0.25, 0.25, 1.0, 1.0, 0.0], dtype=torch.float64
+    )
     groups = rewards.numpy().reshape(3, 3)
     centred = groups - groups.mean(1, keepdims=True)
     by_group = centred / (groups.std(1, ddof=1, keepdims=True) + 1e-4)
@@ -132,7 +145,9 @@ def test_group_advantages_against_numpy():
         got = group_advantages(rewards, 3, scale=scale).numpy()
         assert np.allclose(got, wanted.flatten(), atol=1e-12), scale
         assert got[3:6].tolist() == [0, 0, 0], "a group without spread teaches nothing"
-    others = [(rewards[i] - rewards[[j for j in range(3) if j != i]].mean()).item() for i in range(3)]
+    others = [
+        (rewards[i] - rewards[[j for j in range(3) if j != i]].mean()).item() for i in range(3)
+    ]
     assert rloo_advantages(rewards, 3)[:3].tolist() == pytest.approx(others)
 
 
@@ -157,13 +172,17 @@ def test_no_gradient_goes_through_the_old_policy():
     logprobs = torch.tensor([[-1.0, -2.0]], dtype=torch.float64).requires_grad_()
     mask, A = torch.ones(1, 2), torch.tensor([1.0], dtype=torch.float64)
     assert gradient(rloo(logprobs, logprobs, A, mask), logprobs).tolist() == [[-1, -1]]
-    assert gradient(ppo_policy(logprobs, logprobs, A.expand(1, 2), mask), logprobs).tolist() == [[-0.5, -0.5]]
+    assert gradient(
+        ppo_policy(logprobs, logprobs, A.expand(1, 2), mask), logprobs
+    ).tolist() == [[-0.5, -0.5]]
 
 
 def test_rloo_ratio_is_of_the_whole_completion():
     ratio = torch.tensor([[1.5, 0.5, 9.0], [1.5, 1.5, 1.0]]).log()
     mask = torch.tensor([[1, 1, 0], [1, 1, 0]])
-    loss = rloo(ratio, torch.zeros(2, 3), torch.tensor([1.0, 2.0]), mask, epsilon=0.5, epsilon_high=1.0)
+    loss = rloo(
+        ratio, torch.zeros(2, 3), torch.tensor([1.0, 2.0]), mask, epsilon=0.5, epsilon_high=1.0
+    )
     assert loss.item() == pytest.approx(-(0.75 + 2 * 2.0) / 2)
 
 
@@ -176,7 +195,10 @@ R, T = torch.zeros(2), torch.zeros(2, 3)
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: token_logprobs(T, torch.zeros(2, dtype=torch.long), temperature=0), "temperature=0"),
+        (
+            lambda: token_logprobs(T, torch.zeros(2, dtype=torch.long), temperature=0),
+            "temperature=0",
+        ),
         (lambda: token_logprobs(T, torch.zeros(3, dtype=torch.long)), "ids has shape"),
         (lambda: sequence_logprobs(T, torch.ones(2, 2)), "completion_mask has shape"),
         (lambda: group_advantages(R, 1), "group_size=1"),
@@ -189,7 +211,10 @@ R, T = torch.zeros(2), torch.zeros(2, 3)
         (lambda: ppo_value(T, T, torch.zeros(2, 1), torch.ones(2, 3)), "returns has shape"),
         (lambda: gae(T, T, torch.ones(2, 2)), "completion_mask has shape"),
         (lambda: token_rewards(R, T, torch.zeros(2, 3), beta=0.1), "without tokens"),
-        (lambda: token_rewards(torch.zeros(3), T, torch.ones(2, 3), beta=0.1), "rewards has shape"),
+        (
+            lambda: token_rewards(torch.zeros(3), T, torch.ones(2, 3), beta=0.1),
+            "rewards has shape",
+        ),
         (lambda: token_ratio(T, R), "old_logprobs has shape"),
         (lambda: clip_fraction(T, torch.zeros(3), torch.ones(2, 3)), "advantages has shape"),
     ],

@@ -41,7 +41,11 @@ def test_gae_is_its_explicit_sum(gamma, lam):
         V = [*values[i, :length].tolist(), 0.0]
         deltas = [rewards[i, t].item() + gamma * V[t + 1] - V[t] for t in range(length)]
         for t in range(4):
-            wanted = sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, length)) if t < length else 0
+            wanted = (
+                sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, length))
+                if t < length
+                else 0
+            )
             assert got[i, t].item() == pytest.approx(wanted, abs=1e-12)
             if lam == 1 and t < length:  # the return less the value
                 total = sum(gamma ** (k - t) * rewards[i, k].item() for k in range(t, length))
@@ -56,14 +60,19 @@ def test_gae_gives_the_policy_gradient_for_any_lambda_if_v_is_right_and_for_1_if
     p, zero = toy.probabilities(logits).detach(), torch.zeros(toy.n, 3, dtype=torch.float64)
     on_last = token_rewards(rewards, zero, toy.mask, beta=0.0)
     right = toy.state_values(logits, rewards)[0]
-    wrong = right + torch.randn(toy.n_states, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    wrong = right + torch.randn(
+        toy.n_states, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     errors = {}
     for name, V in {"right": right, "wrong": wrong}.items():
         for lam in (0.0, 0.5, 1.0):
             A = gae(on_last, V[toy.states], toy.mask, lam=lam)
             got = gradient((p[:, None] * A * toy.logprobs(logits)).sum(), logits)
             errors[name, lam] = (got - policy_gradient(toy, logits, rewards)).abs().max().item()
-    assert max(errors["right", lam] for lam in (0.0, 0.5, 1.0)) < 1e-12 and errors["wrong", 1.0] < 1e-12
+    assert (
+        max(errors["right", lam] for lam in (0.0, 0.5, 1.0)) < 1e-12
+        and errors["wrong", 1.0] < 1e-12
+    )
     assert errors["wrong", 0.0] > errors["wrong", 0.5] > 1e-3
 
 
@@ -98,7 +107,9 @@ def test_ppo_on_old_samples_has_the_gradient_of_the_surrogate_with_the_old_polic
     A, old_logprobs = Q[toy.states, toy.ids] - V[toy.states], toy.logprobs(old).detach()
 
     def loss(rows):
-        return ppo_policy(toy.logprobs(logits)[rows], old_logprobs[rows], A[rows], toy.mask[rows], epsilon=99)
+        return ppo_policy(
+            toy.logprobs(logits)[rows], old_logprobs[rows], A[rows], toy.mask[rows], epsilon=99
+        )
 
     visits = torch.zeros(toy.n_states, dtype=torch.float64)
     for t in range(3):

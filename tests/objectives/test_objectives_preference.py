@@ -38,7 +38,9 @@ def expected_over_pairs(preferred, loss):
     """Sum over all pairs (i, j) of the chance that i is preferred to j, times loss(i, j) of that one pair."""
     chosen, rejected = all_pairs(len(preferred))
     return sum(
-        preferred[i, j] * loss(i[None], j[None]) for i, j in zip(chosen, rejected, strict=True) if i != j
+        preferred[i, j] * loss(i[None], j[None])
+        for i, j in zip(chosen, rejected, strict=True)
+        if i != j
     )
 
 
@@ -54,7 +56,11 @@ def test_bradley_terry_recovers_the_utilities_up_to_a_constant():
     chances = bradley_terry_chances(true)
     learned = torch.zeros(5, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS(
-        [learned], max_iter=200, tolerance_grad=1e-12, tolerance_change=0, line_search_fn="strong_wolfe"
+        [learned],
+        max_iter=200,
+        tolerance_grad=1e-12,
+        tolerance_change=0,
+        line_search_fn="strong_wolfe",
     )
 
     def step():
@@ -70,9 +76,13 @@ def test_bradley_terry_recovers_the_utilities_up_to_a_constant():
 def test_bradley_terry_by_hand():
     chosen, rejected = number(1.0, 0.0), number(0.0, 2.0)
     softplus = lambda x: math.log1p(math.exp(x))  # noqa: E731
-    assert bradley_terry(chosen, rejected).item() == pytest.approx((softplus(-1) + softplus(2)) / 2)
+    assert bradley_terry(chosen, rejected).item() == pytest.approx(
+        (softplus(-1) + softplus(2)) / 2
+    )
     wanted = (softplus(-0.5) + softplus(5)) / 2
-    assert bradley_terry(chosen, rejected, margin=number(0.5, 3.0)).item() == pytest.approx(wanted)
+    assert bradley_terry(chosen, rejected, margin=number(0.5, 3.0)).item() == pytest.approx(
+        wanted
+    )
 
 
 # ---- DPO and IPO ----------------------------------------------------------------------------------------------
@@ -102,9 +112,14 @@ def test_dpo_is_lowest_at_the_policy_that_is_best_for_the_reward_behind_the_pref
     best = truth.expected(truth.best, lambda *a: dpo(*a, beta=beta))
     assert gradient(best, truth.best).abs().max() < 1e-10
     start = toy.logits(1)
-    assert gradient(truth.expected(start, lambda *a: dpo(*a, beta=beta)), start).abs().max() > 0.1
     assert (
-        gradient(truth.expected(truth.best, lambda *a: dpo(*a, beta=2 * beta)), truth.best).abs().max() > 0.1
+        gradient(truth.expected(start, lambda *a: dpo(*a, beta=beta)), start).abs().max() > 0.1
+    )
+    assert (
+        gradient(truth.expected(truth.best, lambda *a: dpo(*a, beta=2 * beta)), truth.best)
+        .abs()
+        .max()
+        > 0.1
     )
     hidden = implicit_reward(toy.probabilities(truth.best).log(), truth.ref, beta=beta)
     assert close(hidden - hidden.mean(), truth.rewards - truth.rewards.mean())
@@ -115,7 +130,11 @@ def test_dpo_from_the_reference_ends_in_the_reward():
     toy, beta = Toy(end=2), 0.4
     truth, learned = Preferences(toy, beta), toy.logits(1)
     optimizer = torch.optim.LBFGS(
-        [learned], max_iter=150, tolerance_grad=1e-9, tolerance_change=0, line_search_fn="strong_wolfe"
+        [learned],
+        max_iter=150,
+        tolerance_grad=1e-9,
+        tolerance_change=0,
+        line_search_fn="strong_wolfe",
     )
 
     def step():
@@ -135,14 +154,18 @@ def test_dpo_gradient_pulls_hardest_where_the_implicit_reward_is_wrong():
     ref = number(-2.0, -2.0), number(-2.0, -2.5)
     dpo(chosen, rejected, *ref, beta=0.5).backward()
     gaps = 0.5 * number(1.0 - (-1.0), -4.0 - 0.5)
-    assert close(chosen.grad, -0.5 * torch.sigmoid(-gaps) / 2) and close(rejected.grad, -chosen.grad)
+    assert close(chosen.grad, -0.5 * torch.sigmoid(-gaps) / 2) and close(
+        rejected.grad, -chosen.grad
+    )
 
 
 def test_label_smoothing_stops_the_gap_at_the_odds_of_a_wrong_label():
     beta, smoothing = 0.5, 0.1
     gap = math.log((1 - smoothing) / smoothing) / beta
     chosen = number(gap).requires_grad_()
-    loss = dpo(chosen, number(0.0), number(0.0), number(0.0), beta=beta, label_smoothing=smoothing)
+    loss = dpo(
+        chosen, number(0.0), number(0.0), number(0.0), beta=beta, label_smoothing=smoothing
+    )
     loss.backward()
     assert abs(chosen.grad.item()) < 1e-12
     wanted = 0.9 * math.log(10 / 9) + 0.1 * math.log(10)
@@ -163,7 +186,9 @@ def test_ipo_has_its_optimum_at_a_finite_gap(chance):
 
 
 def test_ipo_by_hand():
-    got = ipo(number(-1.0, -4.0), number(-3.0, -1.0), number(-2.0, -2.0), number(-2.5, -1.0), beta=0.5)
+    got = ipo(
+        number(-1.0, -4.0), number(-3.0, -1.0), number(-2.0, -2.0), number(-2.5, -1.0), beta=0.5
+    )
     assert got.item() == pytest.approx(((1.0 + 0.5 - 1) ** 2 + (-2.0 - 0.0 - 1) ** 2) / 2)
 
 
@@ -172,7 +197,10 @@ def test_a_pair_that_is_far_enough_apart_moves_nothing():
     zero = number(0.0, 0.0)
     loss = hinge(chosen, zero, zero, zero, beta=0.25)
     loss.backward()
-    assert loss.item() == pytest.approx((1 - 0.75 + 0) / 2) and chosen.grad.tolist() == [-0.125, 0.0]
+    assert loss.item() == pytest.approx((1 - 0.75 + 0) / 2) and chosen.grad.tolist() == [
+        -0.125,
+        0.0,
+    ]
 
 
 # ---- KTO ------------------------------------------------------------------------------------------------------
@@ -182,8 +210,14 @@ def test_kto_by_hand():
     logprobs, ref = number(-1.0, -2.0, -3.0), number(-2.0, -1.0, -3.5)
     desirable = torch.tensor([True, False, False])
     sigmoid = lambda x: 1 / (1 + math.exp(-x))  # noqa: E731
-    got = kto(logprobs, ref, desirable, 0.25, beta=2.0, desirable_weight=1.5, undesirable_weight=0.5)
-    wanted = 1.5 * (1 - sigmoid(2 * 0.75)) + 0.5 * (1 - sigmoid(2 * 1.25)) + 0.5 * (1 - sigmoid(-2 * 0.25))
+    got = kto(
+        logprobs, ref, desirable, 0.25, beta=2.0, desirable_weight=1.5, undesirable_weight=0.5
+    )
+    wanted = (
+        1.5 * (1 - sigmoid(2 * 0.75))
+        + 0.5 * (1 - sigmoid(2 * 1.25))
+        + 0.5 * (1 - sigmoid(-2 * 0.25))
+    )
     assert got.item() == pytest.approx(wanted / 3)
 
 

@@ -38,9 +38,14 @@ EPSILON, EPSILON_HIGH, LONGEST = 0.1, 0.15, 7
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("grpo")
-    options = dict(per_device_train_batch_size=6, gradient_accumulation_steps=2, num_generations=4)
+    options = dict(
+        per_device_train_batch_size=6, gradient_accumulation_steps=2, num_generations=4
+    )
     options |= dict(
-        epsilon=EPSILON, epsilon_high=EPSILON_HIGH, max_completion_length=LONGEST, temperature=0.8
+        epsilon=EPSILON,
+        epsilon_high=EPSILON_HIGH,
+        max_completion_length=LONGEST,
+        temperature=0.8,
     )
     return make_plain(folder, model=sharp_model(0), **options)
 
@@ -76,25 +81,31 @@ def ours(trainer, window, loss, beta, correct_kl=False, **options):
     total = 0.0
     for micro in window:
         arguments = micro["old_per_token_logps"], micro["advantages"], micro["completion_mask"]
-        options |= dict(beta=beta, ref_logprobs=micro["ref_per_token_logps"], correct_kl=correct_kl)
+        options |= dict(
+            beta=beta, ref_logprobs=micro["ref_per_token_logps"], correct_kl=correct_kl
+        )
         total = total + loss(score(trainer, micro), *arguments, **options)
     return total
 
 
 CLIP = dict(epsilon=EPSILON, epsilon_high=EPSILON_HIGH)
-CASES = {  # ours; trl's loss_type and level; options of the two micro-batches; what remains of their sum
+# ours; trl's loss_type and level; options of the two micro-batches; what remains of their sum
+CASES = {
     "grpo": (grpo, "grpo", "token", CLIP, 1 / 2),
     "bnpo": (bnpo, "bnpo", "token", CLIP, 1 / 2),
     "dr_grpo": (dr_grpo, "dr_grpo", "token", CLIP | dict(max_completion_tokens=LONGEST), 1 / 2),
     "dapo": (dapo, "dapo", "token", CLIP | dict(num_tokens="all"), 1),
     "cispo": (cispo, "cispo", "token", dict(max_ratio=1.2, num_tokens="all"), 1),
     "gspo": (gspo, "grpo", "sequence", CLIP, 1 / 2),
-    "gspo_token": (gspo_token, "grpo", "sequence", CLIP, 1 / 2),  # with one advantage a row, gspo's gradient
+    # with one advantage a row, gspo's gradient
+    "gspo_token": (gspo_token, "grpo", "sequence", CLIP, 1 / 2),
 }
 
 
 @pytest.mark.parametrize(
-    ("beta", "correct_kl"), [(0.0, False), (0.3, False), (0.3, True)], ids=["no KL", "k3", "k3 corrected"]
+    ("beta", "correct_kl"),
+    [(0.0, False), (0.3, False), (0.3, True)],
+    ids=["no KL", "k3", "k3 corrected"],
 )
 @pytest.mark.parametrize("name", CASES)
 def test_loss_and_gradient_are_trls(trainer, name, beta, correct_kl):
@@ -117,7 +128,9 @@ def test_positives_are_trls_loss_on_weighed_advantages(trainer):
     def weighed_grpo(logprobs, old, advantages, mask, **options):
         return grpo(logprobs, old, weigh_advantages(advantages, 3.0, 1.0), mask, **options)
 
-    weighed = [m | {"advantages": m["advantages"] * (1 + 2 * (m["advantages"] > 0))} for m in window]
+    weighed = [
+        m | {"advantages": m["advantages"] * (1 + 2 * (m["advantages"] > 0))} for m in window
+    ]
     assert_parity(
         trainer.model,
         lambda: theirs(trainer, weighed, "grpo", "token", 0.0),
@@ -135,7 +148,11 @@ def test_clip_fractions_and_kl_are_trls_metrics(trainer, level):
     theirs(trainer, [micro], "grpo", level, 0.3)
     logged = {name: values[0] for name, values in trainer._metrics["train"].items()}
     with torch.no_grad():
-        now, old, mask = score(trainer, micro), micro["old_per_token_logps"], micro["completion_mask"]
+        now, old, mask = (
+            score(trainer, micro),
+            micro["old_per_token_logps"],
+            micro["completion_mask"],
+        )
         ratio = token_ratio(now, old) if level == "token" else sequence_ratio(now, old, mask)
         counted = mask if level == "token" else torch.ones(12, 1)
         low, high = clip_fraction(ratio, micro["advantages"], counted, **CLIP)
@@ -173,9 +190,13 @@ def remembered(values):
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_group_advantages_are_trls(scale, tmp_path):
     given = []
-    trainer = make_plain(tmp_path, rewards=remembered(given), scale_rewards=scale, model=sharp_model(0))
+    trainer = make_plain(
+        tmp_path, rewards=remembered(given), scale_rewards=scale, model=sharp_model(0)
+    )
     got = rollout(trainer)["advantages"]
-    assert torch.allclose(group_advantages(torch.tensor(given[0]), 4, scale=scale), got, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(
+        group_advantages(torch.tensor(given[0]), 4, scale=scale), got, rtol=1e-5, atol=1e-6
+    )
     assert got.abs().max() > 0.05
 
 
@@ -186,18 +207,23 @@ def test_the_overlong_filter_is_trls(tmp_path):
         trainer = make_plain(tmp_path, mask_truncated_completions=masked, model=sharp_model(0))
         masks[masked] = rollout(trainer)["completion_mask"]
     truncated = torch.tensor([True] * 8)  # six tokens of 49152 hold no end, so all are cut off
-    assert masks[False].sum() == 48 and torch.equal(overlong_filter(masks[False], truncated), masks[True])
+    assert masks[False].sum() == 48 and torch.equal(
+        overlong_filter(masks[False], truncated), masks[True]
+    )
 
 
 def test_rloo_is_trls_from_the_rewards_to_the_gradient(tmp_path):
     """The KL in the reward by k1, leave-one-out, and the clipped ratio of whole completions."""
     given, beta = [], 0.5
-    sharp_model(0).save_pretrained(tmp_path / "ref")  # trl reloads the reference from where the model came
+    # trl reloads the reference from where the model came
+    sharp_model(0).save_pretrained(tmp_path / "ref")
     model, tokenizer = sharp_model(1), few_words.policy()[1]
     model.config._name_or_path = str(tmp_path / "ref")
     shared = settings(tmp_path).to_dict()
     names = "per_device_train_batch_size max_completion_length output_dir report_to use_cpu bf16 seed".split()
-    config = RLOOConfig(**{n: shared[n] for n in names}, beta=beta, num_generations=4, epsilon=0.2)
+    config = RLOOConfig(
+        **{n: shared[n] for n in names}, beta=beta, num_generations=4, epsilon=0.2
+    )
     trainer = RLOOTrainer(
         model=model,
         reward_funcs=remembered(given),
@@ -210,7 +236,9 @@ def test_rloo_is_trls_from_the_rewards_to_the_gradient(tmp_path):
     attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
     mask, width = batch["completion_mask"], batch["completion_ids"].size(1)
     with torch.no_grad():
-        now, ref = (logprobs_of(m, ids, attention, width) for m in (trainer.model, trainer.ref_model))
+        now, ref = (
+            logprobs_of(m, ids, attention, width) for m in (trainer.model, trainer.ref_model)
+        )
     shaped = token_rewards(torch.tensor(given[0]), k1(now, ref), mask, beta=beta).sum(1)
     advantages = rloo_advantages(shaped, 4)
     assert (shaped - torch.tensor(given[0])).abs().max() > 0.1, "a KL worth the name"
@@ -224,6 +252,8 @@ def test_rloo_is_trls_from_the_rewards_to_the_gradient(tmp_path):
     assert_parity(
         trainer.model,
         lambda: trainer._compute_loss(trainer.model, dict(batch)),
-        lambda: rloo(logprobs_of(trainer.model, ids, attention, width), old, batch["advantages"], mask),
+        lambda: rloo(
+            logprobs_of(trainer.model, ids, attention, width), old, batch["advantages"], mask
+        ),
         terms=batch["advantages"].abs().mean().item(),
     )

@@ -27,14 +27,23 @@ PAIRS = Dataset.from_dict(
     {
         "prompt": ["What is 2 + 2?", "Name a colour, please, and nothing else:", "Say", "Who?"],
         "chosen": [" Four.", " Blue", " something of some length, as one does", " You and I"],
-        "rejected": [" It is five, I think, or six.", " A dog", " no", " Nobody at all was there"],
+        "rejected": [
+            " It is five, I think, or six.",
+            " A dog",
+            " no",
+            " Nobody at all was there",
+        ],
     }
 )
 
 
 def config(kind, folder, **options):
     common = dict(
-        output_dir=str(folder), per_device_train_batch_size=4, report_to=[], bf16=False, use_cpu=True
+        output_dir=str(folder),
+        per_device_train_batch_size=4,
+        report_to=[],
+        bf16=False,
+        use_cpu=True,
     )
     return kind(**common, gradient_checkpointing=False, **options)
 
@@ -58,12 +67,16 @@ def sums(model, ids, attention_mask, completion_mask, *, average=False):
 # ---- DPO, IPO -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("loss_type", "average"), [("sigmoid", False), ("ipo", True), ("hinge", False)])
+@pytest.mark.parametrize(
+    ("loss_type", "average"), [("sigmoid", False), ("ipo", True), ("hinge", False)]
+)
 def test_dpo_ipo_and_hinge(loss_type, average, tmp_path):
     """trl's IPO takes means a token, where the paper has sums."""
     model, ref = sharp_model(0), sharp_model(1)
     args = config(DPOConfig, tmp_path, loss_type=[loss_type], beta=0.3)
-    trainer = DPOTrainer(model, ref, args=args, train_dataset=PAIRS, processing_class=tokenizer())
+    trainer = DPOTrainer(
+        model, ref, args=args, train_dataset=PAIRS, processing_class=tokenizer()
+    )
     batch = batch_of(trainer)
     inputs = batch["input_ids"], batch["attention_mask"], batch["completion_mask"]
 
@@ -71,7 +84,9 @@ def test_dpo_ipo_and_hinge(loss_type, average, tmp_path):
         with torch.no_grad():
             reference = sums(trainer.ref_model, *inputs, average=average).chunk(2)
         loss = {"sigmoid": dpo, "ipo": ipo, "hinge": hinge}[loss_type]
-        return loss(*sums(trainer.model, *inputs, average=average).chunk(2), *reference, beta=0.3)
+        return loss(
+            *sums(trainer.model, *inputs, average=average).chunk(2), *reference, beta=0.3
+        )
 
     assert_parity(trainer.model, lambda: trainer.compute_loss(trainer.model, dict(batch)), ours)
 
@@ -104,7 +119,9 @@ def test_kto(seeds, tmp_path):
 
     def ours():
         with torch.no_grad():
-            z0 = kto_reference_point(sums(trainer.model, *shifted), sums(trainer.ref_model, *shifted))
+            z0 = kto_reference_point(
+                sums(trainer.model, *shifted), sums(trainer.ref_model, *shifted)
+            )
             reference = sums(trainer.ref_model, *matched)
         assert z0 > 0.1 if seeds == (1, 0) else z0 == 0
         return kto(sums(trainer.model, *matched), reference, batch["label"], z0, **weights)
@@ -119,24 +136,34 @@ def joined(trainer, batch):
     """Chosen rows, then rejected: ids, attention, and a mask of completions, as trl scores them."""
     rows = trainer.concatenated_inputs(batch, padding_value=tokenizer().pad_token_id)
     labels = rows["concatenated_labels"]
-    return rows["concatenated_input_ids"], rows["concatenated_attention_mask"], (labels != -100).long()
+    return (
+        rows["concatenated_input_ids"],
+        rows["concatenated_attention_mask"],
+        (labels != -100).long(),
+    )
 
 
 def test_orpo(tmp_path):
     """With trl's SFT term: over all tokens of the chosen sequences, the prompts' too."""
     args = config(ORPOConfig, tmp_path, beta=0.4, max_length=64)
-    trainer = ORPOTrainer(sharp_model(0), args=args, train_dataset=PAIRS, processing_class=tokenizer())
+    trainer = ORPOTrainer(
+        sharp_model(0), args=args, train_dataset=PAIRS, processing_class=tokenizer()
+    )
     batch = batch_of(trainer)
     ids, attention, completion = joined(trainer, batch)
 
     def ours():
-        chosen, rejected = sums(trainer.model, ids, attention, completion, average=True).chunk(2)
+        chosen, rejected = sums(trainer.model, ids, attention, completion, average=True).chunk(
+            2
+        )
         everything = logprobs_of(trainer.model, ids[:4], attention[:4], ids.size(1) - 1)
         return orpo(chosen, rejected, beta=0.4, nll=-masked_mean(everything, attention[:4, 1:]))
 
     assert_parity(trainer.model, lambda: trainer.compute_loss(trainer.model, batch), ours)
     # A random model's tokens have p near 0, where odds are probabilities; so trl's own function on likelier ones.
-    chosen, rejected = (torch.tensor(p).log().requires_grad_() for p in ([0.1, 0.5, 0.99], [0.9, 0.5, 0.2]))
+    chosen, rejected = (
+        torch.tensor(p).log().requires_grad_() for p in ([0.1, 0.5, 0.99], [0.9, 0.5, 0.2])
+    )
     theirs = -trainer.odds_ratio_loss(chosen, rejected)[0].mean()
     odds_alone = orpo(chosen, rejected, beta=0.4, nll=torch.tensor(0.0))
     assert odds_alone.item() == pytest.approx(theirs.item(), rel=1e-5)
@@ -148,9 +175,15 @@ def test_orpo(tmp_path):
 @pytest.mark.parametrize("name", ["simpo", "dpo with smoothed labels, no reference"])
 def test_simpo_and_smoothed_labels(name, tmp_path):
     """trl 1.16 smooths labels in CPOTrainer, whose sigmoid loss is DPO's with a reference that says nothing."""
-    options = dict(loss_type="simpo", simpo_gamma=0.7) if name == "simpo" else dict(label_smoothing=0.2)
+    options = (
+        dict(loss_type="simpo", simpo_gamma=0.7)
+        if name == "simpo"
+        else dict(label_smoothing=0.2)
+    )
     args = config(CPOConfig, tmp_path, beta=1.5, cpo_alpha=0.0, max_length=64, **options)
-    trainer = CPOTrainer(sharp_model(0), args=args, train_dataset=PAIRS, processing_class=tokenizer())
+    trainer = CPOTrainer(
+        sharp_model(0), args=args, train_dataset=PAIRS, processing_class=tokenizer()
+    )
     batch = batch_of(trainer)
     inputs, zero = joined(trainer, batch), torch.zeros(4)
 
@@ -176,12 +209,17 @@ def test_bradley_terry(with_margin, tmp_path):
         model.score.weight.mul_(20)  # so that rewards differ
     data = PAIRS.add_column("margin", [0.5, 0.0, -1.0, 2.0]) if with_margin else PAIRS
     trainer = RewardTrainer(
-        model, args=config(RewardConfig, tmp_path), train_dataset=data, processing_class=tokenizer()
+        model,
+        args=config(RewardConfig, tmp_path),
+        train_dataset=data,
+        processing_class=tokenizer(),
     )
     batch = batch_of(trainer)
 
     def ours():
-        rewards = trainer.model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, 0]
+        rewards = trainer.model(
+            batch["input_ids"], attention_mask=batch["attention_mask"]
+        ).logits[:, 0]
         chosen, rejected = rewards.chunk(2)
         assert (chosen - rejected).abs().max() > 0.5
         return bradley_terry(chosen, rejected, margin=batch["margin"] if with_margin else 0.0)

@@ -32,8 +32,12 @@ def library() -> Path:
     if compiler is None:
         raise NotHere("no C++ compiler: g++ is not on PATH, nor what CXX names")
     root = Path(find_spec("torch").submodule_search_locations[0])
-    if list((root / "lib").glob("libtorch_cuda*")) or list((root / "lib").glob("libtorch_hip*")):
-        raise NotHere(f"torch {torch_version} is built for cards; a pretend one needs the CPU's build")
+    if list((root / "lib").glob("libtorch_cuda*")) or list(
+        (root / "lib").glob("libtorch_hip*")
+    ):
+        raise NotHere(
+            f"torch {torch_version} is built for cards; a pretend one needs the CPU's build"
+        )
     path = _folder() / f"card-{_digest(torch_version, root)}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,12 +62,28 @@ def _compile(compiler: str, root: Path, path: Path, torch_version: str) -> None:
     include, lib = root / "include", root / "lib"
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
-        paths = [f"-I{include}", f"-I{include}/torch/csrc/api/include", f"-L{lib}", f"-Wl,-rpath,{lib}"]
+        paths = [
+            f"-I{include}",
+            f"-I{include}/torch/csrc/api/include",
+            f"-L{lib}",
+            f"-Wl,-rpath,{lib}",
+        ]
         libraries = ["-Wl,--no-as-needed", "-ltorch_cpu", "-lc10"]
-        command = [compiler, *FLAGS, *paths, str(SOURCES / "card.cpp"), "-o", str(made), *libraries]
+        command = [
+            compiler,
+            *FLAGS,
+            *paths,
+            str(SOURCES / "card.cpp"),
+            "-o",
+            str(made),
+            *libraries,
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
+            first = next(
+                (line for line in done.stderr.splitlines() if "error" in line),
+                done.stderr[:200],
+            )
             raise NotHere(f"it does not compile against torch {torch_version}: {first.strip()}")
         made.replace(path)
 

@@ -69,9 +69,8 @@ def install(card: str = "rtx4090", *, total: int | None = None) -> None:
     global lib
     if lib is not None or "torch" in sys.modules:
         raise RuntimeError("the pretend card is installed once, before torch is imported")
-    os.environ.setdefault(
-        "TORCHDYNAMO_DISABLE", "1"
-    )  # bitsandbytes' CPU kernels would be compiled, for minutes
+    # bitsandbytes' CPU kernels would be compiled, for minutes
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     lib = _load(library())
     model = CARDS[card]
     put("total", total or model.gib * 2**30)
@@ -96,7 +95,13 @@ def _load(path: Path) -> Any:
         getattr(loaded, name).restype = ctypes.c_char_p
     for name in ("card_new_stream", "card_set_stream", "card_graph_new", "card_graph_launches"):
         getattr(loaded, name).restype = ctypes.c_int64
-    for name in ("card_set_stream", "card_arrive", "card_graph_launches", "card_replay", "card_graph_free"):
+    for name in (
+        "card_set_stream",
+        "card_arrive",
+        "card_graph_launches",
+        "card_replay",
+        "card_graph_free",
+    ):
         getattr(loaded, name).argtypes = [ctypes.c_int64]
     loaded.card_join.argtypes = [ctypes.c_int64, ctypes.c_int64]
     loaded.card_capture_begin.argtypes = [ctypes.c_int64, ctypes.c_uint64]
@@ -116,7 +121,9 @@ def _register_kernels() -> None:
         return function["func"].split("(")[0]
 
     def on_cuda(function: dict) -> bool:
-        keys = [key.strip() for keys in function.get("dispatch") or {} for key in keys.split(",")]
+        keys = [
+            key.strip() for keys in function.get("dispatch") or {} for key in keys.split(",")
+        ]
         return "CUDA" in keys or "ufunc_inner_loop" in function
 
     own = {name(f) for f in table if on_cuda(f)}
@@ -176,7 +183,9 @@ def waits_by_line() -> collections.Counter:
             except ValueError:  # autograd's own thread
                 _noted[what.decode(), "backward"] += 1
                 return
-            while frame is not None and not any(part in frame.f_code.co_filename for part in WATCHED):
+            while frame is not None and not any(
+                part in frame.f_code.co_filename for part in WATCHED
+            ):
                 frame = frame.f_back
             file = frame.f_code.co_filename.split("site-packages/")[-1] if frame else ""
             _noted[what.decode(), f"{file}:{frame.f_lineno}" if frame else ""] += 1

@@ -22,8 +22,12 @@ def install() -> None:
         query, key, value, score_mod=None, block_mask=None, scale=None, enable_gqa=False, return_lse=False,
         kernel_options=None, **more,
     ):  # fmt: skip
-        mask = block_mask if block_mask is not None else flex._create_empty_block_mask(query, key)
-        options = flex._apply_kernel_options(query, key, value, True, dict(kernel_options or {}))
+        mask = (
+            block_mask if block_mask is not None else flex._create_empty_block_mask(query, key)
+        )
+        options = flex._apply_kernel_options(
+            query, key, value, True, dict(kernel_options or {})
+        )
         scale = query.size(-1) ** -0.5 if scale is None else scale
         out, lse, *_ = operator(
             query, key, value, score_mod or flex._identity, mask.as_tuple(), scale, options

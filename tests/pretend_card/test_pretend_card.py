@@ -22,8 +22,16 @@ import build  # noqa: E402
 ALL = ["../engine/test_cuda.py", "card_tests"]
 STEPS = "card_tests/test_beside_the_cpu.py::test_three_steps_are_the_cpus"
 RUNS = {  # name: (card, environment, tests)
-    "rtx4090": ("rtx4090", {}, [*ALL, "--ignore=card_tests/t4", "--ignore=card_tests/without_triton"]),
-    "t4": ("t4", {}, ["card_tests/t4", *(f"{STEPS}[{kind}]" for kind in ("float16, scaler", "QLoRA"))]),
+    "rtx4090": (
+        "rtx4090",
+        {},
+        [*ALL, "--ignore=card_tests/t4", "--ignore=card_tests/without_triton"],
+    ),
+    "t4": (
+        "t4",
+        {},
+        ["card_tests/t4", *(f"{STEPS}[{kind}]" for kind in ("float16, scaler", "QLoRA"))],
+    ),
     "without_triton": ("rtx4090", {"PRETEND_TRITON": "0"}, ["card_tests/without_triton"]),
 }
 
@@ -43,7 +51,9 @@ def test_on_a_pretend_card(run, built):
     card, environment, tests = RUNS[run]
     environment = os.environ | {"PRETEND_CARD": card} | environment
     environment.pop("PYTEST_XDIST_WORKER", None)
-    environment["PYTHONPATH"] = os.pathsep.join([str(HERE), str(ROOT), environment.get("PYTHONPATH", "")])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(HERE), str(ROOT), environment.get("PYTHONPATH", "")]
+    )
     command = [
         sys.executable,
         "-m",
@@ -77,4 +87,6 @@ def test_a_failure_is_told_whole():
 
 def test_a_library_is_not_taken_from_another_environment(tmp_path):
     """It looks for torch where torch lay when it was compiled; the cache outlives an environment."""
-    assert build._digest("2.9.0", tmp_path / "one") != build._digest("2.9.0", tmp_path / "other")
+    assert build._digest("2.9.0", tmp_path / "one") != build._digest(
+        "2.9.0", tmp_path / "other"
+    )

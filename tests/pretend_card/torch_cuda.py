@@ -14,7 +14,11 @@ import torch_streams
 def patch(torch: Any, lib: Any, get: Any, put: Any, model: Any) -> None:
     """Replace what asks for a driver."""
     cuda = torch.cuda
-    names = torch_streams.streams(torch, lib, get) | _memory(lib, get, put) | _device(torch, get, model)
+    names = (
+        torch_streams.streams(torch, lib, get)
+        | _memory(lib, get, put)
+        | _device(torch, get, model)
+    )
     names |= torch_streams.graphs(torch, lib, names)
     _set(cuda, names)
     _set(cuda, _random(torch, lib))  # making a generator asks torch.cuda whether it is there
@@ -75,7 +79,10 @@ def _memory(lib: Any, get: Any, put: Any) -> dict[str, Any]:
             ("reserved_bytes", "reserved"),
             ("active_bytes", "allocated"),
         ):
-            stats[f"{key}.all.current"], stats[f"{key}.all.peak"] = int(get(name)), int(get(f"peak_{name}"))
+            stats[f"{key}.all.current"], stats[f"{key}.all.peak"] = (
+                int(get(name)),
+                int(get(f"peak_{name}")),
+            )
         stats["num_ooms"], stats["num_alloc_retries"] = int(get("out_of_memory")), 0
         stats["inactive_split_bytes.all.current"] = 0
         return stats

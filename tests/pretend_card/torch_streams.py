@@ -55,13 +55,16 @@ def streams(torch: Any, lib: Any, get: Any) -> dict[str, Any]:
             lib.card_set_stream(self._before)
 
     class Event:
-        def __init__(self, enable_timing=False, blocking=False, interprocess=False, external=False):
+        def __init__(
+            self, enable_timing=False, blocking=False, interprocess=False, external=False
+        ):
             self.at = self.stream = None
 
         def record(self, stream=None):
             self.stream, self.at = stream or current_stream(), get("device_clock")
 
-        def wait(self, stream=None):  # for all that its stream was given so far, a little more than CUDA's
+        # for all that its stream was given so far, a little more than CUDA's
+        def wait(self, stream=None):
             if self.stream is not None:
                 (stream or current_stream()).wait_stream(self.stream)
 

@@ -31,7 +31,9 @@ def taken(check, **named):
     return True
 
 
-@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.metadata["changes"]])
+@pytest.mark.parametrize(
+    "name", [name for name, field in FIELDS.items() if field.metadata["changes"]]
+)
 def test_what_is_sent_is_what_config_takes(name, of):
     for value in TRIED:
         schedule = isinstance(value, str) and name in ("temperature", "beta", "learning_rate")
@@ -54,9 +56,13 @@ def test_a_request_is_a_file_that_is_read_once(of, tmp_path):
     of.change(learning_rate=kit.cosine(1e-5, 1e-6), steps=9)
     of.pause()
     asked = {"learning_rate": "cosine(start=1e-05, end=1e-06)", "steps": 9}
-    assert take_requests(tmp_path) == [{"change": asked}, {"do": "pause"}] and take_requests(tmp_path) == []
+    assert (
+        take_requests(tmp_path) == [{"change": asked}, {"do": "pause"}]
+        and take_requests(tmp_path) == []
+    )
     with pytest.raises(
-        ValueError, match="group_size=4 cannot be changed while a run goes on; what can: steps, "
+        ValueError,
+        match="group_size=4 cannot be changed while a run goes on; what can: steps, ",
     ):
         of.change(group_size=4)
     with pytest.raises(ValueError, match="steps=0 must be a whole number of at least 1"):
@@ -70,12 +76,17 @@ def test_a_request_is_a_file_that_is_read_once(of, tmp_path):
     ):
         (tmp_path / CONTROL / "deep.json").write_text(text)
         (said,) = take_requests(tmp_path)
-        assert "deep.json cannot be read (more than 200 lists" in said and take_requests(tmp_path) == []
+        assert (
+            "deep.json cannot be read (more than 200 lists" in said
+            and take_requests(tmp_path) == []
+        )
     half = tmp_path / CONTROL / "0.json"
     half.write_text('{"do": "sto')
     assert take_requests(tmp_path) == []
     half.write_text(json.dumps({"do": "stop"}))
-    assert take_requests(tmp_path, before=half.stat().st_mtime) == [], "written at this time, so not before"
+    assert take_requests(tmp_path, before=half.stat().st_mtime) == [], (
+        "written at this time, so not before"
+    )
     assert take_requests(tmp_path) == [{"do": "stop"}]
     with pytest.raises(RunFolderError, match="holds no run"):
         control(tmp_path / "none")

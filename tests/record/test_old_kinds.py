@@ -15,10 +15,15 @@ def recorded(path, *rows):
 
 def test_they_are_read(tmp_path):
     quoted = '"{""eval/accuracy"": 0.5, ""kl"": 9}"'
-    folder = recorded(tmp_path / "run", "1,0.1,0,,", f"2,0.2,1,,{quoted}", f"2,0.9,1,0.25,{quoted}")
+    folder = recorded(
+        tmp_path / "run", "1,0.1,0,,", f"2,0.2,1,,{quoted}", f"2,0.9,1,0.25,{quoted}"
+    )
     table = read_metrics(folder)
     assert table["step"].tolist() == [1, 2] and table["reward"].tolist() == [0.1, 0.9]
-    assert table["eval/accuracy"].tolist()[1] == 0.5 and table["kl"].isna().tolist() == [True, False]
+    assert table["eval/accuracy"].tolist()[1] == 0.5 and table["kl"].isna().tolist() == [
+        True,
+        False,
+    ]
     assert table["reward/exact"].dtype == float and table["kl"][1] == 0.25
 
 

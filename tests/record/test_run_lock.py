@@ -33,7 +33,9 @@ def test_a_run_that_ends_while_somebody_looks_was_not_killed(tmp_path):
 
 
 def test_a_killed_run_was_killed(tmp_path):
-    waits = f"{TRAINS.partition('end =')[0]}\nwith alone(Path(sys.argv[1])):\n    time.sleep(60)\n"
+    waits = (
+        f"{TRAINS.partition('end =')[0]}\nwith alone(Path(sys.argv[1])):\n    time.sleep(60)\n"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", waits, str(tmp_path)], cwd=Path(grpo_kit.__file__).parents[1]
     )
@@ -42,4 +44,6 @@ def test_a_killed_run_was_killed(tmp_path):
     assert is_locked(tmp_path) is True
     process.kill()
     process.wait()
-    assert is_locked(tmp_path) is False and is_locked(tmp_path) is False, "asking changes nothing"
+    assert is_locked(tmp_path) is False and is_locked(tmp_path) is False, (
+        "asking changes nothing"
+    )

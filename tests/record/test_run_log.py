@@ -42,10 +42,22 @@ def completions(step: int, n: int = 2, reward: float | None = 0.5) -> dict[str, 
 def test_metrics_come_back_exactly(tmp_path):
     run = Recorded(tmp_path / "run")
     run.write_step(
-        {"step": 1, "reward": 0.1 + 0.2, "reward/exact": np.float32(0.1), "kl": None, "loss": math.nan}
+        {
+            "step": 1,
+            "reward": 0.1 + 0.2,
+            "reward/exact": np.float32(0.1),
+            "kl": None,
+            "loss": math.nan,
+        }
     )
     run.write_step(
-        {"step": 2, "reward": 1e-300, "reward/format": 1, "grad_norm": math.inf, "note": 'a "b"\n'}
+        {
+            "step": 2,
+            "reward": 1e-300,
+            "reward/format": 1,
+            "grad_norm": math.inf,
+            "note": 'a "b"\n',
+        }
     )
     table = read_metrics(tmp_path / "run")
     assert table.reward.tolist() == [0.1 + 0.2, 1e-300]
@@ -72,7 +84,9 @@ def test_a_run_is_never_overwritten_and_the_next_name_is_said(tmp_path):
 def test_reading_nothing_yet_and_no_folder(tmp_path):
     RunLog.open(tmp_path / "run", {})
     assert read_metrics(tmp_path / "run").empty and "reward" in read_metrics(tmp_path / "run")
-    assert read_completions(tmp_path / "run").empty and "completion" in read_completions(tmp_path / "run")
+    assert read_completions(tmp_path / "run").empty and "completion" in read_completions(
+        tmp_path / "run"
+    )
     with pytest.raises(RunFolderError, match="does not exist"):
         read_metrics(tmp_path / "nowhere")
     for folder in (None, 3, ["runs/x"]):
@@ -91,25 +105,32 @@ def test_a_line_still_being_written_is_left_out(tmp_path):
 
 
 def test_any_changed_byte_of_a_line_is_seen_or_changes_no_value(tmp_path):
-    Recorded(tmp_path / "run").write_step({"step": 1, "reward": 0.5, "note": 'a "b, ü", {"line_crc32": 3'})
+    Recorded(tmp_path / "run").write_step(
+        {"step": 1, "reward": 0.5, "note": 'a "b, ü", {"line_crc32": 3'}
+    )
     path = tmp_path / "run/metrics.jsonl"
     whole, table, seen = path.read_bytes(), read_metrics(tmp_path / "run"), 0
     for place in range(len(whole) - 1):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         try:
-            assert read_metrics(tmp_path / "run")[list(table)].equals(table), "but for a column more"
+            assert read_metrics(tmp_path / "run")[list(table)].equals(table), (
+                "but for a column more"
+            )
         except RunFolderError as error:
             assert "line 1 cannot be read" in str(error)
             seen += 1
     assert seen >= len(whole) - len('"line_crc32"') - 1
     path.write_bytes(whole.replace(b"0.5", b"0.7"))
     with pytest.raises(
-        RunFolderError, match="other bytes than were written .without its line_crc32 it is taken"
+        RunFolderError,
+        match="other bytes than were written .without its line_crc32 it is taken",
     ):
         read_metrics(tmp_path / "run")
     own = whole.replace(b"0.5", b"0.7").rpartition(b', "line_crc32"')[0] + b"}\n"
     path.write_bytes(own)
-    assert read_metrics(tmp_path / "run").reward.tolist() == [0.7], "a line of an older kit has none"
+    assert read_metrics(tmp_path / "run").reward.tolist() == [0.7], (
+        "a line of an older kit has none"
+    )
 
 
 def test_completions_without_a_reward_yet_are_numbers_all_the_same(tmp_path):
@@ -117,7 +138,9 @@ def test_completions_without_a_reward_yet_are_numbers_all_the_same(tmp_path):
     run.write_completions(completions(1, reward=None))
     run.write_completions(completions(2, n=3) | {"seen": ["a", None, "b"]})
     table = read_completions(tmp_path / "run")
-    assert table.completion.tolist() == [f"{s}-{i}</answer>" for s, n in ((1, 2), (2, 3)) for i in range(n)]
+    assert table.completion.tolist() == [
+        f"{s}-{i}</answer>" for s, n in ((1, 2), (2, 3)) for i in range(n)
+    ]
     assert table.reward.tolist()[2:] == [0.5] * 3 and table.reward[:2].isna().all()
     assert table.reward.dtype == float and table.seen.tolist()[2::2] == ["a", "b"]
 
@@ -144,11 +167,15 @@ def test_a_runs_tables_have_the_columns_that_readers_know(tmp_path):
     assert rows.filter(like="reward/").columns.tolist() == [
         "reward/exact_answer", "reward/soft_format", "reward/letters",
     ]  # fmt: skip
-    assert len(completions) == 4 * 8 and completions.groupby(["step", "group"]).size().eq(4).all()
+    assert (
+        len(completions) == 4 * 8 and completions.groupby(["step", "group"]).size().eq(4).all()
+    )
     mean = completions.groupby("step")["reward"].mean()
     assert mean.tolist() == pytest.approx(rows["reward"].tolist())
     one = completions.iloc[0]
-    assert one["prompt"].endswith(one["prefill"]) and "".join(one["tokens"]).startswith(one["completion"][:3])
+    assert one["prompt"].endswith(one["prefill"]) and "".join(one["tokens"]).startswith(
+        one["completion"][:3]
+    )
     assert len(one["tokens"]) == len(one["logprobs"]) and max(one["logprobs"]) <= 0
     assert rows["entropy"].between(5, 12).all() and rows["rollout/logprob_gap"].lt(1e-4).all()
 
@@ -172,7 +199,9 @@ def test_steps_that_are_done_again_and_their_changes(tmp_path):
     for step in (1, 2, 3):
         changes = {"changes": {"beta": [0.0, 0.1]}} if step == 3 else {}
         log.write(step, {"reward": step / 10} | changes, {"completion": [f"c{step}"]})
-    assert read_changes(tmp_path / "run") == [{"step": 3, "change": {"beta": 0.1}, "was": {"beta": 0.0}}]
+    assert read_changes(tmp_path / "run") == [
+        {"step": 3, "change": {"beta": 0.1}, "was": {"beta": 0.0}}
+    ]
     again = RunLog.open(tmp_path / "run", {}, resume=True)
     again.go_on_from(1)
     assert again.changes_at(2) == {} and again.changes_at(3) == {"beta": 0.1}
@@ -187,7 +216,9 @@ def test_a_damaged_line_is_named(tmp_path):
     log.write(1, {"reward": 1.0})
     with open(tmp_path / "run/metrics.jsonl", "ab") as file:
         file.write(b"rubbish\n")
-    with pytest.raises(RunFolderError, match="metrics.jsonl, line 2 cannot be read .*: 'rubbish'"):
+    with pytest.raises(
+        RunFolderError, match="metrics.jsonl, line 2 cannot be read .*: 'rubbish'"
+    ):
         read_metrics(tmp_path / "run")
 
 
@@ -205,7 +236,10 @@ def test_readers_of_the_front_door(tmp_path):
     from loop_runs import make
 
     make(tmp_path / "run").train()
-    assert len(kit.read_metrics(tmp_path / "run")) == 4 and len(kit.read_completions(tmp_path / "run")) == 32
+    assert (
+        len(kit.read_metrics(tmp_path / "run")) == 4
+        and len(kit.read_completions(tmp_path / "run")) == 32
+    )
 
 
 FULL_DISK = """
@@ -299,7 +333,9 @@ def test_another_process_reads_while_the_run_writes(tmp_path):
     reader = in_python(READER, str(tmp_path / "run"))
     assert reader.stdout.readline() == "ready\n", reader.stderr.read()
     for step in range(1, 151):
-        run.log.write(step, {"reward": step / 7, "num_tokens": step * 1000}, {"completion": ["a", "b"]})
+        run.log.write(
+            step, {"reward": step / 7, "num_tokens": step * 1000}, {"completion": ["a", "b"]}
+        )
         time.sleep(0.005)
     out, errors = reader.communicate(timeout=60)
     assert reader.returncode == 0, errors
@@ -344,12 +380,19 @@ def test_what_is_cached_is_made_once_and_never_half_written(tmp_path):
 
 def test_the_same_settings_find_the_same_folder(tmp_path):
     folder = settings_folder(tmp_path / "runs", "sweep_cpu", [1e-5, 2e-5], 4)
-    assert (
-        folder == tmp_path / "runs" / "sweep_cpu_bf4593" and folder.is_dir()
-    )  # a fixed name: results are kept in it
+    # a fixed name: results are kept in it
+    assert folder == tmp_path / "runs" / "sweep_cpu_bf4593" and folder.is_dir()
     (folder / "found.json").write_text("{}")
     assert settings_folder(tmp_path / "runs", "sweep_cpu", [1e-5, 2e-5], 4) == folder
     assert [file.name for file in folder.iterdir()] == ["found.json"]
     others = [([1e-5, 2e-5], 8), ([2e-5, 1e-5], 4), ([1e-5, 2e-5],)]
-    assert len({folder, *(settings_folder(tmp_path / "runs", "sweep_cpu", *other) for other in others)}) == 4
+    assert (
+        len(
+            {
+                folder,
+                *(settings_folder(tmp_path / "runs", "sweep_cpu", *other) for other in others),
+            }
+        )
+        == 4
+    )
     assert settings_folder(tmp_path / "runs", "sweep_smoke", [1e-5, 2e-5], 4) != folder

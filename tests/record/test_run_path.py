@@ -58,13 +58,18 @@ def test_the_path_is_absolute_and_links_stay(tmp_path, monkeypatch):
     assert run_path("/dev/shm/x") == Path("/dev/shm/x")
 
 
-def test_a_run_stays_in_its_folder_where_a_reward_changes_the_working_directory(tmp_path, monkeypatch):
+def test_a_run_stays_in_its_folder_where_a_reward_changes_the_working_directory(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     trainer = make("rel", steps=2, save_steps=1)
     with contextlib.chdir(tmp_path / "elsewhere"):
         trainer.train()
-    assert len(read_metrics(tmp_path / "rel")) == 2 and (tmp_path / "rel" / "checkpoint-2").is_dir()
+    assert (
+        len(read_metrics(tmp_path / "rel")) == 2
+        and (tmp_path / "rel" / "checkpoint-2").is_dir()
+    )
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
@@ -87,7 +92,10 @@ class Named(os.PathLike):
 
 READ = {  # what lies in the home folder, and who reads it by its name there
     "load_policy": ("model", lambda p: kit.load_policy(p, quiet=True)),
-    "load_policy, an adapter": ("adapter", lambda p: kit.load_policy(p, tuning="lora", quiet=True)),
+    "load_policy, an adapter": (
+        "adapter",
+        lambda p: kit.load_policy(p, tuning="lora", quiet=True),
+    ),
     "chat": ("model", kit.chat),
     "read_metrics": ("run", lambda p: len(kit.read_metrics(p))),
     "read_completions": ("run", lambda p: len(kit.read_completions(p))),
@@ -101,8 +109,14 @@ READ = {  # what lies in the home folder, and who reads it by its name there
     "control": ("run", lambda p: kit.control(p).folder.is_dir()),
     "results": ("", lambda p: "run" in kit.results(p).index),
     "next_run_folder": ("", lambda p: kit.next_run_folder(p, "run") == Path.home() / "run-2"),
-    "from_file": ("task.py", lambda p: kit.tasks.from_file(p).file == f"{Path.home() / 'task.py'}:task"),
-    "from_file, a name": ("task.py:other", lambda p: kit.tasks.from_file(p).file.endswith("/task.py:other")),
+    "from_file": (
+        "task.py",
+        lambda p: kit.tasks.from_file(p).file == f"{Path.home() / 'task.py'}:task",
+    ),
+    "from_file, a name": (
+        "task.py:other",
+        lambda p: kit.tasks.from_file(p).file.endswith("/task.py:other"),
+    ),
     "a file of rows": ("rows.jsonl", lambda p: read_rows("train", p, "a file")),
     "Evaluation.load": ("evaluation.json", Evaluation.load),
     "RecordedEnv": ("world.jsonl", kit.episodes.RecordedEnv),
@@ -134,7 +148,9 @@ def home(tmp_path_factory):
     evaluation = kit.evaluate(trainer.model, trainer.tokenizer, task())
     evaluation.save(folder / "evaluation.json")
     kit.compare(evaluation, evaluation).save(folder / "run")
-    (folder / "task.py").write_text("import grpo_kit as kit\ntask = other = kit.tasks.largest(n_train=8)\n")
+    (folder / "task.py").write_text(
+        "import grpo_kit as kit\ntask = other = kit.tasks.largest(n_train=8)\n"
+    )
     (folder / "rows.jsonl").write_text('{"question": "a", "answer": "b"}\n')
     line = {"row": "{}", "said": [], "observation": "x", "seconds": 0.1}
     (folder / "world.jsonl").write_text(json.dumps(line) + "\n")
@@ -167,7 +183,8 @@ def test_a_name_in_the_home_folder_is_written_there(door, home, tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    "command", [["watch", "~/run", "--once"], ["diagnose", "~/run"], ["watch", "~/none", "--once"]]
+    "command",
+    [["watch", "~/run", "--once"], ["diagnose", "~/run"], ["watch", "~/none", "--once"]],
 )
 def test_the_command_line_reads_a_name_that_the_shell_did_not_expand(
     command, home, tmp_path, monkeypatch, capsys

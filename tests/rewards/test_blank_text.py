@@ -38,7 +38,11 @@ WORDS = {"a letter": "a", "a digit": "7", "Chinese": "水", "Hangul": "한", "Ar
 def test_blank_text_is_no_answer_no_thought_and_no_program(text):
     assert is_blank(text) and is_blank(text, words=True)
     assert extract_answer(f"<answer>{text}</answer>") is None
-    assert own_answer(f"{text}</answer>", "<answer>") is own_answer(f"{text}</answer>", "<answer>82") is None
+    assert (
+        own_answer(f"{text}</answer>", "<answer>")
+        is own_answer(f"{text}</answer>", "<answer>82")
+        is None
+    )
     assert ExactAnswer()([f"<answer>{text}</answer>"], answer=["82"]) == [0.0]
     assert SoftFormat(think=None)([f"<answer>{text}</answer>"]) == [0.75]
     assert SoftFormat()([f"<think>So.</think><answer>{text}</answer>"]) == [0.75]
@@ -55,7 +59,9 @@ def test_a_sign_may_be_an_answer_but_is_no_thought(text):
     assert extract_answer(f"<answer>{text}</answer>") == text
     assert SoftFormat(think=None)([f"<answer>{text}</answer>"]) == [1.0]
     assert SoftFormat()([f"<think>So.</think><answer>82</answer>{text}"]) == [0.75]
-    assert SoftFormat()([f"<think>{text}</think><answer>82</answer>"]) == [1.0 if text == "<b>" else 0.75]
+    assert SoftFormat()([f"<think>{text}</think><answer>82</answer>"]) == [
+        1.0 if text == "<b>" else 0.75
+    ]
 
 
 @pytest.mark.parametrize("text", WORDS.values(), ids=WORDS)
@@ -81,4 +87,6 @@ def test_the_table_holds_every_character_that_unicode_calls_white_space_control_
 
 def test_a_thought_that_stands_in_the_prefill_is_not_the_models():
     assert SoftFormat()(["</think><answer>82</answer>"], prefill="<think>Let me see.") == [0.75]
-    assert SoftFormat()(["18 left.</think><answer>82</answer>"], prefill="<think>Let me see: ") == [1.0]
+    assert SoftFormat()(
+        ["18 left.</think><answer>82</answer>"], prefill="<think>Let me see: "
+    ) == [1.0]

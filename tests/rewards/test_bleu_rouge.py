@@ -16,7 +16,9 @@ from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, crafted_cases
 from grpo_kit.rewards.check import check_rewards
 from grpo_kit.rewards.form import words
 
-RECORDED = json.loads((Path(__file__).parents[1] / "fixtures" / "rouge_score.json").read_text())["rows"]
+RECORDED = json.loads(
+    (Path(__file__).parents[1] / "fixtures" / "rouge_score.json").read_text()
+)["rows"]
 GOLD = "the powerhouse of the cell"
 
 
@@ -28,7 +30,12 @@ def score(reward, answer, gold):
     ("answer", "gold", "expected", "reason"),
     [
         (GOLD, GOLD, 1.0, "the gold"),
-        ("The Powerhouse of the Cell.", GOLD, 1.0, "case and the full stop at the end do not count"),
+        (
+            "The Powerhouse of the Cell.",
+            GOLD,
+            1.0,
+            "case and the full stop at the end do not count",
+        ),
         ("\n the  powerhouse of\nthe cell ", GOLD, 1.0, "nor does white space"),
         ("water", "water", 1.0, "one word: effective order 1, not the 0 of plain BLEU"),
         ("oxygen", "water", 0.0, "one wrong word: no smoothing from nothing"),
@@ -59,7 +66,12 @@ def score(reward, answer, gold):
             math.sqrt(1 / 2 * 1 / 2),
             "said twice, counted once: 1/2, and the pair smoothed to 1/2",
         ),
-        ("cell, wall", "cell wall", (2 / 3 * 1 / 4 * 1 / 4) ** (1 / 3), "inside, a comma is a word of 13a"),
+        (
+            "cell, wall",
+            "cell wall",
+            (2 / 3 * 1 / 4 * 1 / 4) ** (1 / 3),
+            "inside, a comma is a word of 13a",
+        ),
         ("membrane", ["wall", "membrane"], 1.0, "one of two references"),
         ("wall", ["", None, "wall"], 1.0, "empty references are none"),
         ("x" * 300, "water", 0.0, "over 50 times as long as the gold: not read"),
@@ -77,7 +89,11 @@ def score(reward, answer, gold):
     ],
 )
 def test_bleu(answer, gold, expected, reason):
-    got = score(Bleu(), answer, gold) if answer is not None else Bleu()(["</answer>"], answer=[gold])[0]
+    got = (
+        score(Bleu(), answer, gold)
+        if answer is not None
+        else Bleu()(["</answer>"], answer=[gold])[0]
+    )
     assert got == pytest.approx(expected, abs=1e-12), reason
 
 
@@ -85,8 +101,22 @@ def test_bleu(answer, gold, expected, reason):
     ("answer", "gold", "r1", "r2", "rl", "reason"),
     [
         (GOLD, GOLD, 1, 1, 1, "the gold"),
-        ("The powerhouse, of the (cell)!", GOLD, 1, 1, 1, "punctuation does not count, anywhere"),
-        ("the cell wall", "cell membrane", 2 / 5, 0, 2 / 5, "1 of 3 and of 2 words: F = 2*1/(3+2)"),
+        (
+            "The powerhouse, of the (cell)!",
+            GOLD,
+            1,
+            1,
+            1,
+            "punctuation does not count, anywhere",
+        ),
+        (
+            "the cell wall",
+            "cell membrane",
+            2 / 5,
+            0,
+            2 / 5,
+            "1 of 3 and of 2 words: F = 2*1/(3+2)",
+        ),
         (
             "cell the of powerhouse the",
             GOLD,
@@ -138,13 +168,17 @@ def test_the_answer_is_the_models_own(reward, completion, prefill, expected, rea
 
 @pytest.mark.parametrize("family", [Bleu, Rouge])
 def test_without_a_tag_the_whole_completion_counts_and_the_prefill_does_not(family):
-    assert family(tag=None)(["water", " "], prefill=["salt", "water"], answer=["water"] * 2) == [1.0, 0.0]
+    assert family(tag=None)(
+        ["water", " "], prefill=["salt", "water"], answer=["water"] * 2
+    ) == [1.0, 0.0]
 
 
 def test_options_change_what_they_say():
     assert score(Bleu(lowercase=False), "nacl", "NaCl") == 0.0
     assert score(Bleu(max_order=1), "chloride sodium", "sodium chloride") == 1.0
-    assert 0 == score(Bleu(), "水分", "水分子") < score(Bleu(tokenize="zh"), "水分", "水分子") < 1
+    assert (
+        0 == score(Bleu(), "水分", "水分子") < score(Bleu(tokenize="zh"), "水分", "水分子") < 1
+    )
     assert Bleu(column="gold")(["<answer>x</answer>"], gold=["x"]) == [1.0]
 
 
@@ -166,7 +200,19 @@ def test_what_does_not_fit_is_named(make, message):
 # --- the libraries' own numbers --------------------------------------------------------------------------
 
 VOCABULARY = st.sampled_from(
-    ["the", "cell", "wall", "H2O", "NaCl,", "2,4-dinitro", "(aq)", "acid-base", "3.5", "-40", "&amp;"]
+    [
+        "the",
+        "cell",
+        "wall",
+        "H2O",
+        "NaCl,",
+        "2,4-dinitro",
+        "(aq)",
+        "acid-base",
+        "3.5",
+        "-40",
+        "&amp;",
+    ]
 )
 SENTENCE = st.lists(VOCABULARY, min_size=1, max_size=12).map(" ".join)
 
@@ -199,12 +245,16 @@ def test_rouge_is_rouge_scores_live(answer, golds):
         assert score(Rouge(variant), answer, golds) == pytest.approx(theirs, abs=1e-12)
 
 
-@given(st.lists(st.sampled_from("abc"), max_size=9), st.lists(st.sampled_from("abc"), max_size=9))
+@given(
+    st.lists(st.sampled_from("abc"), max_size=9), st.lists(st.sampled_from("abc"), max_size=9)
+)
 def test_common_subsequence_by_the_textbook_table(a, b):
     table = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
     for i, x in enumerate(a):
         for j, y in enumerate(b):
-            table[i + 1][j + 1] = table[i][j] + 1 if x == y else max(table[i][j + 1], table[i + 1][j])
+            table[i + 1][j + 1] = (
+                table[i][j] + 1 if x == y else max(table[i][j + 1], table[i + 1][j])
+            )
     assert common_subsequence(a, b) == table[-1][-1]
 
 
@@ -224,16 +274,26 @@ def test_normalizing_again_changes_nothing(text):
 
 # --- cheats ----------------------------------------------------------------------------------------------
 
-PAIRS = [("sodium chloride", "potassium iodide"), ("water", "salt"), (GOLD, "a part of the plant")]
+PAIRS = [
+    ("sodium chloride", "potassium iodide"),
+    ("water", "salt"),
+    (GOLD, "a part of the plant"),
+]
 
 
-@pytest.mark.parametrize("reward", [Bleu(), Rouge(), Rouge("rouge1"), Bleu(max_order=2)], ids=repr)
+@pytest.mark.parametrize(
+    "reward", [Bleu(), Rouge(), Rouge("rouge1"), Bleu(max_order=2)], ids=repr
+)
 @pytest.mark.parametrize(("right", "wrong"), PAIRS)
 def test_cheats_earn_less_than_the_answer(reward, right, wrong):
     cases = crafted_cases(right, wrong, prefill="<answer>")
     cheats = reward.cheats(cases[0])
-    assert {"gold five times", "gold among keywords", "keywords"} <= {case.name for case in cheats}
-    assert all(case.completion.endswith("</answer>") and case.prefill == "<answer>" for case in cheats)
+    assert {"gold five times", "gold among keywords", "keywords"} <= {
+        case.name for case in cheats
+    }
+    assert all(
+        case.completion.endswith("</answer>") and case.prefill == "<answer>" for case in cheats
+    )
     table = check_rewards(reward, cases + cheats).set_index("case")[
         "bleu" if isinstance(reward, Bleu) else reward.__name__
     ]
@@ -256,7 +316,9 @@ def test_a_reward_that_counts_recall_alone_is_caught():
 
 
 @pytest.mark.parametrize("reward", [Bleu(), Rouge(), Rouge("rouge1")], ids=repr)
-@pytest.mark.parametrize("golds", [["an isotope", "Isotope"], ["acid and base", "base and acid."]])
+@pytest.mark.parametrize(
+    "golds", [["an isotope", "Isotope"], ["acid and base", "base and acid."]]
+)
 def test_what_is_another_reference_is_no_cheat(reward, golds):
     cases = crafted_cases(golds[0], "water", prefill="<answer>", columns={"answer": golds})
     check_rewards(reward, cases + reward.cheats(cases[0]))
@@ -271,15 +333,22 @@ def test_what_rouge1_cannot_see_is_left_to_the_others():
 
 
 def test_cheats_need_a_gold_and_an_answer_of_the_models_own():
-    whole = Bleu(tag=None).cheats(Case("honest", "water", honest=True, columns={"answer": ["water", "ice"]}))
-    assert {"all references": "water ice"}.items() <= {case.name: case.completion for case in whole}.items()
+    whole = Bleu(tag=None).cheats(
+        Case("honest", "water", honest=True, columns={"answer": ["water", "ice"]})
+    )
+    assert {"all references": "water ice"}.items() <= {
+        case.name: case.completion for case in whole
+    }.items()
     assert Bleu().cheats(Case("honest", "<answer>water</answer>", honest=True)) == []
-    inside = Case("honest", "ter</answer>", honest=True, prefill="<answer>wa", columns={"answer": "water"})
+    inside = Case(
+        "honest", "ter</answer>", honest=True, prefill="<answer>wa", columns={"answer": "water"}
+    )
     assert Bleu().cheats(inside) == []
 
 
 @pytest.mark.parametrize(
-    "answer", ["Paris", "in Paris, France", "paris paris", "Rome or Berlin", "city of light Paris"]
+    "answer",
+    ["Paris", "in Paris, France", "paris paris", "Rome or Berlin", "city of light Paris"],
 )
 @pytest.mark.parametrize("gold", ["Paris", "Paris, city of light", "Berlin"])
 def test_rouge1_is_squads_token_f1_where_no_article_stands(answer, gold):

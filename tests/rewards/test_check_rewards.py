@@ -72,7 +72,9 @@ def test_every_task_of_the_kit_passes(task):
 
 def test_the_table_holds_the_rewards_own_numbers():
     table = check_rewards(
-        [ExactAnswer(), SoftFormat()], crafted_cases("82", "47", think="think"), weights=[0.75, 0.25]
+        [ExactAnswer(), SoftFormat()],
+        crafted_cases("82", "47", think="think"),
+        weights=[0.75, 0.25],
     ).set_index("case")
     assert table.loc["honest"].tolist() == [
         "<think>\nReasoning.\n</think>\n<answer>82</answer>",
@@ -91,7 +93,12 @@ def test_weights_default_to_the_tasks_and_to_equal():
     exact, soft = task.rewards
     wrong = "wrong answer, right format"
     assert check_rewards([exact, soft], task).set_index("case").loc[wrong, "total"] == 0.25
-    assert check_rewards([exact, soft], crafted_cases("1", "2")).set_index("case").loc[wrong, "total"] == 0.5
+    assert (
+        check_rewards([exact, soft], crafted_cases("1", "2"))
+        .set_index("case")
+        .loc[wrong, "total"]
+        == 0.5
+    )
 
 
 # Each reward falls for one cheat; the name of the cheat must be in the error.
@@ -104,12 +111,17 @@ def _counts_opening_tags(responses):
 
 
 def _never_closed(responses, answer):
-    return [float(a in r.rpartition("<answer>")[2]) for r, a in zip(responses, answer, strict=True)]
+    return [
+        float(a in r.rpartition("<answer>")[2]) for r, a in zip(responses, answer, strict=True)
+    ]
 
 
 def _last_block(responses, answer):
     return [
-        float(r.rpartition("<answer>")[2].partition("</answer>")[0] == a and r.endswith("</answer>"))
+        float(
+            r.rpartition("<answer>")[2].partition("</answer>")[0] == a
+            and r.endswith("</answer>")
+        )
         for r, a in zip(responses, answer, strict=True)
     ]
 
@@ -134,12 +146,15 @@ def _somewhere_in_the_block(responses, answer):
 
 def _anything_but_tags(responses, answer):
     return [
-        0.5 if "<answer>" in r else float(last_number(r) == a) for r, a in zip(responses, answer, strict=True)
+        0.5 if "<answer>" in r else float(last_number(r) == a)
+        for r, a in zip(responses, answer, strict=True)
     ]
 
 
 def _likes_wrong(responses, answer):
-    return [float(a not in r and "</answer>" in r) for r, a in zip(responses, answer, strict=True)]
+    return [
+        float(a not in r and "</answer>" in r) for r, a in zip(responses, answer, strict=True)
+    ]
 
 
 def _always_one(responses, answer):
@@ -162,14 +177,24 @@ def _always_one(responses, answer):
             {"truncated", "both answers in one block"},
             "never asks for the closing tag",
         ),
-        (_last_block, "", {"answer twice, right last", "tag spam, right answer"}, "takes the last of many"),
+        (
+            _last_block,
+            "",
+            {"answer twice, right last", "tag spam, right answer"},
+            "takes the last of many",
+        ),
         (
             _first_block,
             "",
             {"answer twice, right first", "tag spam, right answer"},
             "takes the first of many",
         ),
-        (_somewhere_in_the_block, "", {"both answers in one block"}, "substring match: list all candidates"),
+        (
+            _somewhere_in_the_block,
+            "",
+            {"both answers in one block"},
+            "substring match: list all candidates",
+        ),
         (
             _first_block,
             "<answer>",
@@ -178,7 +203,12 @@ def _always_one(responses, answer):
         ),
         (_anything_but_tags, "", {"right answer, wrong format"}, "the wrong format outranks"),
         (_likes_wrong, "", {"wrong answer, right format"}, "upside down"),
-        (_always_one, "", {*CHEATS} - {"right answer, wrong format"}, "no signal: everything ties"),
+        (
+            _always_one,
+            "",
+            {*CHEATS} - {"right answer, wrong format"},
+            "no signal: everything ties",
+        ),
     ],
 )
 def test_a_reward_that_falls_for_a_cheat_is_named_with_it(fn, prefill, cheats, reason):
@@ -233,7 +263,8 @@ def test_in_a_weighted_sum_only_the_total_counts():
 @pytest.mark.parametrize("answer", ["82", "7.5"])
 @pytest.mark.parametrize("reward", [ExactAnswer(), NumericAnswer(), MathAnswer()], ids=repr)
 @pytest.mark.parametrize(
-    ("prefill", "think"), [("", None), ("<answer>", None), ("<think>\n", "think"), ("", "think")]
+    ("prefill", "think"),
+    [("", None), ("<answer>", None), ("<think>\n", "think"), ("", "think")],
 )
 def test_answer_rewards_pass_with_any_prefill(answer, reward, prefill, think):
     cases = crafted_cases(answer, "47", prefill=prefill, think=think)
@@ -256,11 +287,16 @@ def test_own_cases_and_the_honest_one_that_nobody_can_judge():
     ]
     assert check_rewards(ExactAnswer(), cases)["exact_answer"].tolist() == [1.0, 1.0]
     with pytest.raises(RewardCheckError, match="'long' .* ties with"):
-        check_rewards(ExactAnswer(), [cases[0], Case("long", cases[1].completion, columns={"answer": "5"})])
+        check_rewards(
+            ExactAnswer(),
+            [cases[0], Case("long", cases[1].completion, columns={"answer": "5"})],
+        )
     with pytest.raises(ValueError, match="honest=True"):
         check_rewards(ExactAnswer(), cases[1:])
     with pytest.raises(RewardCheckError, match="numeric_answer cannot judge the honest"):
-        check_rewards(NumericAnswer(), [Case("honest", "a", honest=True, columns={"answer": "a few"})])
+        check_rewards(
+            NumericAnswer(), [Case("honest", "a", honest=True, columns={"answer": "a few"})]
+        )
 
 
 def test_a_scorer_that_takes_any_answer_is_found():
@@ -289,7 +325,9 @@ def test_bad_arguments():
     )
     with pytest.raises(RewardCheckError, match="is_correct takes any answer"):
         check_rewards(anything.rewards, anything)
-    unanswered = from_rows("none", [{"question": str(i)} for i in range(9)], reward=SoftFormat())
+    unanswered = from_rows(
+        "none", [{"question": str(i)} for i in range(9)], reward=SoftFormat()
+    )
     with pytest.raises(ValueError, match="give a list of Case"):
         check_rewards(unanswered.rewards, unanswered)
 
@@ -318,13 +356,20 @@ def _lenient_task(**fields):
 
 def test_a_task_brings_its_own_cases_and_cheats():
     task = _lenient_task()
-    assert check_rewards(task.rewards, task)["case"].tolist() == ["honest", "the question said again"]
+    assert check_rewards(task.rewards, task)["case"].tolist() == [
+        "honest",
+        "the question said again",
+    ]
     assert task.answer_of("[108]") == "108" and task.answer_of("[]") is None
 
     def found(row, honest):
-        return [Case("every number", " ".join(map(str, range(100, 110))), columns=honest.columns)]
+        return [
+            Case("every number", " ".join(map(str, range(100, 110))), columns=honest.columns)
+        ]
 
-    with pytest.raises(RewardCheckError, match="names_it: 'every number' .* ties with the honest"):
+    with pytest.raises(
+        RewardCheckError, match="names_it: 'every number' .* ties with the honest"
+    ):
         check_rewards(task.rewards, _lenient_task(cheats=found))
 
 
@@ -347,7 +392,10 @@ def test_copying_the_question_is_tried():
     def holds_it(responses, answer):
         return [float(gold in text) for text, gold in zip(responses, answer, strict=True)]
 
-    rows = [{"question": f"Which is larger, {n} or {n + 1}?", "answer": str(n + 1)} for n in range(10, 40, 2)]
+    rows = [
+        {"question": f"Which is larger, {n} or {n + 1}?", "answer": str(n + 1)}
+        for n in range(10, 40, 2)
+    ]
     lenient = from_rows("larger", rows, reward=holds_it, prefill="<answer>")
     with pytest.raises(
         RewardCheckError, match="holds_it: 'the question as the answer' .* ties with the honest"
@@ -356,11 +404,15 @@ def test_copying_the_question_is_tried():
     strict = from_rows("larger", rows, reward=ExactAnswer(), prefill="<answer>")
     table = check_rewards(strict.rewards, strict).set_index("case")
     assert (
-        table.loc["the question as the answer", "total"] == table.loc["the question said again", "total"] == 0
+        table.loc["the question as the answer", "total"]
+        == table.loc["the question said again", "total"]
+        == 0
     )
 
 
-@pytest.mark.parametrize("reward", ["countdown_answer", "schedule_share", "call_accuracy", "rouge_l"])
+@pytest.mark.parametrize(
+    "reward", ["countdown_answer", "schedule_share", "call_accuracy", "rouge_l"]
+)
 def test_cheats_with_an_answer_keep_the_honest_reasoning(reward):
     made = {
         "countdown_answer": (CountdownAnswer(), "3 + 5", {"numbers": [3, 5], "target": 8}),
@@ -369,10 +421,15 @@ def test_cheats_with_an_answer_keep_the_honest_reasoning(reward):
         "rouge_l": (Rouge(), "cell wall", {"answer": "cell wall"}),
     }
     cheater, right, columns = made[reward]
-    honest = crafted_cases(right, "wrong", prefill="<think>\n", think="think", columns=columns)[0]
+    honest = crafted_cases(right, "wrong", prefill="<think>\n", think="think", columns=columns)[
+        0
+    ]
     cheats = cheater.cheats(honest)
-    scores = SoftFormat()([case.completion for case in cheats], prefill=[case.prefill for case in cheats])
-    assert cheats and scores == [1.0] * len(cheats)  # what a policy that cheats would write, at its best
+    scores = SoftFormat()(
+        [case.completion for case in cheats], prefill=[case.prefill for case in cheats]
+    )
+    # what a policy that cheats would write, at its best
+    assert cheats and scores == [1.0] * len(cheats)
 
 
 def test_what_training_found_is_tried_on_the_next_reward():
@@ -384,7 +441,9 @@ def test_what_training_found_is_tried_on_the_next_reward():
         values = [evaluate(extract_answer(text) or "") for text in responses]
         return [float(value == wanted) for value, wanted in zip(values, target, strict=True)]
 
-    with pytest.raises(RewardCheckError, match="makes_target: 'the target itself' .* ties with the honest"):
+    with pytest.raises(
+        RewardCheckError, match="makes_target: 'the target itself' .* ties with the honest"
+    ):
         check_rewards([makes_target, CountdownAnswer()], task, weights=[0.5, 0.5])
 
 
@@ -409,20 +468,26 @@ def test_the_cheats_of_each_reward_are_tried_and_one_that_comes_out_honest_is_dr
 
 
 @pytest.mark.parametrize(
-    "part", [RightSize(40, 60, unit="characters"), Repetition(), Language("latin")], ids=lambda r: r.__name__
+    "part",
+    [RightSize(40, 60, unit="characters"), Repetition(), Language("latin")],
+    ids=lambda r: r.__name__,
 )
 def test_what_is_only_a_part_counts_in_the_total_alone(part):
     task = largest(n_train=8, n_held_out=4)
     with pytest.raises(RewardCheckError, match=part.__name__):
-        check_rewards(part, task)  # by itself it pays for anything short, varied, in the right script
+        # by itself it pays for anything short, varied, in the right script
+        check_rewards(part, task)
     table = check_rewards([*task.rewards, part], task, weights=[0.5, 0.25, 0.25])
-    assert (table[part.__name__].iloc[1:] >= table[part.__name__].iloc[0]).any()  # a cheat ties in this part
+    # a cheat ties in this part
+    assert (table[part.__name__].iloc[1:] >= table[part.__name__].iloc[0]).any()
     assert (table["total"].iloc[1:] < table["total"].iloc[0]).all()
 
 
 def test_the_thinking_tag_is_found_in_a_gate_inside_a_sum():
     gated = Gated(ExactAnswer(), on=SoftFormat())
-    task = from_rows("t", [{"question": f"q{n}", "answer": str(n)} for n in range(10)], reward=ExactAnswer())
+    task = from_rows(
+        "t", [{"question": f"q{n}", "answer": str(n)} for n in range(10)], reward=ExactAnswer()
+    )
     table = check_rewards(WeightedSum([(gated, 0.75), (Repetition(), 0.25)]), task)
     assert table["response"].iloc[0].startswith("<think>") and table["total"].iloc[0] == 1.0
 

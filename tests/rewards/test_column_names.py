@@ -41,7 +41,9 @@ class Sees:
 
     def __call__(self, completions, **columns):
         self.got = columns.get(self.column)
-        return [float(self.got is not None and value in VALUES) for value in self.got or completions]
+        return [
+            float(self.got is not None and value in VALUES) for value in self.got or completions
+        ]
 
 
 def all_kinds(name):
@@ -64,7 +66,12 @@ def test_a_column_of_any_other_name_reaches_every_reward(name):
     rewards, asked = all_kinds(name)
     columns = {"answer": ["5", "6"], name: VALUES}
     texts = ["<answer>5</answer>", "<answer>5</answer>"]
-    expected = {"sees": [1, 1], "gated_sees_0": [1, 1], "weighted_sum": [1, 0.75], "function": [1, 1]}
+    expected = {
+        "sees": [1, 1],
+        "gated_sees_0": [1, 1],
+        "weighted_sum": [1, 0.75],
+        "function": [1, 1],
+    }
     scores = score_all(rewards, texts, **columns)
     assert scores == {n: expected[n] for n in scores} and len(scores) == len(rewards)
     assert all(one.got == VALUES for one in asked)
@@ -77,13 +84,20 @@ def test_a_column_of_any_other_name_reaches_every_reward(name):
         )
     cases = [
         Case("honest", texts[0], honest=True, columns={"answer": "5", name: VALUES[0]}),
-        Case("wrong", "<answer>6</answer>", tie="always", columns={"answer": "5", name: VALUES[0]}),
+        Case(
+            "wrong",
+            "<answer>6</answer>",
+            tie="always",
+            columns={"answer": "5", name: VALUES[0]},
+        ),
     ]
     assert len(check_rewards(rewards, cases)) == 2
 
 
 def test_a_function_of_responses_keeps_its_own():
-    reward = on_response(lambda responses, **columns: [float(text == "ab") for text in responses])
+    reward = on_response(
+        lambda responses, **columns: [float(text == "ab") for text in responses]
+    )
     assert score(reward, ["b"], prefill=["a"], responses=["other"]) == [1.0]
 
 
@@ -94,7 +108,10 @@ def test_a_name_that_no_reward_can_be_given_is_refused_with_another(name, tmp_pa
         check_column_names(["answer", name], "task 'x': train")
     rows = [{"question": f"{i}?", "answer": "4", name: "x"} for i in range(4)]
     good = from_rows(
-        "x", [{"question": "a?", "answer": "4"}], [{"question": "b?", "answer": "4"}], reward=letters
+        "x",
+        [{"question": "a?", "answer": "4"}],
+        [{"question": "b?", "answer": "4"}],
+        reward=letters,
     )
     with pytest.raises(ValueError, match=f"rows {refused}"):
         answer(*tiny, good, rows)
@@ -111,7 +128,9 @@ def test_the_judge_refuses_what_python_cannot_call(name):
 
 def test_a_case_has_its_own_prefill():
     with pytest.raises(ValueError, match="cases has a column 'prefill'"):
-        check_rewards(letters, [Case("honest", "a", honest=True, columns={"prefill": "<answer>"})])
+        check_rewards(
+            letters, [Case("honest", "a", honest=True, columns={"prefill": "<answer>"})]
+        )
 
 
 def test_a_column_whose_name_is_no_text_is_refused():
@@ -121,21 +140,31 @@ def test_a_column_whose_name_is_no_text_is_refused():
 
 def test_all_of_them_at_once_in_training_evaluation_and_samples(tmp_path, tiny):
     names = [name for name in FREE if name != "responses"]
-    rows = [{"question": f"Say {i}:", "answer": str(i), **dict.fromkeys(FREE, "first")} for i in range(16)]
+    rows = [
+        {"question": f"Say {i}:", "answer": str(i), **dict.fromkeys(FREE, "first")}
+        for i in range(16)
+    ]
     seen = {name: Sees(name) for name in names}
     for name, one in seen.items():
         one.__name__ = f"sees {name}"
     rewards = [*seen.values(), WeightedSum({letters: 1.0})]
-    task = from_rows("own", rows[:8], rows[8:], reward=rewards, max_completion_tokens=6, strategies={})
+    task = from_rows(
+        "own", rows[:8], rows[8:], reward=rewards, max_completion_tokens=6, strategies={}
+    )
     make(tmp_path / "run", task=task, steps=1).train()
     assert all(one.got == ["first"] * 8 for one in seen.values())
     table = kit.read_completions(tmp_path / "run")
-    assert len(table) == 8 and (table["reward/sees name"] == 1).all(), "a column 'fills' hides no row"
+    assert len(table) == 8 and (table["reward/sees name"] == 1).all(), (
+        "a column 'fills' hides no row"
+    )
     for one in seen.values():
         one.got = None
     found = kit.evaluate(*tiny, task)
     assert (
-        all(one.got == ["first"] * 8 for one in seen.values()) and found.rows["reward/sees name"].min() == 1
+        all(one.got == ["first"] * 8 for one in seen.values())
+        and found.rows["reward/sees name"].min() == 1
     )
     samples = kit.scored_samples(*tiny, task, samples=2, folder=tmp_path / "samples")
-    assert seen["reward"].got == ["first"] * 16 and samples.table["reward/sees reward"].min() == 1
+    assert (
+        seen["reward"].got == ["first"] * 16 and samples.table["reward/sees reward"].min() == 1
+    )

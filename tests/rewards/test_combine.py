@@ -89,8 +89,14 @@ def test_gated_on_real_rewards_keeps_both_in_sight():
     completions = ["5</answer>", "5</answer> I hope", "4</answer>"]
     scores, metrics, extra = logged(gated, completions, prefill="<answer>", answer=["5"] * 3)
     assert scores == [1.0, 0.0, 0.0]
-    assert extra == {"reward/exact_answer": [1.0, 1.0, 0.0], "reward/soft_format": [1.0, 0.75, 1.0]}
-    assert metrics == {"reward/exact_answer": 2 / 3, "reward/soft_format": pytest.approx(2.75 / 3)}
+    assert extra == {
+        "reward/exact_answer": [1.0, 1.0, 0.0],
+        "reward/soft_format": [1.0, 0.75, 1.0],
+    }
+    assert metrics == {
+        "reward/exact_answer": 2 / 3,
+        "reward/soft_format": pytest.approx(2.75 / 3),
+    }
     assert (gated.__name__, gated.columns) == ("gated_exact_answer", ("answer",))
     assert repr(gated).startswith("Gated(ExactAnswer(") and repr(gated).endswith("at=1)")
 
@@ -107,7 +113,11 @@ def test_gated_names_two_of_one_name_apart_and_refuses_one_reward_as_its_own_gat
     assert gated.names == ["exact_answer", "exact_answer_2"]
     columns = {"answer": ["5"], "other": ["4"]}
     scores, metrics, _ = logged(gated, ["<answer>5</answer>"], **columns)
-    assert scores == [0.0] and metrics["reward/exact_answer"] == 1 and metrics["reward/exact_answer_2"] == 0
+    assert (
+        scores == [0.0]
+        and metrics["reward/exact_answer"] == 1
+        and metrics["reward/exact_answer_2"] == 0
+    )
     with pytest.raises(ValueError, match="the same"):
         Gated(reward := ExactAnswer(), on=reward)
 
@@ -129,14 +139,18 @@ def test_gated_names_two_of_one_name_apart_and_refuses_one_reward_as_its_own_gat
     ],
 )
 def test_clipped(score, expected, reason):
-    assert Clipped(given_scores("raw", [score]), low=-10, high=0)(["text"]) == [expected], reason
+    assert Clipped(given_scores("raw", [score]), low=-10, high=0)(["text"]) == [expected], (
+        reason
+    )
 
 
 def test_clipped_makes_trls_rewards_fit():
     ids = [[1] * 90, [1, 2, 3, 4], [5] * 120]
     texts = ["a", "b", "c"]
     overlong = Clipped(get_soft_overlong_punishment(100, 20), low=-1, high=0)
-    assert overlong(texts, completion_ids=ids) == RightSize(80, 100, unit="tokens")(texts, completion_ids=ids)
+    assert overlong(texts, completion_ids=ids) == RightSize(80, 100, unit="tokens")(
+        texts, completion_ids=ids
+    )
     repetition = Clipped(get_repetition_penalty_reward(2), low=-1, high=0)
     assert repetition(texts, completion_ids=ids)[1] == 1.0
     scores, metrics, extra = logged(overlong, texts, completion_ids=ids)
@@ -177,7 +191,9 @@ def test_sums_in_sums_and_clipped_in_gates():
     raw = given_scores("raw", [5, -5])
     inner = WeightedSum({Clipped(raw, low=0, high=10): 0.5, given_scores("b", [1, 1]): 0.5})
     inner.__name__ = "inner"
-    total = WeightedSum({Gated(inner, on=given_scores("gate", [1, 1])): 0.5, given_scores("c", [0, 1]): 0.5})
+    total = WeightedSum(
+        {Gated(inner, on=given_scores("gate", [1, 1])): 0.5, given_scores("c", [0, 1]): 0.5}
+    )
     scores, _, extra = logged(total, ["x", "y"])
     assert scores == [0.375, 0.75]
     assert extra["reward/raw"] == [5, -5]
@@ -188,13 +204,16 @@ def test_sums_in_sums_and_clipped_in_gates():
 
 def test_two_rewards_of_one_name_are_told_apart_however_deep():
     with pytest.warns(UserWarning, match="several rewards are named 'soft_format'"):
-        total = WeightedSum({Gated(ExactAnswer(), on=SoftFormat()): 0.5, SoftFormat(think=None): 0.5})
+        total = WeightedSum(
+            {Gated(ExactAnswer(), on=SoftFormat()): 0.5, SoftFormat(think=None): 0.5}
+        )
     assert total.names == ["gated_exact_answer", "soft_format", "exact_answer", "soft_format_2"]
 
 
 def test_a_part_of_the_sums_own_name_is_refused():
     inner = WeightedSum({ExactAnswer(): 1.0})
-    with pytest.raises(ValueError, match="'weighted_sum'.*set __name__"):  # both would be reward/weighted_sum
+    # both would be reward/weighted_sum
+    with pytest.raises(ValueError, match="'weighted_sum'.*set __name__"):
         WeightedSum({inner: 0.5, SoftFormat(): 0.5})
 
 
@@ -216,7 +235,9 @@ def test_what_another_reward_calls_parts_is_its_own_affair():
     reward.parts = 3
     assert all_parts(reward) == []
     assert (
-        check_rewards(WeightedSum({reward: 0.5, ExactAnswer(): 0.5}), crafted_cases("5", "6")[:1])["total"][0]
+        check_rewards(
+            WeightedSum({reward: 0.5, ExactAnswer(): 0.5}), crafted_cases("5", "6")[:1]
+        )["total"][0]
         == 1
     )
 
@@ -243,16 +264,24 @@ def test_an_infinite_part_is_found_also_where_clipped_asked_first():
 def test_parts_of_any_finite_scale_are_taken():
     points, penalty = given_scores("points", [2, -3]), given_scores("penalty", [-1, 0])
     assert WeightedSum({points: 0.5, penalty: 0.5})(["a", "b"]) == [0.5, -1.5]
-    assert WeightedSum({Gated(points, on=given_scores("gate", [1, 0])): 1.0})(["a", "b"]) == [2, -3]
+    assert WeightedSum({Gated(points, on=given_scores("gate", [1, 0])): 1.0})(["a", "b"]) == [
+        2,
+        -3,
+    ]
 
 
 def test_a_part_outside_its_stated_range_is_named_however_deep():
     points = given_scores("points", [2, 5])
     points.range = (0, 4)
-    with pytest.raises(ValueError, match=r"'points' gave 5 in row 1, .*\[0, 4\], the range that it states"):
-        WeightedSum({Gated(points, on=given_scores("gate", [1, 1])): 0.5, given_scores("b", [1, 1]): 0.5})(
-            ["a", "b"]
-        )
+    with pytest.raises(
+        ValueError, match=r"'points' gave 5 in row 1, .*\[0, 4\], the range that it states"
+    ):
+        WeightedSum(
+            {
+                Gated(points, on=given_scores("gate", [1, 1])): 0.5,
+                given_scores("b", [1, 1]): 0.5,
+            }
+        )(["a", "b"])
     whole = WeightedSum({given_scores("c", [1, 1]): 1.0})
     whole.range, whole.__name__ = (0, 0.5), "whole"
     with pytest.raises(ValueError, match="'whole' gave 1.0 in row 0"):
@@ -267,11 +296,17 @@ def test_none_in_the_depth_makes_the_sum_none():
 def test_cheats_of_all_parts_are_collected_once_and_do_not_pay():
     soft = SoftFormat(think=None)
     size, repetition = RightSize(200, 300, unit="characters"), Repetition()
-    total = WeightedSum({Gated(ExactAnswer(), on=soft): 0.75, soft: 0.125, size: 0.0625, repetition: 0.0625})
+    total = WeightedSum(
+        {Gated(ExactAnswer(), on=soft): 0.75, soft: 0.125, size: 0.0625, repetition: 0.0625}
+    )
     cases = crafted_cases("sodium chloride", "water", prefill="<answer>")
     cheats = total.cheats(cases[0])
     names = [case.name for case in cheats]
-    assert {"filler of the right length", "filler without end", "one phrase without end"} <= set(names)
+    assert {
+        "filler of the right length",
+        "filler without end",
+        "one phrase without end",
+    } <= set(names)
     assert len(names) == len(set(names))
     assert check_rewards(total, cases + cheats)["total"].max() == 1.0
 
@@ -282,7 +317,13 @@ ROWS = [
     ([1, 0], [0, 1], [0.5, 0.5], True, "one rises as the other falls"),
     ([1, 0], [0, 1], [0.75, 0.25], False, "other weights do not cancel"),
     ([1, 0], [1, 0], [0.5, 0.5], False, "both rise"),
-    ([1, 1], [0, 0], [0.5, 0.5], False, "nothing varies: no spread, but nothing cancels either"),
+    (
+        [1, 1],
+        [0, 0],
+        [0.5, 0.5],
+        False,
+        "nothing varies: no spread, but nothing cancels either",
+    ),
     ([1, 0], [0.5, 0.5], [0.5, 0.5], False, "one varies"),
     ([0.3, 0.1], [0.1, 0.2], [0.2, 0.4], True, "0.2 * 0.3 + 0.4 * 0.1 is 0.1 but for 1e-17"),
     ([1, 1, 0], [0, 0, 1], [0.5, 0.5], True, "three"),
@@ -295,16 +336,20 @@ ROWS = [
 @pytest.mark.parametrize(("a", "b", "weights", "cancelled", "reason"), ROWS)
 def test_one_group(a, b, weights, cancelled, reason):
     row = cancelled_groups({"a": a, "b": b}, weights=weights, group_size=len(a)).iloc[0]
-    assert (row.step, row.groups, row.cancelled) == (0, int(cancelled is not None), int(bool(cancelled))), (
-        reason
-    )
+    assert (row.step, row.groups, row.cancelled) == (
+        0,
+        int(cancelled is not None),
+        int(bool(cancelled)),
+    ), reason
     assert bool(row.example) == bool(cancelled)
-    total = WeightedSum([(given_scores("a", a), weights[0]), (given_scores("b", b), 1 - weights[0])])
+    total = WeightedSum(
+        [(given_scores("a", a), weights[0]), (given_scores("b", b), 1 - weights[0])]
+    )
     if sum(weights) == 1:
         _, metrics, _ = logged(total, ["text"] * len(a), prompts=["p"] * len(a))
-        assert metrics.get("frac_cancelled_groups") == (None if cancelled is None else float(cancelled)), (
-            reason
-        )
+        assert metrics.get("frac_cancelled_groups") == (
+            None if cancelled is None else float(cancelled)
+        ), reason
 
 
 def test_groups_are_adjacent_equal_prompts():
@@ -337,7 +382,13 @@ def test_the_completions_log_step_by_step():
         )
     )
     assert table.to_dict("records") == [
-        {"step": 1, "groups": 2, "cancelled": 1, "share": 0.5, "example": "a 1, 0; b 0, 1; reward 0.5, 0.5"},
+        {
+            "step": 1,
+            "groups": 2,
+            "cancelled": 1,
+            "share": 0.5,
+            "example": "a 1, 0; b 0, 1; reward 0.5, 0.5",
+        },
         {"step": 2, "groups": 1, "cancelled": 0, "share": 0.0, "example": ""},
     ]
 
@@ -381,18 +432,29 @@ def test_two_completions_of_a_step_that_share_a_group_number_with_another_step_a
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: cancelled_groups(log(reward=[1] * 6)), "needs step, group, reward and reward/<part>"),
+        (
+            lambda: cancelled_groups(log(reward=[1] * 6)),
+            "needs step, group, reward and reward/<part>",
+        ),
         (lambda: cancelled_groups(log(**{"reward/a": [1] * 6})), "needs step, group, reward"),
         (
-            lambda: cancelled_groups(log(**{"reward/a": [1] * 6, "reward": [1] * 6}), weights=[1]),
+            lambda: cancelled_groups(
+                log(**{"reward/a": [1] * 6, "reward": [1] * 6}), weights=[1]
+            ),
             "weights and group",
         ),
         (
             lambda: cancelled_groups({"a": [1, 0]}, weights=[1, 2], group_size=2),
             r"weights=\[1, 2\] for 1 parts",
         ),
-        (lambda: cancelled_groups({"a": [1, 0, 1]}, weights=[1], group_size=2), "group_size=2 for 3"),
-        (lambda: cancelled_groups({"a": [1, 0], "b": [1]}, weights=[1, 1], group_size=2), "lengths"),
+        (
+            lambda: cancelled_groups({"a": [1, 0, 1]}, weights=[1], group_size=2),
+            "group_size=2 for 3",
+        ),
+        (
+            lambda: cancelled_groups({"a": [1, 0], "b": [1]}, weights=[1, 1], group_size=2),
+            "lengths",
+        ),
         (lambda: cancelled_groups({}, weights=[], group_size=2), "lengths"),
     ],
 )
@@ -408,14 +470,18 @@ def test_the_log_the_lists_and_the_live_metric_agree(rows):
     total = [0.5 * x + 0.5 * y for x, y in rows]
     prompts = [row // 2 for row in range(len(rows))]
     by_lists = cancelled_groups({"a": a, "b": b}, weights=[0.5, 0.5], group_size=2)
-    table = pd.DataFrame({"step": 0, "group": prompts, "reward/a": a, "reward/b": b, "reward": total})
+    table = pd.DataFrame(
+        {"step": 0, "group": prompts, "reward/a": a, "reward/b": b, "reward": total}
+    )
     assert cancelled_groups(table).equals(by_lists)
     assert cancelled_share([a, b], total, prompts) == pytest.approx(by_lists["share"][0])
 
 
 def test_a_real_run_shows_it_live_and_in_its_log(tmp_path):
     def early(completions, **columns):
-        return [float(text < sorted(completions)[len(completions) // 2]) for text in completions]
+        return [
+            float(text < sorted(completions)[len(completions) // 2]) for text in completions
+        ]
 
     def late(completions, **columns):
         return [1 - score for score in early(completions)]

@@ -44,6 +44,7 @@ def test_a_reward_that_pays_the_found_hack_fails_the_check(task):
 def test_a_found_case_without_a_column_is_not_passed_over():
     honest = Case("honest", "<answer>82</answer>", honest=True, columns={"answer": "82"})
     with pytest.raises(
-        ValueError, match="'found at step 2' has no column 'answer', which exact_answer asks for"
+        ValueError,
+        match="'found at step 2' has no column 'answer', which exact_answer asks for",
     ):
         check_rewards(ExactAnswer(), [honest], found=[Case("found at step 2", "82")])

@@ -16,7 +16,12 @@ LATIN, HAN, CYRILLIC = Language("latin"), Language("han"), Language("cyrillic")
     ("reward", "text", "expected", "reason"),
     [
         (LATIN, "The answer is four.", 1.0, "all letters Latin"),
-        (LATIN, "La réponse est œuf, naïve Straße", 1.0, "with accents too; French is not told from English"),
+        (
+            LATIN,
+            "La réponse est œuf, naïve Straße",
+            1.0,
+            "with accents too; French is not told from English",
+        ),
         (LATIN, "re\u0301ponse", 1.0, "an accent written apart is no letter"),
         (LATIN, "答案是四", 0.0, "all Chinese"),
         (LATIN, "four 四", 4 / 5, "share of letters"),
@@ -28,14 +33,24 @@ LATIN, HAN, CYRILLIC = Language("latin"), Language("han"), Language("cyrillic")
         (LATIN, "β-carotene, ΔH = 5 kJ, 3 μm", 1.0, "Greek letters are symbols"),
         (Language("greek"), "η απάντηση", 1.0, "where Greek is expected they count"),
         (Language("greek"), "answer β", 1 / 7, "for and against"),
-        (LATIN, "ｆｕｌｌ 𝐛𝐨𝐥𝐝", 1.0, "fullwidth and mathematical letters are what they stand for"),
+        (
+            LATIN,
+            "ｆｕｌｌ 𝐛𝐨𝐥𝐝",
+            1.0,
+            "fullwidth and mathematical letters are what they stand for",
+        ),
         (HAN, "答案是四。", 1.0, "Chinese"),
         (HAN, "<think>答案</think>\n<answer>四</answer>", 1.0, "tags are neutral"),
         (HAN, r"答案 \frac{1}{2} \(x + y\) $a^2$ \[ab\] $$c$$", 1.0, "formulas are neutral"),
         (HAN, "答案 `print` ```python\nprint(1)\n```", 1.0, "code is neutral"),
         (HAN, "答案 ok", 2 / 4, "Latin outside of it is not"),
         (HAN, "<b>答</b> if a<b and c", 1 / 9, "a comparison is no tag"),
-        (LATIN, "ok ```\n答案是四\n```", 2 / 6, "Chinese in code is a comment or an evasion: it counts"),
+        (
+            LATIN,
+            "ok ```\n答案是四\n```",
+            2 / 6,
+            "Chinese in code is a comment or an evasion: it counts",
+        ),
         (LATIN, "ok $答案是四$", 2 / 6, "so does Chinese in a formula"),
         (Language("kana", "han"), "これは漢字とカタカナです", 1.0, "Japanese has two scripts"),
         (Language("kana"), "これは漢字", 3 / 5, "one of which is not the other"),
@@ -45,7 +60,12 @@ LATIN, HAN, CYRILLIC = Language("latin"), Language("han"), Language("cyrillic")
         (LATIN, "ᏣᎳᎩ", 0.0, "a script that has no name here is another script"),
         (LATIN, "Ας δούμε το πρόβλημα", 0.0, "text in Greek is no symbol"),
         (LATIN, "αβγ, Δx and sin θ", 1.0, "a few letters are symbols"),
-        (CYRILLIC, "Дом № 5 ™ Ⅳ Ⓜ", 1.0, "signs are no letters, whatever letters they are made of"),
+        (
+            CYRILLIC,
+            "Дом № 5 ™ Ⅳ Ⓜ",
+            1.0,
+            "signs are no letters, whatever letters they are made of",
+        ),
         (LATIN, "a\ud800\x00", 1.0, "a surrogate and a NUL are no letters"),
     ],
 )
@@ -81,7 +101,9 @@ def test_the_share_by_the_long_way_round(text):
     assert LATIN([text]) == [pytest.approx(share if text.strip() else 0.0)]
 
 
-@pytest.mark.parametrize("reward", [LATIN, HAN, CYRILLIC, Language("han", "cyrillic")], ids=repr)
+@pytest.mark.parametrize(
+    "reward", [LATIN, HAN, CYRILLIC, Language("han", "cyrillic")], ids=repr
+)
 def test_switching_the_script_costs_even_with_the_right_answer(reward):
     honest = crafted_cases("82", "47")[0]
     replaced, before = reward.cheats(honest)

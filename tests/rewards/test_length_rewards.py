@@ -33,7 +33,9 @@ def test_right_size(length, expected, reason):
     tokens = RightSize(80, 100, unit="tokens", shortest=20)
     assert characters(["x" * length]) == [pytest.approx(expected)], reason
     if length:
-        assert tokens(["any text"], completion_ids=[[7] * length]) == [pytest.approx(expected)], reason
+        assert tokens(["any text"], completion_ids=[[7] * length]) == [
+            pytest.approx(expected)
+        ], reason
 
 
 def test_it_falls_without_ever_climbing_again():
@@ -60,11 +62,19 @@ def test_a_completion_of_special_tokens_alone_is_blank():
     assert RightSize(80, 100, unit="tokens")([""], completion_ids=[[2] * 50]) == [0.0]
 
 
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=20), st.integers(1, 100), st.integers(1, 100))
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=20),
+    st.integers(1, 100),
+    st.integers(1, 100),
+)
 def test_right_size_is_one_plus_trls_soft_overlong_punishment(lengths, expected, slack):
     ids = [[1] * length for length in lengths]
-    theirs = get_soft_overlong_punishment(max_completion_len=expected + slack, soft_punish_cache=slack)(ids)
-    ours = RightSize(expected, expected + slack, unit="tokens")(["text"] * len(ids), completion_ids=ids)
+    theirs = get_soft_overlong_punishment(
+        max_completion_len=expected + slack, soft_punish_cache=slack
+    )(ids)
+    ours = RightSize(expected, expected + slack, unit="tokens")(
+        ["text"] * len(ids), completion_ids=ids
+    )
     assert ours == pytest.approx([1 + punishment for punishment in theirs], abs=1e-12)
 
 
@@ -124,9 +134,13 @@ def test_repetition(text, expected, reason):
     assert Repetition(3)([text]) == [pytest.approx(expected)], reason
 
 
-@given(st.lists(st.sampled_from("a b c d e".split()), min_size=1, max_size=30), st.integers(1, 5))
+@given(
+    st.lists(st.sampled_from("a b c d e".split()), min_size=1, max_size=30), st.integers(1, 5)
+)
 def test_repetition_is_one_plus_trls_penalty(letters, n):
-    theirs = get_repetition_penalty_reward(ngram_size=n)([[ord(letter) for letter in letters]])[0]
+    theirs = get_repetition_penalty_reward(ngram_size=n)([[ord(letter) for letter in letters]])[
+        0
+    ]
     assert Repetition(n)([" ".join(letters)]) == [pytest.approx(1 + theirs, abs=1e-12)]
 
 

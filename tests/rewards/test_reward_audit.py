@@ -26,7 +26,14 @@ from grpo_kit.rewards import (
     on_response,
 )
 from grpo_kit.tasks import code, countdown, from_rows, interval_scheduling, largest
-from grpo_kit.verdicts._neighbours import _BY_RULE, TRIED, equal_texts, excused, near_misses, why
+from grpo_kit.verdicts._neighbours import (
+    _BY_RULE,
+    TRIED,
+    equal_texts,
+    excused,
+    near_misses,
+    why,
+)
 
 MONTHS = ["January", "May", "August", "December"]
 WORDS = [
@@ -200,12 +207,16 @@ def test_the_counts_of_one_gold_by_hand():
              r"\boxed{\text{no}}", r"\text{no}", "No"]  # fmt: skip
     wrong = ["on", "no and more", "not no", "The answer is not no", "no is wrong", "no, no, wait: on", "no or on",
              "on, no"]  # fmt: skip
-    assert (list(equal_texts("no").values()), list(near_misses("no").values())) == (right, wrong)
+    assert (list(equal_texts("no").values()), list(near_misses("no").values())) == (
+        right,
+        wrong,
+    )
     cases = [
         (lambda text, gold: True, (0, 8)),
         (lambda text, gold: text == gold, (11, 0)),
         (lambda text, gold: text in (gold, "No", "on", "no or on"), (10, 2)),
-        (lambda text, gold: 0.5 if text == "No" else text == gold, (11, 0)),  # half is not in full
+        # half is not in full
+        (lambda text, gold: 0.5 if text == "No" else text == gold, (11, 0)),
     ]
     for judge, counts in cases:
         made = audit(_of(judge), [{"answer": "no"}, {"answer": "no"}], n=ALL)
@@ -214,7 +225,9 @@ def test_the_counts_of_one_gold_by_hand():
         assert table["wrong"].tolist() == [2 * count for count in counts]
         assert table["rate"].tolist() == [counts[0] / 11, counts[1] / 8]
         assert (table["low"] <= table["rate"]).all() and (table["rate"] <= table["high"]).all()
-    table = audit(_of(lambda text, gold: text in (gold, "on")), [{"answer": "no"}], n=ALL).table()
+    table = audit(
+        _of(lambda text, gold: text in (gold, "on")), [{"answer": "no"}], n=ALL
+    ).table()
     assert table.loc["near misses paid in full", ["low", "high"]].tolist() == pytest.approx(
         [0.0224, 0.4709], abs=1e-4
     )
@@ -222,27 +235,46 @@ def test_the_counts_of_one_gold_by_hand():
 
 def test_what_cannot_be_judged_is_counted_and_said():
     def shy(completions, answer, **columns):
-        texts = [text.removeprefix("<answer>").removesuffix("</answer>") for text in completions]
+        texts = [
+            text.removeprefix("<answer>").removesuffix("</answer>") for text in completions
+        ]
         known = {"yes": 1.0, "no": 1.0, "No": None, "on": None}
         return [
-            known.get(text, 0.0) if gold != "odd" else None for text, gold in zip(texts, answer, strict=True)
+            known.get(text, 0.0) if gold != "odd" else None
+            for text, gold in zip(texts, answer, strict=True)
         ]
 
     rows = [{"answer": gold} for gold in ("no", "odd", None, float("nan"), "even")]
     made = audit(shy, rows, n=ALL)
-    assert made.table()["not judged"].tolist() == [1, 1] and made.table()["n"].tolist() == [10, 7]
-    assert made.golds == 1 and made.left_out == [("None", None), ("nan", None), ("odd", None), ("even", 0.0)]
+    assert made.table()["not judged"].tolist() == [1, 1] and made.table()["n"].tolist() == [
+        10,
+        7,
+    ]
+    assert made.golds == 1 and made.left_out == [
+        ("None", None),
+        ("nan", None),
+        ("odd", None),
+        ("even", 0.0),
+    ]
     assert "Left out are 4 golds whose own text it cannot judge, such as 'None'" in made.summary
     assert set(made.worst["name"]).isdisjoint({"the other capital", "letters in another order"})
     nothing = audit(shy, [{"answer": "odd"}])
-    assert nothing.golds == 0 and "none of 0" in nothing.summary and nothing.worst.empty and repr(nothing)
+    assert (
+        nothing.golds == 0
+        and "none of 0" in nothing.summary
+        and nothing.worst.empty
+        and repr(nothing)
+    )
 
 
 def test_the_draw_is_bounded_and_repeats_with_its_seed():
     rows = [{"answer": gold} for gold in ("18", "1/3", "18", "x + 1")]
     one, same, other = (audit(MathAnswer(), rows, n=5, seed=seed).texts for seed in (3, 3, 4))
     assert one.equals(same) and not one["text"].equals(other["text"])
-    assert Counter(zip(one["gold"], one["right"], strict=True))[("1/3", True)] == 5 and len(one) == 40
+    assert (
+        Counter(zip(one["gold"], one["right"], strict=True))[("1/3", True)] == 5
+        and len(one) == 40
+    )
     first = one["text"].tolist()
     assert first[:10] != first[20:30]  # the same gold in another row has other texts
 
@@ -252,7 +284,8 @@ def _recorded(seen):
     def recorder(responses, answer, question):
         seen.extend(zip(responses, answer, question, strict=True))
         return [
-            float(f"<answer>{gold}</answer>" in text) for text, gold in zip(responses, answer, strict=True)
+            float(f"<answer>{gold}</answer>" in text)
+            for text, gold in zip(responses, answer, strict=True)
         ]
 
     return recorder
@@ -262,10 +295,13 @@ def test_of_a_task_the_texts_stand_where_the_answer_stood():
     seen = []
     rows = [{"question": f"What is {2 * n}/2?", "answer": str(n)} for n in range(10, 30)]
     rewards = [_recorded(seen), SoftFormat()]
-    task = from_rows("halves", rows, reward=rewards, reward_weights=[0.75, 0.25], prefill="<think>\n")
+    task = from_rows(
+        "halves", rows, reward=rewards, reward_weights=[0.75, 0.25], prefill="<think>\n"
+    )
     seen.clear()  # the rows' own answers, scored when the task was made
     made = audit(task, n=ALL)
-    assert made.golds == 4 and made.reward == "recorder"  # the format is not what judges the answer
+    # the format is not what judges the answer
+    assert made.golds == 4 and made.reward == "recorder"
     assert all(
         text.startswith("<think>\n") and "</think>" in text and text.endswith("</answer>")
         for text, *_ in seen
@@ -286,9 +322,8 @@ def test_of_a_composite_every_part_that_judges_must_pay():
     made, alone = audit(task, n=ALL), audit(ExactAnswer(), task.held_out, n=ALL)
     assert made.reward == "exact_answer + anything" and made.texts.equals(alone.texts)
     careless = audit(anything, task.held_out, n=5)
-    assert careless.table()["wrong"].tolist() == [0, 10] and set(careless.texts["score"]) == {
-        1
-    }  # 0.5 is its full score
+    # 0.5 is its full score
+    assert careless.table()["wrong"].tolist() == [0, 10] and set(careless.texts["score"]) == {1}
 
 
 def test_what_was_asked_for_is_not_held_against_a_reward():
@@ -311,14 +346,24 @@ def test_what_was_asked_for_is_not_held_against_a_reward():
     everything = set(audit(MathAnswer(), rows, n=ALL).texts["name"])
     for reward, names in asked:
         made = audit(Gated(reward, on=SoftFormat(think=None)), rows, n=ALL)
-        assert names == excused(reward.rules) and names <= everything and not names & set(made.texts["name"])
+        assert (
+            names == excused(reward.rules)
+            and names <= everything
+            and not names & set(made.texts["name"])
+        )
         assert made.table()["wrong"].tolist() == [0, 0], made.worst.to_string()
 
 
 def test_its_shapes_and_errors():
     rows = [{"gold": 2.0}]
-    made = audit(ExactAnswer(column="gold", tag="result"), rows, column="gold", tag="result", n=2)
-    assert isinstance(made, Audit) and set(made.texts["gold"]) == {"2"} and made.table().shape == (2, 6)
+    made = audit(
+        ExactAnswer(column="gold", tag="result"), rows, column="gold", tag="result", n=2
+    )
+    assert (
+        isinstance(made, Audit)
+        and set(made.texts["gold"]) == {"2"}
+        and made.table().shape == (2, 6)
+    )
     assert list(made.texts) == ["gold", "text", "name", "right", "score"]
     assert list(made.worst) == ["gold", "text", "score", "name", "why", "times"]
     page = audit(_of(lambda text, gold: True), [{"answer": "<b"}], n=ALL)._repr_html_()
@@ -333,8 +378,14 @@ def test_its_shapes_and_errors():
     for call, message in (
         (lambda: audit(ExactAnswer()), "rows=None: give rows"),
         (lambda: audit(ExactAnswer(), []), r"rows=\[\]: give rows"),
-        (lambda: audit(ExactAnswer(), rows), "row 0 has no column 'answer'; it has \\['gold'\\]"),
-        (lambda: audit(ExactAnswer(), [{"answer": "5"}], n=0), "n=0 must be a whole number of at least 1"),
+        (
+            lambda: audit(ExactAnswer(), rows),
+            "row 0 has no column 'answer'; it has \\['gold'\\]",
+        ),
+        (
+            lambda: audit(ExactAnswer(), [{"answer": "5"}], n=0),
+            "n=0 must be a whole number of at least 1",
+        ),
         (lambda: audit(code()), "has no answer tags"),
         (lambda: audit(ExactAnswer(), [{"answer": ["5", "6"]}]), "is a list, not one answer"),
     ):
@@ -389,7 +440,9 @@ def test_the_table_says_why_and_every_name_is_in_it():
     path = Path(grpo_kit.verdicts._neighbours.__file__).with_name("neighbours.csv")
     with path.open(encoding="utf-8") as file:
         table = list(csv.DictReader(file, delimiter=";", quoting=csv.QUOTE_NONE))
-    assert len(table) > 150 and all(row["name"] and row["why"] and None not in row for row in table)
+    assert len(table) > 150 and all(
+        row["name"] and row["why"] and None not in row for row in table
+    )
     near = {row["name"] for row in table if row["list"] == "near"}
     assert set(TRIED) <= near
     assert set().union(*_BY_RULE.values()) <= {row["name"] for row in table}
@@ -424,7 +477,9 @@ def test_the_questions_own_arithmetic_is_tried(question, gold, copied):
         table = check_rewards(strict.rewards, strict).set_index("case")
         assert table.loc["copied from the question", "total"] == 0
         free = from_rows("copied", rows, reward=MathAnswer(expressions=True))
-        assert "copied from the question" not in check_rewards(free.rewards, free)["case"].tolist()
+        assert (
+            "copied from the question" not in check_rewards(free.rewards, free)["case"].tolist()
+        )
 
 
 def test_check_rewards_tries_the_near_misses_of_an_answer_reward():
@@ -433,17 +488,27 @@ def test_check_rewards_tries_the_near_misses_of_an_answer_reward():
             return 1.0 if answer and gold in answer else super().score(answer, gold, question)
 
     def task(reward, answers):
-        rows = [{"question": f"question {n}", "answer": answer} for n, answer in enumerate(answers)]
+        rows = [
+            {"question": f"question {n}", "answer": answer} for n, answer in enumerate(answers)
+        ]
         return from_rows("near", rows, reward=reward, prefill="<answer>")
 
     lenient = task(Lenient(), ["15"] * 4 + ["16"] + ["14"] * 5)
     with pytest.raises(RewardCheckError) as caught:
         check_rewards(lenient.rewards, lenient)
-    for name in ("either of two", "denied", "an earlier draft", "ten times", "a set that holds it"):
+    for name in (
+        "either of two",
+        "denied",
+        "an earlier draft",
+        "ten times",
+        "a set that holds it",
+    ):
         assert f"{name!r} (1) ties with the honest" in str(caught.value)
     words = task(MathAnswer(), ["ABC"] * 5 + ["BCD"] * 5)
     names = check_rewards(words.rewards, words)["case"].tolist()
-    assert {"letters in another order", "the other case", "denied"} <= set(names) and "ten times" not in names
+    assert {"letters in another order", "the other case", "denied"} <= set(
+        names
+    ) and "ten times" not in names
     wide = task(NumericAnswer(tolerance=1), ["40"] * 4 + ["16"] + ["40"] * 4 + ["24"])
     assert "one more" not in check_rewards(wide.rewards, wide)["case"].tolist()
     assert MathAnswer().cheats(_honest_in("", {"answer": None})[0]) == []

@@ -12,7 +12,12 @@ import grpo_kit.rewards
 from grpo_kit.more.code._code_runner import CodeRunner
 from grpo_kit.more.code.code_rewards import CodeFormat, CodeRuns, CodeTests
 from grpo_kit.more.code.sandbox import isolation
-from grpo_kit.more.episodes.tool_calls import CallAccuracy, CallEfficiency, CallShape, CallValidity
+from grpo_kit.more.episodes.tool_calls import (
+    CallAccuracy,
+    CallEfficiency,
+    CallShape,
+    CallValidity,
+)
 from grpo_kit.more.tasks.bleu_rouge import Bleu, Rouge
 from grpo_kit.more.tasks.interval_scheduling import ScheduleShare
 from grpo_kit.rewards._parts import range_of
@@ -29,7 +34,9 @@ PIECES = st.sampled_from(
      "```python\n", "```", "add(2, 3)", "水", "ответ", "water", "\x00", "\ud800", "\\(", "`", "&amp;", "ﷺ"]
 )  # fmt: skip
 ANY_CHARACTER = st.characters(exclude_categories=())  # lone surrogates too
-TEXT = st.one_of(st.text(ANY_CHARACTER, max_size=60), st.lists(PIECES, max_size=12).map("".join))
+TEXT = st.one_of(
+    st.text(ANY_CHARACTER, max_size=60), st.lists(PIECES, max_size=12).map("".join)
+)
 GOLD = st.one_of(TEXT, st.none(), st.lists(TEXT, max_size=3))
 WHOLE = 100_000
 NASTY = {
@@ -56,7 +63,8 @@ class Row(NamedTuple):
     reward: Any
     right: str  # a completion worth the best there is, with these columns
     row: dict[str, Any]
-    values: dict[str, st.SearchStrategy] = {}  # other values of the columns; those left out keep the row's
+    # other values of the columns; those left out keep the row's
+    values: dict[str, st.SearchStrategy] = {}
     examples: int = 40
     best: float = 1.0
 
@@ -84,14 +92,16 @@ ROWS = [
     Row(CallValidity({"add": 2, "mul": 2}), "<answer>add(2, 3)</answer>", {}),
     Row(CallAccuracy(), "<answer>add(2, 3); mul(x, 4)</answer>", {"calls": CALLS}),
     Row(CallShape(), "<answer>add(9, 9); mul(x, x)</answer>", {"calls": CALLS}),
-    Row(CallEfficiency(), "<answer>add(2, 3)</answer>", {}, best=0.98),  # 1 - 1/50: one call is the least
+    # 1 - 1/50: one call is the least
+    Row(CallEfficiency(), "<answer>add(2, 3)</answer>", {}, best=0.98),
     Row(ScheduleShare(), "<answer>A C</answer>", {"events": [[9, 11, 2], [10, 12, 1], [12, 13, 1]]}),
     Row(WeightedSum({ExactAnswer(): 0.75, FORMAT: 0.25}), "<answer>5</answer>", {"answer": "5"}, {"answer": TEXT}),
     Row(Gated(ExactAnswer(), on=FORMAT), "<answer>5</answer>", {"answer": "5"}, {"answer": TEXT}),
     Row(Clipped(ExactAnswer(), low=0, high=0.5), "<answer>5</answer>", {"answer": "5"}, {"answer": TEXT}),
     Row(CodeFormat(), PROGRAM, {}),
 ]  # fmt: skip
-RUN = CodeRunner(allow_unsafe=isolation() is None)  # isolation itself is the sandbox's tests' matter
+# isolation itself is the sandbox's tests' matter
+RUN = CodeRunner(allow_unsafe=isolation() is None)
 ROWS += [
     Row(CodeRuns(RUN), PROGRAM, {}, {}, 4),
     Row(CodeTests(RUN), PROGRAM, {"tests": "[[[1], 2], [[2], 3]]", "entry_point": "f"}, {}, 4),
@@ -113,7 +123,10 @@ def draw_rows(data, row):
 
 
 def in_range(scores):
-    return all(score is None or (isinstance(score, (int, float)) and 0 <= score <= 1) for score in scores)
+    return all(
+        score is None or (isinstance(score, (int, float)) and 0 <= score <= 1)
+        for score in scores
+    )
 
 
 def test_every_reward_that_the_package_exports_has_a_row():
@@ -121,7 +134,8 @@ def test_every_reward_that_the_package_exports_has_a_row():
     rewards = {
         each
         for each in public
-        if inspect.isclass(each) and "__call__" in {n for base in each.__mro__[:-1] for n in vars(base)}
+        if inspect.isclass(each)
+        and "__call__" in {n for base in each.__mro__[:-1] for n in vars(base)}
     }
     assert ExactAnswer in rewards and Case not in rewards
     assert rewards <= {type(row.reward) for row in ROWS}
@@ -142,7 +156,11 @@ def test_the_kits_own_keep_to_0_and_1(row):
     assert range_of(row.reward) in (None, (0.0, 1.0))
     columns = {name: [value] for name, value in row.row.items()}
     scores = judge_ask(row.reward, [row.right], **columns)
-    assert off_scale("kit", row.reward, scores) is None and scores == [row.best] and 0 < row.best <= 1
+    assert (
+        off_scale("kit", row.reward, scores) is None
+        and scores == [row.best]
+        and 0 < row.best <= 1
+    )
 
 
 @each_row
@@ -150,9 +168,20 @@ def test_the_right_completion_earns_the_most_however_it_is_given(row):
     columns = {name: [value] for name, value in row.row.items()}
     assert row.reward([row.right], **columns) == [row.best]
     message = [{"role": "assistant", "content": row.right}]
-    trainers = {"prompts": ["p"], "trainer_state": object(), "environments": None, "question": ["q"]}
-    trainers |= {"completion_ids": [[1, 2]], "log_extra": lambda *_: None, "log_metric": lambda *_: None}
-    assert row.reward(completions=[message], prefill=[""], **{**trainers, **columns}) == [row.best]
+    trainers = {
+        "prompts": ["p"],
+        "trainer_state": object(),
+        "environments": None,
+        "question": ["q"],
+    }
+    trainers |= {
+        "completion_ids": [[1, 2]],
+        "log_extra": lambda *_: None,
+        "log_metric": lambda *_: None,
+    }
+    assert row.reward(completions=[message], prefill=[""], **{**trainers, **columns}) == [
+        row.best
+    ]
 
 
 def any_text(row, data):
@@ -162,7 +191,8 @@ def any_text(row, data):
     scores = score(row.reward, completions, rows, names=row.row, prefill=prefill)
     assert len(scores) == len(completions) and in_range(scores)
     assert (
-        score(row.reward, completions[::-1], rows[::-1], names=row.row, prefill=prefill[::-1]) == scores[::-1]
+        score(row.reward, completions[::-1], rows[::-1], names=row.row, prefill=prefill[::-1])
+        == scores[::-1]
     )
     alone = [
         score(row.reward, [c], [r], names=row.row, prefill=[p])
@@ -187,7 +217,9 @@ def test_a_bad_completion_is_never_none(row):
     @given(text=TEXT, prefill=TEXT)
     @settings(max_examples=row.examples, deadline=None, suppress_health_check=list(HealthCheck))
     def check(text, prefill):
-        assert None not in score(row.reward, [text], [row.row], names=row.row, prefill=[prefill])
+        assert None not in score(
+            row.reward, [text], [row.row], names=row.row, prefill=[prefill]
+        )
 
     check()
 
@@ -210,14 +242,20 @@ def test_a_missing_column_is_named(row):
 
 
 @pytest.mark.parametrize(
-    "row", [row for row in ROWS if hasattr(row.reward, "cheats")], ids=lambda row: repr(row.reward)[:70]
+    "row",
+    [row for row in ROWS if hasattr(row.reward, "cheats")],
+    ids=lambda row: repr(row.reward)[:70],
 )
 def test_its_cheats_are_cases_that_do_not_outrank_the_honest_one(row):
     honest = Case("honest", row.right, honest=True, columns=row.row)
     cheats = row.reward.cheats(honest)
     assert len({case.name for case in cheats}) == len(cheats)
-    assert all(isinstance(case, Case) and not case.honest and case.name != "honest" for case in cheats)
-    scores = score(row.reward, [c.completion for c in cheats], [c.columns for c in cheats], names=row.row)
+    assert all(
+        isinstance(case, Case) and not case.honest and case.name != "honest" for case in cheats
+    )
+    scores = score(
+        row.reward, [c.completion for c in cheats], [c.columns for c in cheats], names=row.row
+    )
     for case, paid in zip(cheats, scores, strict=True):
         may_tie = case.tie == "always" or (case.tie == "format" and not row.reward.columns)
         assert paid is None or paid < row.best or (may_tie and paid == row.best), case.name

@@ -16,14 +16,21 @@ ROOT = Path(__file__).parents[2]
 
 def test_every_reward_is_measured():
     in_the_sandbox = {CodeRuns, CodeTests}
-    assert {type(row.reward) for row in ROWS} - in_the_sandbox == {type(entry.reward) for entry in entries()}
+    assert {type(row.reward) for row in ROWS} - in_the_sandbox == {
+        type(entry.reward) for entry in entries()
+    }
 
 
-@pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.name or entry.reward.__name__)
+@pytest.mark.parametrize(
+    "entry", entries(), ids=lambda entry: entry.name or entry.reward.__name__
+)
 def test_completions_differ_and_are_judged(entry):
     made = completions(entry, 6, characters=300)
     assert len({text for text, _ in made}) == 6
-    scores = [entry.reward([text], **{k: [v] for k, v in columns.items()})[0] for text, columns in made]
+    scores = [
+        entry.reward([text], **{k: [v] for k, v in columns.items()})[0]
+        for text, columns in made
+    ]
     assert all(score is not None for score in scores) and max(scores) > 0
     if entry.tag and entry.reward.columns:
         right, wrong = scores[::2], scores[1::2]
@@ -37,9 +44,19 @@ def test_cost_rises_with_length_where_the_whole_completion_is_read():
 
 
 def test_the_command_prints_and_saves(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.reward_cost", "--n", "3", "--results", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.reward_cost",
+        "--n",
+        "3",
+        "--results",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert "above 2 ms:" in done.stdout, done.stderr
     result = json.loads((tmp_path / "reward_cost.json").read_text())
-    assert set(result["outside the sandbox"]) == {entry.name or entry.reward.__name__ for entry in entries()}
+    assert set(result["outside the sandbox"]) == {
+        entry.name or entry.reward.__name__ for entry in entries()
+    }
     assert {"hardware", "date", "versions", "load average before", "n"} <= set(result)

@@ -100,9 +100,17 @@ def test_last_number(text, expected, reason):
         ),
         ("<think>a<answer>1</answer></think>", 0.5, "answer inside the thinking"),
         ("<think>a</think><answer></answer>", 0.75, "an empty answer is no answer"),
-        ("<think> \u200b\n</think><answer>1</answer>", 0.75, "nor is a thought that nobody sees one"),
+        (
+            "<think> \u200b\n</think><answer>1</answer>",
+            0.75,
+            "nor is a thought that nobody sees one",
+        ),
         ("<think>...</think><answer>1</answer>", 0.75, "nor one without a word"),
-        ("<think><think>a</think><answer>1</answer>", 0.625, "a tag twice earns nothing, and no order"),
+        (
+            "<think><think>a</think><answer>1</answer>",
+            0.625,
+            "a tag twice earns nothing, and no order",
+        ),
         ("<think></think><answer></answer>" * 3, 0.0, "tag spam earns nothing"),
         (
             "<think>a</think><answer>1</answer><answer>2</answer>",
@@ -136,7 +144,9 @@ def test_soft_format_without_thinking(prefill, completion, expected, reason):
 def test_soft_format_with_own_tags_and_bad_ones():
     assert SoftFormat(think="r", answer="a")(["<r>x</r><a>1</a>"]) == [1.0]
     for bad in ({"think": ""}, {"answer": ""}, {"think": "answer"}):
-        with pytest.raises(ValueError, match="two different names|name of a tag without brackets"):
+        with pytest.raises(
+            ValueError, match="two different names|name of a tag without brackets"
+        ):
             SoftFormat(**bad)
 
 
@@ -246,7 +256,12 @@ MATH_ROWS = [
     ("y^2 + x^2", "x^2 + y^2", 1.0, "but small powers are fine"),
     ("(x-1)^2(x+1)^2", "(x+1)^2(x-1)^2", 1.0, "in products too"),
     ("5", "10^{10^{10}}", None, "nor can a gold be worked out that would not"),
-    (r"x \equiv 3 \pmod{1/0}", r"x \equiv 3 \pmod{5}", 0.0, "a modulus that has no value is no error"),
+    (
+        r"x \equiv 3 \pmod{1/0}",
+        r"x \equiv 3 \pmod{5}",
+        0.0,
+        "a modulus that has no value is no error",
+    ),
     (r"x \ne 1/0, x \ne 2", r"x \ne 1, x \ne 2", 0.0, "nor is a bound"),
     ("x = 1/0", "x = 5", 0.0, "nor a value"),
     ("5", "", None, "no gold"),
@@ -362,7 +377,10 @@ CHEAP = [
     (SoftFormat(think=None), {}),
     (ExactAnswer(), {"answer": TEXT}),
     (NumericAnswer(tolerance=1), {"answer": TEXT}),
-    (CountdownAnswer(), {"numbers": st.lists(st.integers(1, 9), max_size=4), "target": st.integers(0, 99)}),
+    (
+        CountdownAnswer(),
+        {"numbers": st.lists(st.integers(1, 9), max_size=4), "target": st.integers(0, 99)},
+    ),
     (CountdownAnswer(partial_credit=True), {"numbers": st.just([8, 2]), "target": st.just(82)}),
     (WeightedSum({ExactAnswer(): 0.5, SoftFormat(): 0.5}), {"answer": TEXT}),
 ]
@@ -373,7 +391,11 @@ def _ids(case):
 
 
 def _batch(draw, columns):
-    rows = draw(st.lists(st.fixed_dictionaries({"completion": TEXT, "prefill": TEXT, **columns}), max_size=5))
+    rows = draw(
+        st.lists(
+            st.fixed_dictionaries({"completion": TEXT, "prefill": TEXT, **columns}), max_size=5
+        )
+    )
     return [row.pop("completion") for row in rows], rows
 
 
@@ -406,8 +428,12 @@ def test_math_answer_survives_any_text(answer, gold):
 @given(TEXT)
 def test_only_a_complete_format_is_worth_one(response):
     plain = re.fullmatch(r"(?s).*?<think>(.*?)</think>.*?<answer>(.*?)</answer>(.*)", response)
-    counts = all(response.count(tag) == 1 for tag in ("<think>", "</think>", "<answer>", "</answer>"))
-    whole = bool(plain and counts and not is_blank(plain[1], words=True) and not is_blank(plain[2]))
+    counts = all(
+        response.count(tag) == 1 for tag in ("<think>", "</think>", "<answer>", "</answer>")
+    )
+    whole = bool(
+        plain and counts and not is_blank(plain[1], words=True) and not is_blank(plain[2])
+    )
     whole = whole and is_blank(plain[3])
     assert (SoftFormat()([response]) == [1.0]) == whole
 
@@ -435,7 +461,9 @@ REWARDS = [
 ]
 
 
-@pytest.mark.parametrize(("reward", "name", "columns"), REWARDS, ids=[name for _, name, _ in REWARDS])
+@pytest.mark.parametrize(
+    ("reward", "name", "columns"), REWARDS, ids=[name for _, name, _ in REWARDS]
+)
 def test_called_as_trl_does(reward, name, columns):
     right = "3 + 2</answer>" if "numbers" in columns else "5</answer>"
     logged = {}
@@ -460,7 +488,9 @@ def test_called_as_trl_does(reward, name, columns):
 )
 def test_a_missing_or_short_column_is_named(reward, name, columns):
     wanted = next(iter(columns))
-    with pytest.raises(ValueError, match=f"(?s){'' if name == 'weighted_sum' else name}.*{wanted!r}"):
+    with pytest.raises(
+        ValueError, match=f"(?s){'' if name == 'weighted_sum' else name}.*{wanted!r}"
+    ):
         reward(["a", "b"])
     short = {**columns, wanted: columns[wanted][:1]}
     with pytest.raises(ValueError, match=f"{wanted!r} has 1 rows for 2 completions"):
@@ -474,11 +504,14 @@ def test_plain_trl_trains_with_them_unchanged(tmp_path):
     def starts_with_tag(responses):
         return [float(response.startswith("<answer>")) for response in responses]
 
-    rows = Dataset.from_list([{"prompt": "One: <answer>", "prefill": "<answer>", "answer": "5"}] * 4)
+    rows = Dataset.from_list(
+        [{"prompt": "One: <answer>", "prefill": "<answer>", "answer": "5"}] * 4
+    )
     trainer = make_plain(tmp_path, rewards=[total, starts_with_tag], dataset=rows, max_steps=1)
     trainer.train()
     log = trainer.state.log_history[0]
-    assert log["rewards/starts_with_tag/mean"] == 1.0  # every completion begins after the prefill
+    # every completion begins after the prefill
+    assert log["rewards/starts_with_tag/mean"] == 1.0
     assert log["rewards/weighted_sum/mean"] == pytest.approx(log["reward/soft_format"] / 4)
     assert log["reward/exact_answer"] == 0.0
 
@@ -495,7 +528,10 @@ def test_on_response_gives_the_whole_response_and_only_the_named_columns():
         seen.update(responses=responses, answer=answer, step=step)
         return [1.0] * len(responses)
 
-    assert mine(["b", "c"], prefill=["a", None], answer=["x", "y"], trainer_state=None) == [1.0, 1.0]
+    assert mine(["b", "c"], prefill=["a", None], answer=["x", "y"], trainer_state=None) == [
+        1.0,
+        1.0,
+    ]
     assert seen == {"responses": ["ab", "c"], "answer": ["x", "y"], "step": 0}
     assert (mine.__name__, mine.__doc__, mine.columns) == ("mine", "Doc.", ("answer",))
 
@@ -538,20 +574,27 @@ def test_weighted_sum_shows_its_parts():
         log_extra=extra.__setitem__,
     )
     assert scores == [1.0, 0.0625, 0.25]
-    assert extra == {"reward/exact_answer": [1.0, 0.0, 0.0], "reward/soft_format": [1.0, 0.25, 1.0]}
+    assert extra == {
+        "reward/exact_answer": [1.0, 0.0, 0.0],
+        "reward/soft_format": [1.0, 0.25, 1.0],
+    }
     assert metrics == {"reward/exact_answer": 1 / 3, "reward/soft_format": 0.75}
 
 
 def test_weighted_sum_cannot_judge_where_a_part_cannot():
     metrics = {}
     total = WeightedSum({ExactAnswer(): 0.5, _constant("one", 1.0): 0.5})
-    scores = total(["<answer>5</answer>"] * 2, answer=["5", None], log_metric=metrics.__setitem__)
+    scores = total(
+        ["<answer>5</answer>"] * 2, answer=["5", None], log_metric=metrics.__setitem__
+    )
     assert scores == [1.0, None]
     assert metrics["reward/exact_answer"] == 1.0  # the mean of the one it judged
 
 
 def test_ten_tenths_stay_within_one():
-    total = WeightedSum([(_constant(f"r{i}", 1.0), w) for i, w in enumerate([0.1, 0.2, 0.7, 1e-17])])
+    total = WeightedSum(
+        [(_constant(f"r{i}", 1.0), w) for i, w in enumerate([0.1, 0.2, 0.7, 1e-17])]
+    )
     assert total(["a"])[0] <= 1.0
 
 
@@ -560,8 +603,16 @@ def test_ten_tenths_stay_within_one():
     [
         ({}, "sum to 1", "nothing to sum"),
         ([(_constant("a", 1.0), 0.5)], "sum to 1", "half a reward"),
-        ([(_constant("a", 1.0), 1.5), (_constant("b", 1.0), -0.5)], "positive", "accentuate the positive"),
-        ([(one := _constant("a", 1.0), 0.5), (one, 0.5)], "add its weights up", "one part twice"),
+        (
+            [(_constant("a", 1.0), 1.5), (_constant("b", 1.0), -0.5)],
+            "positive",
+            "accentuate the positive",
+        ),
+        (
+            [(one := _constant("a", 1.0), 0.5), (one, 0.5)],
+            "add its weights up",
+            "one part twice",
+        ),
         ([(MathAnswer.__call__, 0.5), (object(), 0.5)], "cannot be called", "no function"),
     ],
 )
@@ -586,5 +637,7 @@ def test_a_part_of_the_wrong_length_is_named_and_an_exception_is_never_a_score()
 
     with pytest.raises(ValueError, match="'short' returned 1 scores for 2 completions"):
         WeightedSum({short: 1.0})(["a", "b"])
-    with pytest.raises(ValueError, match="'broken' raised KeyError: 'boom'\nrow 0, completion 'a'"):
+    with pytest.raises(
+        ValueError, match="'broken' raised KeyError: 'boom'\nrow 0, completion 'a'"
+    ):
         WeightedSum({broken: 1.0})(["a"])

@@ -59,10 +59,14 @@ def by_hand(parts, weights, groups):
     made = []
     for row, group in enumerate(groups):
         members = [r for r, g in enumerate(groups) if g == group]
-        applies = [k for k in range(len(parts)) if any(parts[k][r] is not None for r in members)]
+        applies = [
+            k for k in range(len(parts)) if any(parts[k][r] is not None for r in members)
+        ]
         mine = [parts[k][row] for k in applies]
         lost = not applies or None in mine
-        made.append(None if lost else round(sum(weights[k] * parts[k][row] for k in applies), 6))
+        made.append(
+            None if lost else round(sum(weights[k] * parts[k][row] for k in applies), 6)
+        )
     return made
 
 
@@ -100,10 +104,15 @@ def test_names_are_trls_and_told_apart():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         shared = ExactAnswer()  # one object in both places is one reward
-        assert reward_names([shared, WeightedSum({shared: 1.0})]) == ["exact_answer", "weighted_sum"]
+        assert reward_names([shared, WeightedSum({shared: 1.0})]) == [
+            "exact_answer",
+            "weighted_sum",
+        ]
 
 
-@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf, "right", [1.0], 1e16, 10**400, 1j])
+@pytest.mark.parametrize(
+    "score", [math.nan, math.inf, -math.inf, "right", [1.0], 1e16, 10**400, 1j]
+)
 def test_what_is_no_finite_number_is_refused_by_name(score):
     with pytest.raises(
         RewardError,
@@ -112,7 +121,9 @@ def test_what_is_no_finite_number_is_refused_by_name(score):
         scoring.score(lambda completions, **columns: [1.0, score], ["a", "b"], "odd")
 
 
-@pytest.mark.parametrize("score", [2, -0.5, 1e6, np.float32(3), np.int64(-7), torch.tensor(2.5), True, 0.1])
+@pytest.mark.parametrize(
+    "score", [2, -0.5, 1e6, np.float32(3), np.int64(-7), torch.tensor(2.5), True, 0.1]
+)
 def test_any_finite_number_is_taken(score):
     made = scoring.score(lambda completions, **columns: [score, None], ["a", "b"])
     assert made == [float(score), None] and type(made[0]) is float
@@ -129,12 +140,15 @@ in_points.range = (-1, 3)
     "score, fits", [(3, True), (-1, True), (3 + 1e-7, True), (3.1, False), (-1.1, False)]
 )
 @pytest.mark.parametrize("reward", [in_points, functools.partial(in_points, unused=1)])
-def test_a_score_outside_the_range_that_its_reward_states_is_refused_by_name(reward, score, fits):
+def test_a_score_outside_the_range_that_its_reward_states_is_refused_by_name(
+    reward, score, fits
+):
     if fits:
         assert scoring.score(reward, ["a"], scores=[score]) == [score]
     else:
         with pytest.raises(
-            RewardError, match=r"'in_points' gave .* in row 0, .* in \[-1, 3\], the range that it"
+            RewardError,
+            match=r"'in_points' gave .* in row 0, .* in \[-1, 3\], the range that it",
         ):
             scoring.score(reward, ["a"], scores=[score])
 
@@ -143,7 +157,9 @@ def test_a_score_outside_the_range_that_its_reward_states_is_refused_by_name(rew
 def test_a_range_that_is_none_is_refused_before_training(stated, tmp_path):
     reward = functools.partial(in_points)
     reward.range = stated
-    with pytest.raises(ValueError, match="'in_points' has range=.*two finite numbers with low < high"):
+    with pytest.raises(
+        ValueError, match="'in_points' has range=.*two finite numbers with low < high"
+    ):
         make(tmp_path / "run", task=paid_by(reward)).train()
     assert not (tmp_path / "run").exists()
 
@@ -158,7 +174,10 @@ def test_on_response_states_a_range_and_keeps_the_one_of_its_function():
 
     plain.range = (0, 2)
     assert range_of(shouts) == (-1.0, 1.0) and range_of(on_response(plain)) == (0.0, 2.0)
-    assert scoring.score(shouts, ["B", "b"], prefill=["A", "A"], responses=["x", "y"]) == [1.0, -1.0]
+    assert scoring.score(shouts, ["B", "b"], prefill=["A", "A"], responses=["x", "y"]) == [
+        1.0,
+        -1.0,
+    ]
     assert range_of(ExactAnswer()) is None
 
 
@@ -172,8 +191,14 @@ def test_scores_outside_0_and_1_are_said_once_a_reward_and_run(tmp_path, capsys,
         return [5.0] * len(completions)
 
     stated.range = (0, 5)
-    make(tmp_path / "run", task=paid_by(points, letters, stated), steps=3, hooks=[OffScale()]).train()
-    said = [line for line in capsys.readouterr().out.splitlines() if "any finite scale is fine" in line]
+    make(
+        tmp_path / "run", task=paid_by(points, letters, stated), steps=3, hooks=[OffScale()]
+    ).train()
+    said = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if "any finite scale is fine" in line
+    ]
     assert len(said) == 1 and said[0].startswith(
         "reward 'points' gave -0.5 (row 0; so far -0.5 to 2): any finite"
     )
@@ -182,7 +207,9 @@ def test_scores_outside_0_and_1_are_said_once_a_reward_and_run(tmp_path, capsys,
         warnings.simplefilter("always")
         kit.rewards.check_rewards([points, letters, stated], [cases[0], cases[0]])
         rows = [{"question": f"Say {i}:", "answer": str(i)} for i in range(4)]
-        own = from_rows("own", rows[:2], rows[2:], reward=[points, letters, stated], max_completion_tokens=4)
+        own = from_rows(
+            "own", rows[:2], rows[2:], reward=[points, letters, stated], max_completion_tokens=4
+        )
         kit.evaluate(*tiny, own)
     said = [str(w.message)[:40] for w in caught if "any finite scale" in str(w.message)]
     assert said == ["reward 'points' gave -0.5 (row 0; so far"] * 2, "check_rewards, evaluate"
@@ -197,7 +224,10 @@ def sorts(completions, **columns):
     ("reward", "message"),
     [
         (sorts, "changed the list of completions"),
-        (lambda completions, **columns: {"a": 1.0, "b": 0.0}, "returned dict; return a flat list"),
+        (
+            lambda completions, **columns: {"a": 1.0, "b": 0.0},
+            "returned dict; return a flat list",
+        ),
         (lambda completions, **columns: {1.0, 0.5}, "returned set"),
         (lambda completions, **columns: "10", "returned str"),
         (lambda completions, **columns: ["1", "0"], "gave '1' in row 0"),
@@ -273,7 +303,8 @@ def test_asynchronous_rewards_count_everywhere(task, tiny, tmp_path):
 
 
 def test_asynchronous_rewards_wait_beside_each_other():
-    meeting = threading.Barrier(2, timeout=10)  # broken, hence an error, unless both are on their way
+    # broken, hence an error, unless both are on their way
+    meeting = threading.Barrier(2, timeout=10)
 
     def meets(name):
         async def reward(completions, **columns):
@@ -302,7 +333,9 @@ class Logs:
         return letters(completions)
 
 
-@pytest.mark.parametrize("name", ["completion", "step", "reward", "advantage", "reward/letters"])
+@pytest.mark.parametrize(
+    "name", ["completion", "step", "reward", "advantage", "reward/letters"]
+)
 def test_a_reward_cannot_log_over_the_records_columns(tmp_path, name):
     reward = Logs(lambda completions, extra, metric: extra(name, ["x"] * len(completions)))
     with pytest.raises(
@@ -319,15 +352,22 @@ def test_a_reward_cannot_log_over_the_records_numbers(tmp_path, name):
         RewardError, match=f"'logs' raised ValueError: log_metric.'{name}'.*choose another name"
     ):
         make(
-            tmp_path / "run", task=paid_by(Logs(lambda completions, extra, metric: metric(name, 1.0)))
+            tmp_path / "run",
+            task=paid_by(Logs(lambda completions, extra, metric: metric(name, 1.0))),
         ).train()
 
 
 def test_what_a_reward_logs_is_checked_and_kept(tmp_path):
-    with pytest.raises(RewardError, match="log_extra.'note'.* was given 1 values for 8 completions"):
-        make(tmp_path / "a", task=paid_by(Logs(lambda c, extra, metric: extra("note", ["x"])))).train()
+    with pytest.raises(
+        RewardError, match="log_extra.'note'.* was given 1 values for 8 completions"
+    ):
+        make(
+            tmp_path / "a", task=paid_by(Logs(lambda c, extra, metric: extra("note", ["x"])))
+        ).train()
     with pytest.raises(RewardError, match="'logs' raised ValueError: could not convert"):
-        make(tmp_path / "b", task=paid_by(Logs(lambda c, extra, metric: metric("note", "high")))).train()
+        make(
+            tmp_path / "b", task=paid_by(Logs(lambda c, extra, metric: metric("note", "high")))
+        ).train()
 
     def kept(completions, extra, metric):
         extra("note", ["half a pair: \ud800"] * len(completions))
@@ -359,7 +399,9 @@ def test_training_does_not_depend_on_the_scale(tmp_path):
     tables = [read_completions(tmp_path / name) for name in ("letters", "scaled")]
     rows = [read_metrics(tmp_path / name) for name in ("letters", "scaled")]
     assert tables[0]["advantage"].abs().max() > 1
-    assert tables[1]["advantage"].tolist() == pytest.approx(tables[0]["advantage"].tolist(), abs=0.01)
+    assert tables[1]["advantage"].tolist() == pytest.approx(
+        tables[0]["advantage"].tolist(), abs=0.01
+    )
     low, high = rows[1]["scale/reward/low"][0], rows[1]["scale/reward/scaled/high"][0]
     ends = tables[1]["reward"].min(), tables[1]["reward"].max()
     assert (low, high) == pytest.approx(ends) and low < -1 < 1 < high
@@ -375,7 +417,9 @@ WEIGHTS = [0.25, 0.25, 0.25, 0.25]
 def sometimes(completions, answer, **columns):
     """Cannot judge a text of an odd sum, nor any to an even answer: that is another reward's kind of question."""
     odd = [sum(map(ord, text)) % 2 for text in completions]
-    return [None if int(gold) % 2 == 0 or o else 0.5 for gold, o in zip(answer, odd, strict=True)]
+    return [
+        None if int(gold) % 2 == 0 or o else 0.5 for gold, o in zip(answer, odd, strict=True)
+    ]
 
 
 def mixed():
@@ -392,7 +436,9 @@ NAMES = ["named_scale", "<lambda>", "<lambda>_2", "sometimes"]
 
 @pytest.fixture(scope="module")
 def task():
-    rows = [{"question": f"Say {i} and {'more ' * (i % 3)}:", "answer": str(i)} for i in range(16)]
+    rows = [
+        {"question": f"Say {i} and {'more ' * (i % 3)}:", "answer": str(i)} for i in range(16)
+    ]
     return from_rows(
         "mixed",
         rows[:8],
@@ -452,13 +498,18 @@ def test_none_beside_a_constant_moves_no_advantage():
 def test_evaluation_readiness_and_samples(task, tiny, tmp_path):
     torch.manual_seed(0)
     evaluation = kit.evaluate(*tiny, task)
-    assert check_table(evaluation.rows, range(8)) == 0  # a group of one: who cannot judge it is left out
+    # a group of one: who cannot judge it is left out
+    assert check_table(evaluation.rows, range(8)) == 0
     again = type(evaluation)
     evaluation.save(tmp_path / "e.json")
     pd.testing.assert_frame_equal(again.load(tmp_path / "e.json").rows, evaluation.rows)
 
-    samples = kit.scored_samples(*tiny, task, samples=6, temperature=1.0, folder=tmp_path / "samples")
-    lost = check_table(samples.table.rename(columns={"score": "reward"}), samples.table["prompt"].tolist())
+    samples = kit.scored_samples(
+        *tiny, task, samples=6, temperature=1.0, folder=tmp_path / "samples"
+    )
+    lost = check_table(
+        samples.table.rename(columns={"score": "reward"}), samples.table["prompt"].tolist()
+    )
     assert 0 < lost < len(samples.table)
     assert samples._left_out()["without a score"] == lost
 
@@ -480,7 +531,9 @@ def test_check_rewards_and_shortcuts(task):
     cases = kit.rewards.crafted_cases("8", "9", columns={"answer": "9"})
     with pytest.raises(kit.rewards.RewardCheckError) as error:
         kit.rewards.check_rewards(mixed(), cases)
-    table = error.value.table.rename(columns={name: f"reward/{name}" for name in NAMES} | {"total": "reward"})
+    table = error.value.table.rename(
+        columns={name: f"reward/{name}" for name in NAMES} | {"total": "reward"}
+    )
     assert 0 < check_table(table, [0] * len(table)) < len(table)
     earned = kit.tasks.strategy_rewards(
         from_rows("x", task.train, task.held_out, reward=mixed(), reward_weights=WEIGHTS)
@@ -491,7 +544,10 @@ def test_check_rewards_and_shortcuts(task):
 def test_sums_and_cancelled_groups():
     first, second = [None, 1.0, 0.0, 1.0], [1.0, 0.0, 1.0, 0.0]
     summed = WeightedSum(
-        [(lambda completions, **c: first, 0.5), (named_second := (lambda completions, **c: second), 0.5)]
+        [
+            (lambda completions, **c: first, 0.5),
+            (named_second := (lambda completions, **c: second), 0.5),
+        ]
     )
     assert summed(list("abcd")) == [None, 0.5, 0.5, 0.5] and named_second
     table = cancelled_groups({"a": first, "b": second}, weights=[0.5, 0.5], group_size=4)
@@ -500,7 +556,9 @@ def test_sums_and_cancelled_groups():
 
 def test_score_all_keeps_the_rewards_apart():
     soft = SoftFormat(think=None)
-    made = score_all([Gated(ExactAnswer(), on=soft), soft], ["<answer>5</answer>"], answer=["5"])
+    made = score_all(
+        [Gated(ExactAnswer(), on=soft), soft], ["<answer>5</answer>"], answer=["5"]
+    )
     assert made == {"gated_exact_answer": [1.0], "soft_format": [1.0]}
 
 

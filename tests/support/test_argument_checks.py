@@ -27,7 +27,9 @@ from grpo_kit.objectives import token_logprobs
 from grpo_kit.trainer.presets import preset
 
 NO_NUMBERS = [math.nan, math.inf, -math.inf, True, False, "1", None, [1.0]]
-SAMPLED = " must be a number above 0, such as 1.0; at 0 (greedy) all samples of a prompt are alike"
+SAMPLED = (
+    " must be a number above 0, such as 1.0; at 0 (greedy) all samples of a prompt are alike"
+)
 GREEDY = " must be 0 (greedy) or a number above 0, such as 1.0"
 
 
@@ -48,14 +50,22 @@ def test_numbers_above_zero_pass_everywhere(value):
 @pytest.mark.parametrize("value", [*NO_NUMBERS, -1, -0.5], ids=repr)
 def test_what_is_no_temperature_is_refused_by_name(value):
     assert refusal(lambda: check_temperature(value, "heat")) == f"heat={value!r}{SAMPLED}"
-    assert refusal(lambda: check_temperature(value, "heat", greedy=True)) == f"heat={value!r}{GREEDY}"
-    assert refusal(lambda: check_above_zero("rate", value)) == f"rate={value!r} must be a number above 0"
+    assert (
+        refusal(lambda: check_temperature(value, "heat", greedy=True))
+        == f"heat={value!r}{GREEDY}"
+    )
+    assert (
+        refusal(lambda: check_above_zero("rate", value))
+        == f"rate={value!r} must be a number above 0"
+    )
 
 
 def test_zero_is_greedy_decoding():
     assert check_temperature(0, greedy=True) == check_temperature(-0.0, greedy=True) == 0.0
     assert refusal(lambda: check_temperature(0)) == f"temperature=0{SAMPLED}"
-    assert refusal(lambda: check_above_zero("rate", 0, hint=", or None")).endswith(" above 0, or None")
+    assert refusal(lambda: check_above_zero("rate", 0, hint=", or None")).endswith(
+        " above 0, or None"
+    )
 
 
 def test_whole_numbers():
@@ -68,12 +78,15 @@ def test_whole_numbers():
             == f"n={value!r} must be a whole number of at least 1"
         )
     assert (
-        refusal(lambda: check_whole("n", 99, 100, hint="!")) == "n=99 must be a whole number of at least 100!"
+        refusal(lambda: check_whole("n", 99, 100, hint="!"))
+        == "n=99 must be a whole number of at least 100!"
     )
 
 
 def test_numbers_from_a_least_one_on():
-    assert check_number("beta", 0, 0) == 0.0 and check_number("margin", np.float32(-0.5)) == -0.5
+    assert (
+        check_number("beta", 0, 0) == 0.0 and check_number("margin", np.float32(-0.5)) == -0.5
+    )
     for value in [*NO_NUMBERS, -0.1]:
         words = f"beta={value!r} must be a number of at least 0!"
         assert refusal(lambda value=value: check_number("beta", value, 0, hint="!")) == words
@@ -84,7 +97,9 @@ def test_numbers_from_a_least_one_on():
 def test_choices(value):
     check_choice("letter", "c", {"a": 1, "b": 2, "c": 3})
     check_choice("letter", None, ("a", None))
-    words = f"letter={value!r} is not known; use 'a', 'b' or 'c'" + "; did you mean 'a'?" * (value == "A")
+    words = f"letter={value!r} is not known; use 'a', 'b' or 'c'" + "; did you mean 'a'?" * (
+        value == "A"
+    )
     assert refusal(lambda: check_choice("letter", value, {"a": 1, "b": 2, "c": 3})) == words
 
 
@@ -98,10 +113,14 @@ def test_the_losses_which_know_torch_alone_use_the_same_words(value):
 
 @pytest.mark.parametrize("value", [math.nan, True, "1", -1.0], ids=repr)
 def test_callers_refuse_the_same(value):
-    assert refusal(lambda: preset("smoke", temperature=value)) == f"temperature={value!r}{SAMPLED}"
+    assert (
+        refusal(lambda: preset("smoke", temperature=value)) == f"temperature={value!r}{SAMPLED}"
+    )
     lab = refusal(lambda: arm_of("smoke", {"eval_temperatures": [0.5, value]}))
     assert lab == f"eval_temperatures[1]={value!r}{SAMPLED}"
-    decoded = refusal(lambda: complete(None, None, ["a"], max_completion_tokens=1, temperature=value))
+    decoded = refusal(
+        lambda: complete(None, None, ["a"], max_completion_tokens=1, temperature=value)
+    )
     assert decoded == f"temperature={value!r}{GREEDY}"
 
 
@@ -110,7 +129,10 @@ def test_chat_is_greedy_at_zero(tmp_path):
 
     model, tokenizer = load_policy("tiny-random", quiet=True)
     assert chat(model, tokenizer, temperature=0).temperature == 0.0
-    assert refusal(lambda: chat(model, tokenizer, temperature=math.nan)) == f"temperature=nan{GREEDY}"
+    assert (
+        refusal(lambda: chat(model, tokenizer, temperature=math.nan))
+        == f"temperature=nan{GREEDY}"
+    )
 
 
 def test_a_true_is_no_one_among_choices():
@@ -125,9 +147,9 @@ def test_a_true_is_no_one_among_choices():
 ])  # fmt: skip
 def test_what_is_no_model_says_how_it_is_loaded(value, words):
     assert refusal(lambda: check_model(value)) == words
-    assert refusal(lambda: check_tokenizer(value)) == words.replace("model", "tokenizer", 1).replace(
-        "no model of", "no tokenizer of"
-    )
+    assert refusal(lambda: check_tokenizer(value)) == words.replace(
+        "model", "tokenizer", 1
+    ).replace("no model of", "no tokenizer of")
 
 
 def test_a_model_is_no_tokenizer():
@@ -153,7 +175,11 @@ def test_what_is_no_task_says_how_one_is_made(value, words):
 
 def test_texts_and_near_names():
     assert check_text("name", "a") == "a" and check_text("name", "", blank=True) == ""
-    assert refusal(lambda: check_text("name", " ")) == "name=' ' must be a text that is not blank"
-    assert refusal(lambda: check_text("name", 3, blank=True, hint="!")) == "name=3 must be a text!"
+    assert (
+        refusal(lambda: check_text("name", " ")) == "name=' ' must be a text that is not blank"
+    )
+    assert (
+        refusal(lambda: check_text("name", 3, blank=True, hint="!")) == "name=3 must be a text!"
+    )
     assert nearest("Larges", ["largest", None]) == "; did you mean 'largest'?"
     assert nearest("zzz", ["largest"]) == nearest(3, ["3"]) == ""

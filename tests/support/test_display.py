@@ -112,7 +112,8 @@ def test_a_printed_line_does_not_run_into_it(monkeypatch, capsys):
     with progress_line("x", after=0) as progress:
         progress(1, 2)
         progress.print("run 1: 90 %")
-        assert screen.getvalue().endswith(" \r")  # nothing is left of the line when the text comes
+        # nothing is left of the line when the text comes
+        assert screen.getvalue().endswith(" \r")
     assert capsys.readouterr().out == "run 1: 90 %\n"
 
 
@@ -149,7 +150,8 @@ def test_in_a_notebook_one_line_is_left_that_says_what_was_done():
     line, shown = slow
     assert shown["text"] == "True\n"
     assert (
-        line["data"]["text/plain"] == "largest: 256 in 1 s" and "<progress" not in line["data"]["text/html"]
+        line["data"]["text/plain"] == "largest: 256 in 1 s"
+        and "<progress" not in line["data"]["text/html"]
     )
     assert stopped[0]["data"]["text/plain"] == "largest: 64 of 256, stopped after 0 s"
 
@@ -157,7 +159,9 @@ def test_in_a_notebook_one_line_is_left_that_says_what_was_done():
 def luminance(colour):
     """Of WCAG 2: relative luminance of #rrggbb."""
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -167,7 +171,10 @@ def contrast(one, two):
 
 
 def test_the_badge_can_be_read_on_every_theme():
-    assert contrast("#000000", "#ffffff") == pytest.approx(21) and contrast("#B00020", "#111111") < 3
+    assert (
+        contrast("#000000", "#ffffff") == pytest.approx(21)
+        and contrast("#B00020", "#111111") < 3
+    )
     style = dict(item.split(":") for item in BADGE.split(";"))
     assert contrast(style["color"], style["background"]) >= 4.5
     # Why it has a ground of its own: no grey, and so no colour, is far enough from both pages.
@@ -177,20 +184,34 @@ def test_the_badge_can_be_read_on_every_theme():
 
 def test_what_is_compared_with_has_one_colour_everywhere():
     assert colours_of(["after", "before"]) == {"after": TUNED, "before": BASE}
-    assert colours_of(["a", "b", "c"], base="b") == {"a": COLOURS[0], "b": BASE, "c": COLOURS[1]}
-    assert colours_of(["control", "x"], base="x") == {"control": COLOURS[0], "x": BASE}, "it is named"
+    assert colours_of(["a", "b", "c"], base="b") == {
+        "a": COLOURS[0],
+        "b": BASE,
+        "c": COLOURS[1],
+    }
+    assert colours_of(["control", "x"], base="x") == {"control": COLOURS[0], "x": BASE}, (
+        "it is named"
+    )
     assert BASE not in COLOURS and CONSTANT not in COLOURS
 
 
 def test_durations():
-    assert [duration(s) for s in (0.4, 59.6, 125, 3725)] == ["0 s", "1 min 0 s", "2 min 5 s", "1 h 2 min"]
+    assert [duration(s) for s in (0.4, 59.6, 125, 3725)] == [
+        "0 s",
+        "1 min 0 s",
+        "2 min 5 s",
+        "1 h 2 min",
+    ]
 
 
 def test_a_diagram_is_read_on_light_and_dark_pages():
-    boxes = {"a": (20, 15, 20, 10, "cost $1 and $2", BASE), "b": (80, 15, 20, 10, "reward", TUNED)}
-    picture = Image.open(io.BytesIO(diagram(boxes, [("a", "b", "score")], height=2)._repr_png_())).convert(
-        "RGBA"
-    )
+    boxes = {
+        "a": (20, 15, 20, 10, "cost $1 and $2", BASE),
+        "b": (80, 15, 20, 10, "reward", TUNED),
+    }
+    picture = Image.open(
+        io.BytesIO(diagram(boxes, [("a", "b", "score")], height=2)._repr_png_())
+    ).convert("RGBA")
     assert picture.size == (800, 200), "pixels"
     assert picture.getpixel((2, 2))[3] == 0, "no ground of its own"
     at = picture.getpixel((100, 60))  # inside the first box, above its text
@@ -198,7 +219,10 @@ def test_a_diagram_is_read_on_light_and_dark_pages():
     line = picture.getpixel((300, 80))  # on the arrow: seen on both
     assert (
         line[3] > 250
-        and min(contrast("#{:02x}{:02x}{:02x}".format(*line[:3]), page) for page in ("#ffffff", "#111111"))
+        and min(
+            contrast("#{:02x}{:02x}{:02x}".format(*line[:3]), page)
+            for page in ("#ffffff", "#111111")
+        )
         > 3
     )
 
@@ -209,7 +233,9 @@ def test_a_figure_has_no_ground_and_its_words_are_read_on_light_and_dark_pages(t
     axes.bar([1, 2], [3, 4], yerr=[1, 1], color=[BASE, TUNED])
     axes.set_title("a title")
     axes.axhline(2, color="black")
-    pixels = np.asarray(Image.open(io.BytesIO(figure._repr_png_())).convert("RGBA")).reshape(-1, 4)
+    pixels = np.asarray(Image.open(io.BytesIO(figure._repr_png_())).convert("RGBA")).reshape(
+        -1, 4
+    )
     assert pixels[0, 3] == 0 and (pixels[:, 3] == 0).mean() > 0.4
     drawn = pixels[pixels[:, 3] == 255][:, :3]
     assert drawn.max(axis=1).min() > 60 and drawn.min(axis=1).max() < 240, (
@@ -244,7 +270,11 @@ STAYS = [
 
 
 def steers(text):
-    return [letter for letter in text if not letter.isprintable() and letter not in "\n\t\u200c\u200d"]
+    return [
+        letter
+        for letter in text
+        if not letter.isprintable() and letter not in "\n\t\u200c\u200d"
+    ]
 
 
 @pytest.mark.parametrize("what", STEERING)
@@ -284,12 +314,24 @@ def printed_by_browse(text, tmp_path, capsys):
     run.write_completions(rows)
     table, recorded = browse(run.path), read_completions(run.path)
     picked, _ = pages_of(recorded).picks(recorded)
-    return "\n".join([table.to_string(), str(table["completion"]), table["response"].iloc[0], picked])
+    return "\n".join(
+        [table.to_string(), str(table["completion"]), table["response"].iloc[0], picked]
+    )
 
 
 def printed_by_an_episode(text, tmp_path, capsys):
-    turn = {"group": 0, "episode": 0, "turn": 1, "reward": 1.0, "turn_reward": 0.0, "invalid": 0, "done": 1}
-    return conversation([turn | dict.fromkeys(("prompt", "observation", "completion", "result"), text)])
+    turn = {
+        "group": 0,
+        "episode": 0,
+        "turn": 1,
+        "reward": 1.0,
+        "turn_reward": 0.0,
+        "invalid": 0,
+        "done": 1,
+    }
+    return conversation(
+        [turn | dict.fromkeys(("prompt", "observation", "completion", "result"), text)]
+    )
 
 
 def printed_by_examples(text, tmp_path, capsys):

@@ -23,7 +23,12 @@ from grpo_kit.more.code._literal_calls import (
         ("f('a, b)', \"it's\")", "f", ("a, b)", "it's"), {}),
         (r"f('a\d\n')", "f", ("a\\d\n",), {}),
         ("f(-1, +2.5, -0.0)", "f", (-1, 2.5, 0.0), {}),
-        ("f([1, [2, (3, [])]], {'a': {'b': None}})", "f", ([1, [2, (3, [])]], {"a": {"b": None}}), {}),
+        (
+            "f([1, [2, (3, [])]], {'a': {'b': None}})",
+            "f",
+            ([1, [2, (3, [])]], {"a": {"b": None}}),
+            {},
+        ),
         ("f(1, b=True, a='x')", "f", (1,), {"b": True, "a": "x"}),
         ("f(\n  1,\n  key=2,  # two\n)", "f", (1,), {"key": 2}),
     ],
@@ -85,7 +90,9 @@ def test_names_are_not_evaluated(tmp_path):
 
 
 def test_values():
-    assert value_from_text(" {'a': [1, -2.5, None, b'x', {3}]} ") == {"a": [1, -2.5, None, b"x", {3}]}
+    assert value_from_text(" {'a': [1, -2.5, None, b'x', {3}]} ") == {
+        "a": [1, -2.5, None, b"x", {3}]
+    }
     assert value_from_text("'16'") == "16" and value_from_text("16") == 16
     for text in ("name", "1 +", "f(1)", "", "9" * 10_001):
         with pytest.raises(ValueError):

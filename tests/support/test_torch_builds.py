@@ -43,15 +43,22 @@ def test_what_was_built_for_another_torch_and_does_not_load_is_named(
     monkeypatch.delitem(sys.modules, name, raising=False)
     assert bool(torch_builds.misfits()) is named
     if named:
-        with pytest.raises(ImportError, match=rf"{name} {version} .*pip install -U {name} torch=={HERE}"):
+        with pytest.raises(
+            ImportError, match=rf"{name} {version} .*pip install -U {name} torch=={HERE}"
+        ):
             torch_builds.check_builds()
 
 
 def test_the_kit_says_it_before_transformers_names_something_else(tmp_path):
     installed(tmp_path, "torchvision", "0.26.0", ["torch (==2.5.0)"], BROKEN)
-    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}]; import grpo_kit; grpo_kit.GRPOTrainer"
+    code = (
+        f"import sys; sys.path[:0] = [{str(tmp_path)!r}]; import grpo_kit; grpo_kit.GRPOTrainer"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode
     last = done.stderr.strip().splitlines()[-1]

@@ -41,9 +41,13 @@ ORDERS = {
 def test_it_is_said_where_unsloth_comes_after_what_the_kit_loads(tmp_path):
     (tmp_path / "unsloth.py").write_text("")
     for code, said in ORDERS.items():
-        done = forked.bare().run("-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {code}")
+        done = forked.bare().run(
+            "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {code}"
+        )
         assert not done.returncode, done.stderr
-        assert ("unsloth was imported after grpo_kit" in done.stderr) is said, code + done.stderr
+        assert ("unsloth was imported after grpo_kit" in done.stderr) is said, (
+            code + done.stderr
+        )
 
 
 def test_data_and_models_say_it_too(monkeypatch, smol_tokenizer):
@@ -81,16 +85,21 @@ def test_replaced_layers_are_found_in_classes_instances_and_its_compiled_modules
         assert replaced_layers(model) == "LlamaMLP"
 
 
-def test_such_a_model_trains_the_plain_way_and_a_line_says_so(monkeypatch, tmp_path, capsys, tiny):
+def test_such_a_model_trains_the_plain_way_and_a_line_says_so(
+    monkeypatch, tmp_path, capsys, tiny
+):
     plain = make(tmp_path / "plain", steps=2)
     plain.train()
     monkeypatch.setattr(LlamaAttention, "forward", as_unsloths(LlamaAttention.forward))
     config = kit.Config(**plain.config.values())
     model, tokenizer = tiny
-    trainer = kit.GRPOTrainer(model, task(), config, tokenizer=tokenizer, folder=tmp_path / "kit", live=False)
+    trainer = kit.GRPOTrainer(
+        model, task(), config, tokenizer=tokenizer, folder=tmp_path / "kit", live=False
+    )
     trainer.train()
-    assert "plain way is taken, since the engine cannot sample: Unsloth replaced its LlamaAttention" in (
-        capsys.readouterr().out
+    assert (
+        "plain way is taken, since the engine cannot sample: Unsloth replaced its LlamaAttention"
+        in (capsys.readouterr().out)
     )
     assert same(weights(trainer), weights(plain))
 
@@ -130,8 +139,14 @@ def test_defaults_that_were_changed_are_trls_again(monkeypatch, tmp_path, tiny):
     assert (silent.weight_decay, silent.beta, silent.seed) == (0.001, 0.001, 3407)
     monkeypatch.setattr("grpo_kit.more.bridges.trl.GRPOConfig", config)
     model, tokenizer = tiny
-    made = kit.to_trl(task(), kit.Config(steps=1, seed=5), model, tokenizer, tmp_path, use_cpu=True).args
-    assert type(made) is config and (made.weight_decay, made.beta, made.seed) == (own.weight_decay, 0.0, 5)
+    made = kit.to_trl(
+        task(), kit.Config(steps=1, seed=5), model, tokenizer, tmp_path, use_cpu=True
+    ).args
+    assert type(made) is config and (made.weight_decay, made.beta, made.seed) == (
+        own.weight_decay,
+        0.0,
+        5,
+    )
     assert made.max_grad_norm == 1.0 and made.vllm_mode == own.vllm_mode
     given = {"weight_decay": 0.1, "use_cpu": True}
     made = kit.to_trl(task(), kit.Config(steps=1), model, tokenizer, tmp_path, **given).args
@@ -141,23 +156,40 @@ def test_defaults_that_were_changed_are_trls_again(monkeypatch, tmp_path, tiny):
 # ---- Unsloth itself, in its own environment -------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not THEIRS, reason="KIT_UNSLOTH_PYTHON names the Python of an environment with Unsloth")
-@pytest.mark.parametrize("order, generate", [("first", False), ("late", False), ("first", True)])
+@pytest.mark.skipif(
+    not THEIRS, reason="KIT_UNSLOTH_PYTHON names the Python of an environment with Unsloth"
+)
+@pytest.mark.parametrize(
+    "order, generate", [("first", False), ("late", False), ("first", True)]
+)
 def test_tasks_and_rewards_train_beside_unsloth(order, generate, tmp_path):
     """On a CPU: Unsloth's model in the loop, and by to_trl in TRL's trainer or in Unsloth's; two steps each."""
-    script = [THEIRS, str(Path(__file__).with_name("unsloth_run.py")), order, *["generate"] * generate]
+    script = [
+        THEIRS,
+        str(Path(__file__).with_name("unsloth_run.py")),
+        order,
+        *["generate"] * generate,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     assert lines, done.stderr[-3000:]
     found = json.loads(lines[0].removeprefix("FOUND "))
     assert bool(found["late"]) is (order == "late"), found
     assert found["trainer"] == ("UnslothGRPOTrainer" if generate else "GRPOTrainer")
-    assert found["loop"]["steps"] == 2 and found["loop"]["grad_norm"] > 0 and found["replaced"], found
+    assert (
+        found["loop"]["steps"] == 2 and found["loop"]["grad_norm"] > 0 and found["replaced"]
+    ), found
     assert found["steps"] == 2 and found["grad_norm"] > 0 and found["kept"] == [], found
     assert {"rewards/exact_answer/mean", "rewards/soft_format/mean"} <= set(found["rewards"])
     assert found["rewards"]["rewards/soft_format/mean"] == 0.25
     if generate:
-        assert {"seed", "weight_decay", "optim", "beta", "vllm_importance_sampling_correction"} <= set(
-            found["changed"]
-        )
+        assert {
+            "seed",
+            "weight_decay",
+            "optim",
+            "beta",
+            "vllm_importance_sampling_correction",
+        } <= set(found["changed"])

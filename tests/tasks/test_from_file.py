@@ -7,7 +7,9 @@ import grpo_kit as kit
 TASK = "import grpo_kit as kit\ntask = kit.tasks.largest(n_train=4, n_held_out=2)\n"
 
 
-def test_the_name_may_be_a_task_or_a_function_and_beside_the_file_stands_what_it_imports(tmp_path):
+def test_the_name_may_be_a_task_or_a_function_and_beside_the_file_stands_what_it_imports(
+    tmp_path,
+):
     (tmp_path / "rows_beside_it.py").write_text("HOW_MANY = 5\n")
     (tmp_path / "mine.py").write_text(
         f"{TASK}from dataclasses import dataclass\nfrom rows_beside_it import HOW_MANY\n\n\n"
@@ -23,7 +25,10 @@ def test_the_name_may_be_a_task_or_a_function_and_beside_the_file_stands_what_it
     [
         ("x = 1\n", r"bad.py defines no `task`; write task = kit.tasks.from_rows"),
         ("task = [1]\n", "bad.py has a list called `task`"),
-        ("import grpo_kit as kit\ntask = kit.nothing\n", r"bad.py, line 2: AttributeError: .*nothing"),
+        (
+            "import grpo_kit as kit\ntask = kit.nothing\n",
+            r"bad.py, line 2: AttributeError: .*nothing",
+        ),
         ("def task():\n    return 1 / 0\n", r"bad.py, line 2: ZeroDivisionError"),
         ("task = (\n", r"bad.py, line 1: SyntaxError"),
     ],

@@ -20,7 +20,8 @@ from grpo_kit.more.tasks.interval_scheduling import (
 )
 from grpo_kit.rewards import Case, RewardCheckError, check_rewards, crafted_cases, on_response
 
-LUNCH = [[9, 11, 2], [10, 12, 1], [12, 13, 1], [11, 12, 3]]  # A 4, B 2, C 1, D 3: best A D C, worth 8
+# A 4, B 2, C 1, D 3: best A D C, worth 8
+LUNCH = [[9, 11, 2], [10, 12, 1], [12, 13, 1], [11, 12, 3]]
 SMALL = {"n_train": 60, "n_held_out": 60}
 module = sys.modules[interval_scheduling.__module__]
 
@@ -32,7 +33,9 @@ def brute_force(listed):
         for places in itertools.combinations(range(len(listed)), size):
             hours = [hour for i in places for hour in range(listed[i][0], listed[i][1])]
             if len(hours) == len(set(hours)):  # no hour is taken twice
-                found[places] = sum((listed[i][1] - listed[i][0]) * listed[i][2] for i in places)
+                found[places] = sum(
+                    (listed[i][1] - listed[i][0]) * listed[i][2] for i in places
+                )
     best = max(found.values())
     return best, {places for places, worth in found.items() if worth == best}
 
@@ -55,7 +58,9 @@ def test_the_best_schedule_is_what_brute_force_finds_ties_counted(listed):
 def test_no_events_have_an_empty_schedule_and_bad_ones_are_refused():
     assert best_schedule([]) == (0, (), 1)
     for bad in ([9, 9, 1], [10, 9, 1], [9, 10, 0], [9, 10], 5):
-        with pytest.raises(ValueError, match=re.escape(f"event {bad!r} must be (start, end, priority)")):
+        with pytest.raises(
+            ValueError, match=re.escape(f"event {bad!r} must be (start, end, priority)")
+        ):
             best_schedule([bad])
         with pytest.raises(ValueError, match="schedule_share.*'events'"):
             ScheduleShare()(["x"], events=[[bad]])
@@ -93,7 +98,9 @@ def test_no_events_have_an_empty_schedule_and_bad_ones_are_refused():
 def test_what_a_schedule_is_worth(answer, worth, reason):
     assert schedule_worth(answer, LUNCH) == worth, reason
     share = 0.0 if worth is None else worth / 8
-    assert ScheduleShare()([f"{answer}</answer>"], prefill="<answer>", events=[LUNCH]) == [share], reason
+    assert ScheduleShare()([f"{answer}</answer>"], prefill="<answer>", events=[LUNCH]) == [
+        share
+    ], reason
 
 
 @pytest.mark.parametrize(
@@ -107,7 +114,9 @@ def test_what_a_schedule_is_worth(answer, worth, reason):
     ],
 )
 def test_only_the_models_own_single_answer_counts(completion, prefill, expected, reason):
-    assert ScheduleShare()([completion], prefill=[prefill], events=[LUNCH]) == [expected], reason
+    assert ScheduleShare()([completion], prefill=[prefill], events=[LUNCH]) == [expected], (
+        reason
+    )
 
 
 def test_no_events_cannot_be_judged_and_a_missing_column_is_named():
@@ -138,8 +147,16 @@ def test_a_share_of_one_is_exactly_an_optimal_schedule(listed, letters):
     answer = " ".join(letters)
     score = ScheduleShare()([f"<answer>{answer}</answer>"], events=[listed])[0]
     places = ["ABCDEFGHI".index(letter) for letter in letters]
-    optimal = tuple(sorted(places)) in brute_force(listed)[1] if len(set(places)) == len(places) else False
-    in_order = all(listed[a][0] < listed[b][0] for a, b in itertools.pairwise(places)) if optimal else False
+    optimal = (
+        tuple(sorted(places)) in brute_force(listed)[1]
+        if len(set(places)) == len(places)
+        else False
+    )
+    in_order = (
+        all(listed[a][0] < listed[b][0] for a, b in itertools.pairwise(places))
+        if optimal
+        else False
+    )
     assert (score == 1.0) == (optimal and in_order)
 
 
@@ -187,7 +204,14 @@ def test_rows_are_distinct_disjoint_and_seeded():
     assert not {question for question, _ in task.examples} & set(questions)
     assert (again.train, again.held_out) == (task.train, task.held_out)
     assert other.train != task.train
-    assert len(_read(interval_scheduling(count=(8, 8), n_train=2, n_held_out=1).train[0]["question"])) == 8
+    assert (
+        len(
+            _read(
+                interval_scheduling(count=(8, 8), n_train=2, n_held_out=1).train[0]["question"]
+            )
+        )
+        == 8
+    )
 
 
 def test_every_best_schedule_is_correct_and_earns_everything():
@@ -207,7 +231,8 @@ def test_the_examples_are_right_and_no_rows():
     for question, response in interval_scheduling(**SMALL).examples:
         _, optimal = brute_force(_read(question))
         letters = response.removeprefix("<answer>").removesuffix("</answer>").split()
-        assert optimal == {tuple("ABCDE".index(letter) for letter in letters)}  # the only best one
+        # the only best one
+        assert optimal == {tuple("ABCDE".index(letter) for letter in letters)}
 
 
 @pytest.mark.parametrize("count", [(2, 3), (5, 3), (3, 9)])
@@ -219,7 +244,9 @@ def test_a_count_that_cannot_be_met_is_named(count):
 def test_strategies_earn_what_the_docstring_says():
     task = interval_scheduling()
     accuracies, shares = task.constant_accuracies(), strategy_shares(task)
-    stated = re.findall(r"^\| (.+?) +\| +([\d.]+) % \| ([\d.]+) +\|$", module.__doc__, re.MULTILINE)
+    stated = re.findall(
+        r"^\| (.+?) +\| +([\d.]+) % \| ([\d.]+) +\|$", module.__doc__, re.MULTILINE
+    )
     assert len(stated) == 10
     for name, accuracy, share in stated:
         assert f"{100 * accuracies[name]:.1f}" == accuracy, name
@@ -252,7 +279,10 @@ def test_the_natural_share_of_greedy_is_what_the_docstring_says():
         drawn = module._draw_events(rng, rng.randint(3, 5))
         while len(best_schedule(drawn).picked) == len(drawn):
             drawn = module._draw_events(rng, rng.randint(3, 5))
-        hits += module.worth_of(module._greedy(drawn, module._worth), drawn) == best_schedule(drawn).worth
+        hits += (
+            module.worth_of(module._greedy(drawn, module._worth), drawn)
+            == best_schedule(drawn).worth
+        )
     assert hits / n == pytest.approx(0.93, abs=0.02)
 
 
@@ -276,7 +306,10 @@ def _honest(row):
 
 
 def test_a_day_of_as_many_events_as_there_are_letters_has_its_cheats_too():
-    row = {"events": [[hour, hour + 1, 1] for hour in range(26)], "answer": " ".join(string.ascii_uppercase)}
+    row = {
+        "events": [[hour, hour + 1, 1] for hour in range(26)],
+        "answer": " ".join(string.ascii_uppercase),
+    }
     cheats = ScheduleShare().cheats(_honest(row))  # all 2**26 subsets would fill the memory
     assert sum(len(case.completion) for case in cheats) < 10**6
     check_rewards(ScheduleShare(), [_honest(row), *cheats])
@@ -297,7 +330,9 @@ def test_its_own_list_catches_a_reward_that_forgets_a_rule():
             scores = []
             for response, listed in zip(responses, events, strict=True):
                 places = [
-                    "ABCD".find(c) for c in response.partition("<answer>")[2].partition("<")[0] if c in "ABCD"
+                    "ABCD".find(c)
+                    for c in response.partition("<answer>")[2].partition("<")[0]
+                    if c in "ABCD"
                 ]
                 scores.append(min(1.0, keep(places, listed) / 8))
             return scores

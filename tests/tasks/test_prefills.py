@@ -3,7 +3,13 @@
 import pytest
 
 from grpo_kit import tasks
-from grpo_kit.rewards import ExactAnswer, NumericAnswer, RewardCheckError, SoftFormat, check_rewards
+from grpo_kit.rewards import (
+    ExactAnswer,
+    NumericAnswer,
+    RewardCheckError,
+    SoftFormat,
+    check_rewards,
+)
 from grpo_kit.tasks import from_rows
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(10)]
@@ -46,7 +52,8 @@ def test_a_thought_that_the_prefill_closes_is_not_asked_for():
     assert SoftFormat()(["<answer>1</answer>", "", "<think>a</think><answer>1</answer>"], prefill=given) == [
         1.0, 0.25, 0.5,
     ]  # fmt: skip
-    assert SoftFormat()(["</think><answer>1</answer>"], prefill="<think>\n") == [0.75]  # an open one is
+    # an open one is
+    assert SoftFormat()(["</think><answer>1</answer>"], prefill="<think>\n") == [0.75]
 
 
 @pytest.mark.parametrize("make", [
@@ -55,7 +62,10 @@ def test_a_thought_that_the_prefill_closes_is_not_asked_for():
 ])  # fmt: skip
 def test_the_kits_tasks_take_another_prefill(make):
     task = make(prefill="<think>\n\n</think>\n\n")
-    assert task.prefill == "<think>\n\n</think>\n\n" and make().prefill in ("<answer>", "<think>\n")
+    assert task.prefill == "<think>\n\n</think>\n\n" and make().prefill in (
+        "<answer>",
+        "<think>\n",
+    )
     check_rewards(task.rewards, task, rows=1)
 
 
@@ -66,7 +76,11 @@ def test_the_kits_tasks_take_another_prefill(make):
 def test_the_kits_tasks_take_another_answer_tag(make):
     """In all that the model reads and in all that judges it; the rows are the same."""
     task, usual = make(answer_tag="final"), make()
-    assert (task.answer_tag, task.train, task.held_out) == ("final", usual.train, usual.held_out)
+    assert (task.answer_tag, task.train, task.held_out) == (
+        "final",
+        usual.train,
+        usual.held_out,
+    )
     for text, was in zip(
         (task.system, task.prefill, *(response for _, response in task.examples)),
         (usual.system, usual.prefill, *(response for _, response in usual.examples)),
@@ -80,16 +94,26 @@ def test_the_kits_tasks_take_another_answer_tag(make):
         assert reward([honest.completion], prefill=[task.prefill], **columns) == [1.0]
         in_the_old_tag = honest.completion.replace("final>", "answer>")
         assert reward([in_the_old_tag], prefill=[usual.prefill], **columns)[0] < 0.5
-    assert task.is_correct(row["answer"], row) and task.answer_of(honest.completion) == row["answer"]
+    assert (
+        task.is_correct(row["answer"], row)
+        and task.answer_of(honest.completion) == row["answer"]
+    )
     check_rewards(task.rewards, task, rows=1)
-    with pytest.raises(ValueError, match="answer_tag='<final>' must be the name of a tag without brackets"):
+    with pytest.raises(
+        ValueError, match="answer_tag='<final>' must be the name of a tag without brackets"
+    ):
         make(answer_tag="<final>")
 
 
 def test_gsm8k_takes_another_prefill(tmp_path):
-    lines = "".join(f'{{"question": "{n} + 1?", "answer": "So. #### {n + 1}"}}\n' for n in range(10))
-    (tmp_path / "rows.jsonl").write_text(lines, encoding="utf-8-sig")  # a byte-order mark, as Excel writes
-    task = tasks.gsm8k(train=tmp_path / "rows.jsonl", held_out="train", prefill="Let's see.\n<think>\n")
+    lines = "".join(
+        f'{{"question": "{n} + 1?", "answer": "So. #### {n + 1}"}}\n' for n in range(10)
+    )
+    # a byte-order mark, as Excel writes
+    (tmp_path / "rows.jsonl").write_text(lines, encoding="utf-8-sig")
+    task = tasks.gsm8k(
+        train=tmp_path / "rows.jsonl", held_out="train", prefill="Let's see.\n<think>\n"
+    )
     assert task.prefill == "Let's see.\n<think>\n" and len(task.train) == 8
     check_rewards([NumericAnswer(), SoftFormat()], task)
     tagged = tasks.gsm8k(train=tmp_path / "rows.jsonl", held_out="train", answer_tag="final")

@@ -46,7 +46,10 @@ SMALL = {"n_train": 24, "n_held_out": 8}
 
 
 def own(reward, gold="18", *, n=10, hint="", **options):
-    rows = [{"question": f"Question {i}?", "answer": gold, "calls": gold, "hint": hint} for i in range(n)]
+    rows = [
+        {"question": f"Question {i}?", "answer": gold, "calls": gold, "hint": hint}
+        for i in range(n)
+    ]
     return from_rows("own", rows, reward=reward, prefill="<answer>", **options)
 
 
@@ -54,14 +57,22 @@ def answers(task, *texts):
     """One completion for each of the first held-out rows."""
     made = [Completion(text, 4, False, (5, 6, 7, 2)) for text in texts]
     return Answers(
-        task, task.held_out[: len(texts)], ["prompt"] * len(texts), made, 1, {"max_completion_tokens": 4}
+        task,
+        task.held_out[: len(texts)],
+        ["prompt"] * len(texts),
+        made,
+        1,
+        {"max_completion_tokens": 4},
     )
 
 
 def readings(task, text):
     """(strict, lenient), the same asked one by one and in a batch."""
     row = task.held_out[0]
-    one = task.is_right(row, text), leniently_right(task, [row], [text], [task.is_right(row, text)])[0]
+    one = (
+        task.is_right(row, text),
+        leniently_right(task, [row], [text], [task.is_right(row, text)])[0],
+    )
     many = answers(task, text, "</answer>")
     assert one == (many.right[0], many.lenient[0])
     return one
@@ -121,10 +132,16 @@ def test_a_reward_says_what_its_full_pay_is():
     stated.columns, stated.range = ("answer",), (0.0, 0.5)
     with pytest.warns(UserWarning, match="'half' needs a column .*0.5 at most, 1 is full"):
         unstated = own(half)
-    assert unstated.answer_rewards == [] and readings(unstated, "18</answer>") == (True, True), "by the text"
+    assert unstated.answer_rewards == [] and readings(unstated, "18</answer>") == (
+        True,
+        True,
+    ), "by the text"
     assert readings(own(stated), "18</answer>") == (True, True)
     assert readings(own(stated), "17</answer>") == (False, False)
-    assert readings(own(WeightedSum([(stated, 0.5), (SoftFormat(), 0.5)])), "18</answer>") == (True, True)
+    assert readings(own(WeightedSum([(stated, 0.5), (SoftFormat(), 0.5)])), "18</answer>") == (
+        True,
+        True,
+    )
 
 
 def pays(most, column="answer", least=0.0, wrong=0.0, **stated):
@@ -175,17 +192,27 @@ CANNOT_PAY = {
 
 
 @pytest.mark.parametrize("name", CANNOT_PAY)
-def test_a_reward_that_cannot_pay_the_rows_own_answers_is_named_and_does_not_say_what_is_right(name):
+def test_a_reward_that_cannot_pay_the_rows_own_answers_is_named_and_does_not_say_what_is_right(
+    name,
+):
     with pytest.warns(UserWarning) as caught:
         task = own(CANNOT_PAY[name], hint="of the day")
     said = [str(one.message) for one in caught if "own answers" in str(one.message)]
-    assert len(said) == (2 if name == "two of them" else 1) and "reward 'bonus' needs a column" in said[0]
+    assert (
+        len(said) == (2 if name == "two of them" else 1)
+        and "reward 'bonus' needs a column" in said[0]
+    )
     assert all(way in said[0] for way in ("bonus.range = (lowest, ", "correct=", "weight 0"))
-    assert readings(task, "18</answer>") == (True, True) and readings(task, "17</answer>") == (False, False)
+    assert readings(task, "18</answer>") == (True, True) and readings(task, "17</answer>") == (
+        False,
+        False,
+    )
     made = answers(task, "18</answer>", "17</answer>")
     assert evaluation_of(made).strict.value == 0.5
     if name != "alone":
-        assert made.measure == "accuracy" and made.credit == [1.0, 0.0], "what the other reward says"
+        assert made.measure == "accuracy" and made.credit == [1.0, 0.0], (
+            "what the other reward says"
+        )
 
 
 CAN_PAY = {
@@ -197,19 +224,27 @@ CAN_PAY = {
         for text, gold in zip(completions, answer, strict=True)
     ],
     "in a box": lambda completions, answer, **columns: [
-        float(f"boxed{{{gold}}}" in text) for text, gold in zip(completions, answer, strict=True)
+        float(f"boxed{{{gold}}}" in text)
+        for text, gold in zip(completions, answer, strict=True)
     ],
     "reads prompts": lambda prompts, completions, answer, **columns: [
         float(gold in text) for text, gold in zip(completions, answer, strict=True)
     ],
-    "cannot judge them": [NUMBER, lambda completions, answer, **columns: [None] * len(completions)],
-    "fails on them": lambda completions, answer, completion_ids, **columns: [1.0] * len(completions),
+    "cannot judge them": [
+        NUMBER,
+        lambda completions, answer, **columns: [None] * len(completions),
+    ],
+    "fails on them": lambda completions, answer, completion_ids, **columns: (
+        [1.0] * len(completions)
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CAN_PAY)
 def test_a_reward_that_can_pay_them_is_not_named(name, recwarn):
-    reward, weights = CAN_PAY[name] if isinstance(CAN_PAY[name], tuple) else (CAN_PAY[name], None)
+    reward, weights = (
+        CAN_PAY[name] if isinstance(CAN_PAY[name], tuple) else (CAN_PAY[name], None)
+    )
     own(reward, reward_weights=weights)
     assert not [one for one in recwarn if "own answers" in str(one.message)]
 
@@ -218,7 +253,10 @@ def test_a_task_made_of_another_is_scored_anew_where_its_rewards_change(recwarn)
     reward = pays(0.2)
     task = own([NUMBER, reward])
     recwarn.clear()
-    assert replace(task, held_out=task.held_out[:1]).answer_rewards == [NUMBER] and not recwarn.list
+    assert (
+        replace(task, held_out=task.held_out[:1]).answer_rewards == [NUMBER]
+        and not recwarn.list
+    )
     other = named(pays(0.3), "other")
     assert replace(task, rewards=[NUMBER, other]).answer_rewards == [NUMBER]
     assert "reward 'other'" in str(recwarn.pop(UserWarning).message)
@@ -230,24 +268,33 @@ def test_correct_as_given_comes_first_and_stays_where_rewards_are_exchanged():
 
     task = own(ExactAnswer(), correct=even)
     assert task.is_correct is even and task.answer_rewards == []
-    assert readings(task, "4</answer>") == (True, True) and readings(task, "5</answer>") == (False, False)
+    assert readings(task, "4</answer>") == (True, True) and readings(task, "5</answer>") == (
+        False,
+        False,
+    )
     assert readings(replace(task, rewards=[NumericAnswer()]), "4</answer>") == (True, True)
 
 
 def test_without_it_accuracy_goes_with_the_rewards_of_the_task():
     exact = own(ExactAnswer())
     number = replace(exact, rewards=[NumericAnswer()])
-    assert exact.is_correct("18", exact.held_out[0]) and not exact.is_correct("18.0", exact.held_out[0])
+    assert exact.is_correct("18", exact.held_out[0]) and not exact.is_correct(
+        "18.0", exact.held_out[0]
+    )
     assert number.is_correct("18.0", number.held_out[0])
 
 
 @pytest.mark.parametrize(
-    "reward", [SoftFormat(think=None), RightSize(1, 40, unit="characters")], ids=["format", "length"]
+    "reward",
+    [SoftFormat(think=None), RightSize(1, 40, unit="characters")],
+    ids=["format", "length"],
 )
 def test_rewards_that_judge_no_answer_leave_it_to_the_text_of_the_rows_answer(reward):
     task = own(reward)
     assert task.answer_rewards == []
-    assert readings(task, " 18 </answer>") == (True, True) and readings(task, "17</answer>") == (False, False)
+    assert readings(task, " 18 </answer>") == (True, True) and readings(
+        task, "17</answer>"
+    ) == (False, False)
     assert readings(task, "so 18") == (False, True)
 
 
@@ -272,7 +319,9 @@ def test_what_cannot_be_judged_is_not_right_and_is_counted_once():
 
 def test_rewards_for_different_questions_judge_each_their_own():
     def words(completions, word, **columns):
-        return [None if w is None else float(w in t) for t, w in zip(completions, word, strict=True)]
+        return [
+            None if w is None else float(w in t) for t, w in zip(completions, word, strict=True)
+        ]
 
     rows = [
         {"question": f"q{i}", "answer": "18" if i % 2 else "", "word": None if i % 2 else "yes"}
@@ -292,7 +341,9 @@ def _reasoning_gym():
 
 
 def _gsm8k(tmp_path):
-    text = "\n".join(f'{{"question": "Story {i}?", "answer": "So.\\n#### {1000 + i}"}}' for i in range(12))
+    text = "\n".join(
+        f'{{"question": "Story {i}?", "answer": "So.\\n#### {1000 + i}"}}' for i in range(12)
+    )
     (tmp_path / "rows.jsonl").write_text(text)
     (tmp_path / "train.jsonl").write_text(text.replace("Story", "Tale"))
     return gsm8k(train=tmp_path / "train.jsonl", held_out=tmp_path / "rows.jsonl")
@@ -309,7 +360,9 @@ KIT = {
     "science, ROUGE": lambda _: science(),
     "science, BLEU": lambda _: science(overlap="bleu"),
     "tools": lambda _: tools(**SMALL),
-    "code": lambda _: code(levels=(1,), n_held_out=6, runner=CodeRunner(allow_unsafe=isolation() is None)),
+    "code": lambda _: code(
+        levels=(1,), n_held_out=6, runner=CodeRunner(allow_unsafe=isolation() is None)
+    ),
     "reasoning_gym": lambda _: _reasoning_gym(),
 }
 
@@ -317,7 +370,9 @@ KIT = {
 @pytest.mark.parametrize("name", KIT)
 def test_every_case_of_check_rewards_is_right_where_it_is_paid_in_full(name, tmp_path):
     task = KIT[name](tmp_path)
-    leaves = [part for one in task.rewards for part in [one, *all_parts(one)] if not all_parts(part)]
+    leaves = [
+        part for one in task.rewards for part in [one, *all_parts(one)] if not all_parts(part)
+    ]
     judges = [part for part in leaves if judges_answer(part)]
     assert len(judges) == 1, "of each task one reward judges the answer"
     honest = 0
@@ -325,7 +380,9 @@ def test_every_case_of_check_rewards_is_right_where_it_is_paid_in_full(name, tmp
         for case in task.cases_for(row, task.rewards):
             columns = {key: [value] for key, value in row.items()} | {"prefill": [case.prefill]}
             paid = score(judges[0], [case.completion], **columns) == [1.0]
-            asked = task if case.prefill == task.prefill else replace(task, prefill=case.prefill)
+            asked = (
+                task if case.prefill == task.prefill else replace(task, prefill=case.prefill)
+            )
             assert asked.is_right(row, case.completion) == paid, case
             assert paid or not case.honest
             honest += case.honest
@@ -364,7 +421,10 @@ class Counts(NumericAnswer):
 @pytest.mark.parametrize("inside", [False, True])
 def test_the_rewards_of_an_evaluation_are_asked_once(inside):
     reward = Counts()
-    task = own(WeightedSum({reward: 0.75, SoftFormat(think=None): 0.25}) if inside else reward, strategies={})
+    task = own(
+        WeightedSum({reward: 0.75, SoftFormat(think=None): 0.25}) if inside else reward,
+        strategies={},
+    )
     made = answers(task, "18.0</answer>", "20</answer>")
     assert len(reward.asked) == 1, "of the rows' own answers"
     reward.asked.clear()
@@ -377,13 +437,21 @@ def test_the_rewards_of_an_evaluation_are_asked_once(inside):
 
 def test_each_program_of_an_evaluation_runs_once(monkeypatch):
     jobs, inner = [], code_runner.programs_of
-    monkeypatch.setattr(code_runner, "programs_of", lambda job, mark: jobs.append(job) or inner(job, mark))
+    monkeypatch.setattr(
+        code_runner, "programs_of", lambda job, mark: jobs.append(job) or inner(job, mark)
+    )
     runner = CodeRunner(allow_unsafe=isolation() is None)
     task = code(levels=(1,), n_held_out=3, runner=runner)
-    made = answers(task, *giving(task, [row["answer"] for row in task.held_out[:2]]), "no program")
+    made = answers(
+        task, *giving(task, [row["answer"] for row in task.held_out[:2]]), "no program"
+    )
     found = evaluation_of(made)
-    assert found.rows["strict"].tolist() == found.rows["lenient"].tolist() == [True, True, False]
-    assert found.rows["reward/code_tests"].tolist() == [1.0, 1.0, 0.0] and found.constant[1] == 0.0
+    assert (
+        found.rows["strict"].tolist() == found.rows["lenient"].tolist() == [True, True, False]
+    )
+    assert (
+        found.rows["reward/code_tests"].tolist() == [1.0, 1.0, 0.0] and found.constant[1] == 0.0
+    )
     assert len(jobs) == len(set(jobs)) > 2
 
 
@@ -399,14 +467,21 @@ def test_what_only_needs_accuracy_asks_no_other_reward(tiny):
 def test_a_reward_that_reads_prompts_and_tokens_gets_them_leniently_too():
     def reads(completions, prompts, completion_ids, answer, **columns):
         assert set(prompts) == {"prompt"} and all(len(ids) == 4 for ids in completion_ids)
-        return [float(f">{gold}<" in f">{text}") for text, gold in zip(completions, answer, strict=True)]
+        return [
+            float(f">{gold}<" in f">{text}")
+            for text, gold in zip(completions, answer, strict=True)
+        ]
 
     made = answers(own(reads), "17</answer>", "it is 18")
     assert made.right == [False, False] and made.lenient == [False, True]
 
 
 def test_constant_strategies_are_judged_by_the_same_rule():
-    strategies = {"as a decimal": lambda row: "18.00", "none": lambda row: None, "wrong": lambda row: "1"}
+    strategies = {
+        "as a decimal": lambda row: "18.00",
+        "none": lambda row: None,
+        "wrong": lambda row: "1",
+    }
     task = own(NumericAnswer(), strategies=strategies)
     assert task.constant_accuracies() == {"as a decimal": 1.0, "none": 0.0, "wrong": 0.0}
     assert replace(task, rewards=[ExactAnswer()]).best_constant()[1] == 0.0
@@ -436,7 +511,9 @@ def test_the_laboratory_measures_anew_what_another_reward_judges():
 
     task = own([NumericAnswer(), SoftFormat(think=None)])
     assert before(task) == before(own([NumericAnswer(), SoftFormat(think=None)]))
-    assert before(task) != before(replace(task, rewards=[ExactAnswer(), SoftFormat(think=None)]))
+    assert before(task) != before(
+        replace(task, rewards=[ExactAnswer(), SoftFormat(think=None)])
+    )
     assert before(task) == before(
         replace(task, rewards=[NumericAnswer(), RightSize(1, 40, unit="characters")])
     ), "judges no answer"

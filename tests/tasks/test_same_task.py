@@ -30,7 +30,9 @@ def test_digests_that_older_run_folders_hold():
     assert task_digest(odd) == "8cf4d9546dc0b6b2"
     assert lab.digest(small().train) == content_digest(small().train) == "7b8344c6eea46ee4"
     assert lab.digest(games.train) == "3849ee1971459e06"
-    assert lab.digest([{"a": (1, 2.5), "b": None, "é": Path("x")}, {1, 2}]) == "b4065e4679fea2f4"
+    assert (
+        lab.digest([{"a": (1, 2.5), "b": None, "é": Path("x")}, {1, 2}]) == "b4065e4679fea2f4"
+    )
     assert lab.prompt_fingerprint(lab.arm_of("smoke", {"task": small()})) == "9df85df5bacfd188"
     assert content_digest([["a b", "ü"], [[1, 2], [3]]]) == "c857d673bb709407"
 
@@ -69,7 +71,9 @@ def test_other_rows_are_another_task():
 
 
 def test_a_run_folder_takes_its_task_and_no_other(tmp_path):
-    job = Job.asked("largest", {"preset": "smoke", "task_options": {"n_train": 4, "n_held_out": 2}})
+    job = Job.asked(
+        "largest", {"preset": "smoke", "task_options": {"n_train": 4, "n_held_out": 2}}
+    )
     model, tokenizer = load_policy("tiny-random", quiet=True)
     trainer = Loop(model, job.task, job.config, tokenizer=tokenizer, folder=tmp_path)
     trainer.open()

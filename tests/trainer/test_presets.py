@@ -33,7 +33,9 @@ def _card(monkeypatch, gib, bf16=True):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
     # As torch says it: an older card "supports" bfloat16 by way of float32.
     monkeypatch.setattr(
-        torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16 or including_emulation
+        torch.cuda,
+        "is_bf16_supported",
+        lambda including_emulation=True: bf16 or including_emulation,
     )
 
 
@@ -80,11 +82,15 @@ def test_a_config_is_changed_as_its_preset_would_have_been():
     """What was set by hand stays, what the preset set follows another tuning or task; the given one is left alone."""
     mine = preset("cpu", steps=64, beta=0.1)
     lora = preset(mine, tuning="lora")
-    assert lora == preset("cpu", tuning="lora", steps=64, beta=0.1) and lora.learning_rate == 2e-4
+    assert (
+        lora == preset("cpu", tuning="lora", steps=64, beta=0.1) and lora.learning_rate == 2e-4
+    )
     assert preset(lora, tuning="full") == mine == preset(mine) is not mine
     assert preset(preset("cpu", learning_rate=3e-4), tuning="lora").learning_rate == 3e-4
     assert preset(mine, task="countdown").task_options == {} and mine.task == "largest"
-    assert preset(preset("cpu", task_options={"n_train": 9}), steps=1).task_options == {"n_train": 9}
+    assert preset(preset("cpu", task_options={"n_train": 9}), steps=1).task_options == {
+        "n_train": 9
+    }
     bare = Config(steps=3)
     assert preset(bare, group_size=4) == Preset(steps=3, group_size=4) and bare.group_size == 8
 
@@ -114,20 +120,26 @@ def test_auto_picks_by_the_card_and_says_why(monkeypatch, gib, bf16, name, why):
 
 def test_environment_decides_for_auto_only(monkeypatch):
     monkeypatch.setenv("KIT_PROFILE", "smoke")
-    assert preset().preset == preset("auto").preset == "smoke" and "KIT_PROFILE" in preset().why("preset")
+    assert preset().preset == preset(
+        "auto"
+    ).preset == "smoke" and "KIT_PROFILE" in preset().why("preset")
     assert preset("cpu").preset == "cpu"
     monkeypatch.setenv("KIT_PROFILE", "auto")
     _card(monkeypatch, None)
     assert preset().preset == "cpu"
     monkeypatch.setenv("KIT_PROFILE", "cpuu")
-    with pytest.raises(ValueError, match="'cpuu' is not known; use auto, smoke, cpu, t4, gpu24"):
+    with pytest.raises(
+        ValueError, match="'cpuu' is not known; use auto, smoke, cpu, t4, gpu24"
+    ):
         preset()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rate_dtype_and_optimizer_are_those_of_the_tuning(name):
     full, lora, qlora = (preset(name, tuning=tuning) for tuning in ("full", "lora", "qlora"))
-    assert lora.learning_rate > full.learning_rate and lora.optimizer is None, "adapters take what they need"
+    assert lora.learning_rate > full.learning_rate and lora.optimizer is None, (
+        "adapters take what they need"
+    )
     assert full.optimizer is not None and preset(name) == full
     assert dataclasses.replace(qlora, tuning="lora") == lora
     assert full.warmup_steps == max(2, full.steps // 10 + (full.steps % 10 > 0))
@@ -143,7 +155,9 @@ def _own(**options):
 
 def _trainer(tmp_path, config, task):
     model, tokenizer = few_words.policy()
-    return GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=tmp_path / "run", live=None)
+    return GRPOTrainer(
+        model, task, config, tokenizer=tokenizer, folder=tmp_path / "run", live=None
+    )
 
 
 def test_the_task_decides_weights_and_length(tmp_path):
@@ -154,7 +168,10 @@ def test_the_task_decides_weights_and_length(tmp_path):
     assert trainer.reward_weights == [0.5, 0.5]
     for name, tokens in {"smoke": 8, "cpu": 12, "t4": 128, "gpu24": 256}.items():
         cfg = preset(name, held_out=4)
-        assert cfg.max_completion_tokens is None and cfg.make_task().max_completion_tokens == tokens
+        assert (
+            cfg.max_completion_tokens is None
+            and cfg.make_task().max_completion_tokens == tokens
+        )
 
 
 def test_the_record_says_whose_the_task_is(tmp_path):
@@ -177,7 +194,10 @@ def test_the_record_says_whose_the_task_is(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tuning": "lora"}, "tuning='lora': this model has no adapters; load it with load_policy"),
+        (
+            {"tuning": "lora"},
+            "tuning='lora': this model has no adapters; load it with load_policy",
+        ),
         (
             {"dtype": "bfloat16"},
             "dtype='bfloat16': this model's weights are float32; load it with load_policy",
@@ -200,7 +220,12 @@ def test_a_run_may_have_a_length_of_its_own(tmp_path):
 
 def test_fields_of_config_win():
     config = preset("smoke", beta=0.1, steps=7, iterations=2, temperature=linear(1.2, 0.8))
-    assert (config.beta, config.steps, config.iterations, config.temperature) == (0.1, 7, 2, linear(1.2, 0.8))
+    assert (config.beta, config.steps, config.iterations, config.temperature) == (
+        0.1,
+        7,
+        2,
+        linear(1.2, 0.8),
+    )
 
 
 @pytest.mark.parametrize("bf16", [True, False])
@@ -248,7 +273,10 @@ def test_enough_rows_for_one_pass(name):
         ({"temperature": 0.0}, "temperature=0.0 must be a number above 0"),
         ({"learning_rate": float("nan")}, "learning_rate=nan"),
         ({"beta": -0.1}, "beta=-0.1 must be a number of at least 0"),
-        ({"dtype": "fp32"}, "dtype='fp32' is not known; use None, 'float32', 'bfloat16' or 'float16'"),
+        (
+            {"dtype": "fp32"},
+            "dtype='fp32' is not known; use None, 'float32', 'bfloat16' or 'float16'",
+        ),
         ({"task": "chess"}, "task='chess' is not known; use 'largest'"),
         ({"task_options": 3}, "task_options=3 must be a dict"),
         ({"step": 3}, "step=3: Config has no such field; did you mean 'steps'?"),
@@ -274,7 +302,9 @@ def test_another_task_gets_the_tokens_its_answers_take(name):
         row = made.table().loc["max_completion_tokens"]
         assert list(row) == ["the task's", "tokens", "see the task"]
         assert "for this task (was" in made.table().loc["task_options", "reason"]
-        asked[repr((made.task, made.task_options, made.held_out, made.max_completion_tokens))] = made
+        asked[
+            repr((made.task, made.task_options, made.held_out, made.max_completion_tokens))
+        ] = made
     for made in asked.values():  # most presets ask for the same one
         task = made.make_task()
         assert len(task.held_out) == 8 and task.max_completion_tokens == own
@@ -303,7 +333,9 @@ def test_the_length_of_a_preset_does_not_stick_to_other_tasks():
     """gpu24 reasons in 256 tokens; whoever asks it for another task gets that task's length, with its arguments."""
     assert _tokens(preset("gpu24")) == 256
     assert _tokens(preset("gpu24", task="largest")) == 12
-    assert _tokens(preset("gpu24", task="code", task_options={"max_completion_tokens": 72})) == 72
+    assert (
+        _tokens(preset("gpu24", task="code", task_options={"max_completion_tokens": 72})) == 72
+    )
     assert _tokens(preset("gpu24", task_options={"numbers": (2, 2), "think": True})) == 128
 
 
@@ -317,10 +349,17 @@ def test_the_length_is_the_tasks_until_it_is_set():
     assert _tokens(dataclasses.replace(preset("smoke"), steps=3)) == 8
 
     mine = dataclasses.replace(card, max_completion_tokens=100)
-    assert _tokens(mine) == _tokens(dataclasses.replace(mine, task_options={"think": False})) == 100
+    assert (
+        _tokens(mine)
+        == _tokens(dataclasses.replace(mine, task_options={"think": False}))
+        == 100
+    )
     assert "set by you (was the task's)" in mine.table().loc["max_completion_tokens", "reason"]
     assert _tokens(preset("gpu24", task="largest", max_completion_tokens=512)) == 512
-    assert _tokens(preset("gpu24", task_options={"think": False}, max_completion_tokens=512)) == 512
+    assert (
+        _tokens(preset("gpu24", task_options={"think": False}, max_completion_tokens=512))
+        == 512
+    )
 
 
 def test_arguments_of_another_task_are_refused_by_name():
@@ -328,12 +367,19 @@ def test_arguments_of_another_task_are_refused_by_name():
         ValueError, match="task_options has balanced, think, which task 'largest' does not take"
     ):
         dataclasses.replace(preset("gpu24"), task="largest")
-    with pytest.raises(ValueError, match="task_options has bogus, which task 'countdown' does not take"):
+    with pytest.raises(
+        ValueError, match="task_options has bogus, which task 'countdown' does not take"
+    ):
         preset("gpu24", task_options={"bogus": 1})
 
 
 # bfloat16 (T4: float32) FLOP/s and bytes/s that the makers give; products that add up in float32.
-PEAKS = {"RTX 4090": (165e12, 1008e9), "A10G": (70e12, 600e9), "L4": (121e12, 300e9), "T4": (8.1e12, 320e9)}
+PEAKS = {
+    "RTX 4090": (165e12, 1008e9),
+    "A10G": (70e12, 600e9),
+    "L4": (121e12, 300e9),
+    "T4": (8.1e12, 320e9),
+}
 
 
 @pytest.mark.parametrize(
@@ -348,7 +394,8 @@ def test_seconds_a_step_are_planned_from_a_cards_peaks(name, cards, parameters, 
     half = cached * (p.prompts_per_step * 256 + p.completions_per_step * _tokens(p) / 2)
     half /= p.prompts_per_step * 256 + p.completions_per_step * _tokens(p)
     seconds = {
-        card: 6 * parameters * tokens / flops + _tokens(p) * (parameters * itemsize + half) / speed
+        card: 6 * parameters * tokens / flops
+        + _tokens(p) * (parameters * itemsize + half) / speed
         for card, (flops, speed) in PEAKS.items()
     }
     reason = p.table().loc["steps", "reason"]
@@ -370,8 +417,13 @@ def test_t4_fits_a_16_gb_card():
             assert plan.parts["rollout"]["cast weights"] == 0  # float32 throughout
     assert not plan_memory(large).fits
     update = plan_memory(small).parts["update"]
-    assert update["weights"] == update["gradients"] == update["optimizer"] / 2 == 4 * 494_032_768
-    assert "7.4 GiB" in small.table().loc["optimizer", "reason"] and round(16 * 494_032_768 / 2**30, 1) == 7.4
+    assert (
+        update["weights"] == update["gradients"] == update["optimizer"] / 2 == 4 * 494_032_768
+    )
+    assert (
+        "7.4 GiB" in small.table().loc["optimizer", "reason"]
+        and round(16 * 494_032_768 / 2**30, 1) == 7.4
+    )
     assert "5.8 GiB" in small.table().loc["model", "reason"]
     assert round(plan_memory(large, tuning="lora").parts["update"]["weights"] / 2**30, 1) == 5.8
     kept = plan_memory(small).parts["rollout"]["keys and values"] / 2**30
@@ -380,12 +432,18 @@ def test_t4_fits_a_16_gb_card():
 
 @pytest.mark.parametrize(
     ("name", "bytes_"),
-    [("gpu24", 1_543_714_304 * (2 + 4.03)), ("t4", 494_032_768 * (4 + 8)), ("cpu", 134_515_008 * (4 + 8))],
+    [
+        ("gpu24", 1_543_714_304 * (2 + 4.03)),
+        ("t4", 494_032_768 * (4 + 8)),
+        ("cpu", 134_515_008 * (4 + 8)),
+    ],
 )
 def test_disk_is_said_where_checkpoints_are_saved(name, bytes_):
     one, reason = bytes_ / 2**30, preset(name).table().loc["save_steps", "reason"]
     assert f"{one:.1f} GiB" in reason and f"{2 * one:.1f}" in reason
-    assert f"a checkpoint takes {one:.1f} GiB, and {2 * one:.1f} until" in str(plan_memory(name))
+    assert f"a checkpoint takes {one:.1f} GiB, and {2 * one:.1f} until" in str(
+        plan_memory(name)
+    )
     adapters = plan_memory(name, tuning="lora").checkpoint_gib
     assert 0 < adapters < 0.3
 
@@ -400,7 +458,11 @@ def test_a_preset_is_made_without_its_task(monkeypatch):
 
         never.__signature__ = takes
         monkeypatch.setattr(tasks, name, never)
-        preset("gpu24", task=name, task_options={"n_train": 10**9} if "n_train" in takes.parameters else {})
+        preset(
+            "gpu24",
+            task=name,
+            task_options={"n_train": 10**9} if "n_train" in takes.parameters else {},
+        )
     with pytest.raises(AssertionError, match="makes no task"):
         preset("gpu24", task="largest").make_task()
 
@@ -410,5 +472,6 @@ def test_a_card_without_bfloat16_is_not_advised_to_take_it():
     assert not any("bfloat16" in line for line in plan_memory(large).advice)
     assert any("tuning='lora'" in line and "fits" in line for line in plan_memory(large).advice)
     assert any(
-        "bfloat16" in line for line in plan_memory(preset("gpu24", dtype="float32", optimizer="adamw")).advice
+        "bfloat16" in line
+        for line in plan_memory(preset("gpu24", dtype="float32", optimizer="adamw")).advice
     )

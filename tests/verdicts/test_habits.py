@@ -254,7 +254,10 @@ KINDS = {
     "set": (several(3).map(tuple), SET),
     "list": (several(3, st.integers(-99, 99)).map(tuple), LIST),
     "interval": (several(2, st.integers(-99, 99)).map(sorted).map(tuple), INTERVAL),
-    "expression": (st.tuples(st.integers(2, 99), st.integers(2, 99), st.integers(2, 99)), POLYNOMIAL),
+    "expression": (
+        st.tuples(st.integers(2, 99), st.integers(2, 99), st.integers(2, 99)),
+        POLYNOMIAL,
+    ),
     "equation": (st.tuples(st.integers(2, 99), st.integers(2, 99)), LINE),
     "surd": (st.tuples(st.integers(2, 30), st.sampled_from([2, 3, 5, 6, 7, 10, 11, 13])), SURD),
     "complex": (st.tuples(st.integers(1, 99), st.integers(2, 99)), COMPLEX),
@@ -280,7 +283,9 @@ def test_one_value_in_two_habits_is_right(kind):
 def test_another_value_in_any_habit_is_wrong(kind):
     values, habits = KINDS[kind]
 
-    @given(value=values, other=values, gold=st.sampled_from(habits), answer=st.sampled_from(habits))
+    @given(
+        value=values, other=values, gold=st.sampled_from(habits), answer=st.sampled_from(habits)
+    )
     @settings(derandomize=True, database=None)
     def check(value, other, gold, answer):
         assume(value != other)
@@ -302,7 +307,9 @@ def near(value, kind):
     return (*value[:-1], value[-1] + 1) if isinstance(value, tuple) else None
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("choice", "word", "ratio", "surd")])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind not in ("choice", "word", "ratio", "surd")]
+)
 def test_the_next_value_is_wrong(kind):
     values, habits = KINDS[kind]
 
@@ -328,8 +335,19 @@ def test_the_next_value_is_wrong(kind):
 @settings(derandomize=True, database=None)
 def test_an_answer_of_another_kind_is_wrong(gold, answer, data):
     """Of values that are told apart by their digits, so that no rule for units or percentages can apply."""
-    numbers = {"number", "money", "length", "speed", "area", "counted things", "degrees", "percent"}
+    numbers = {
+        "number",
+        "money",
+        "length",
+        "speed",
+        "area",
+        "counted things",
+        "degrees",
+        "percent",
+    }
     assume(gold[0] != answer[0] and not {gold[0], answer[0]} <= numbers)
     one, other = (data.draw(KINDS[kind][0]) for kind, _ in (gold, answer))
     texts = KINDS[gold[0]][1][gold[1]](one), KINDS[answer[0]][1][answer[1]](other)
-    assert verdict(*texts) is not True or KINDS[gold[0]][1][0](one) == KINDS[answer[0]][1][0](other), texts
+    assert verdict(*texts) is not True or KINDS[gold[0]][1][0](one) == KINDS[answer[0]][1][0](
+        other
+    ), texts

@@ -98,7 +98,9 @@ def rows(path):
 
 def judged(row):
     reward = REWARDS[row["reward"]](**row.get("kwargs", {}))
-    columns = {"answer": [row["gold"]]} | ({"question": [row["question"]]} if "question" in row else {})
+    columns = {"answer": [row["gold"]]} | (
+        {"question": [row["question"]]} if "question" in row else {}
+    )
     return reward([f"<answer>{row['answer']}</answer>"], **columns)[0]
 
 
@@ -113,7 +115,9 @@ def test_the_first_pairs():
 def test_what_readers_decided(kind):
     """Nothing wrong is paid, but what is listed; of a kind at most one right answer in four is refused."""
     mine = [row for row in rows(READERS) if row["kind"] == kind]
-    paid = [(row["gold"], row["answer"]) for row in mine if row["right"] == 0 and judged(row) == 1.0]
+    paid = [
+        (row["gold"], row["answer"]) for row in mine if row["right"] == 0 and judged(row) == 1.0
+    ]
     assert set(paid) <= set(PAID), set(paid) - set(PAID)
     right = [row for row in mine if row["right"] == 1]
     refused = [row for row in right if judged(row) != 1.0]
@@ -124,20 +128,30 @@ def test_what_readers_decided_in_all():
     found = collections.Counter((row["right"], judged(row)) for row in rows(READERS))
     right = sum(count for (wanted, _), count in found.items() if wanted == 1)
     assert found[1, 1.0] >= 0.93 * right
-    assert found[None, None] == sum(count for (wanted, _), count in found.items() if wanted is None)
+    assert found[None, None] == sum(
+        count for (wanted, _), count in found.items() if wanted is None
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_whole_families(family):
     paid, refused = [], []
     for gold, right, wrong, question in FAMILIES[family]:
-        paid += [(gold, text) for text in wrong if verdict(gold, text, question=question) is not False]
-        refused += [(gold, text) for text in right if verdict(gold, text, question=question) is not True]
+        paid += [
+            (gold, text)
+            for text in wrong
+            if verdict(gold, text, question=question) is not False
+        ]
+        refused += [
+            (gold, text) for text in right if verdict(gold, text, question=question) is not True
+        ]
     assert (paid, refused) == ([], [])
 
 
 def test_a_power_of_ten_is_a_number():
     pairs = [(gold, text, True) for gold, right, _ in POWERS for text in right]
     pairs += [(gold, text, False) for gold, _, wrong in POWERS for text in wrong]
-    assert [pair for pair in pairs if verdict(*pair[:2], numbers_only=True) is not pair[2]] == []
+    assert [
+        pair for pair in pairs if verdict(*pair[:2], numbers_only=True) is not pair[2]
+    ] == []
     assert verdict("1000", "10^3", question="What is 10^3?", numbers_only=True) is False

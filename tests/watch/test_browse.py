@@ -14,7 +14,9 @@ from grpo_kit.watch.browse import ALL, CompletionBrowser, browse, select
 from tests.made_metrics import Recorded
 
 
-def part(step: int, rewards: list[float | None], texts: list[str], groups: list[int]) -> dict[str, list]:
+def part(
+    step: int, rewards: list[float | None], texts: list[str], groups: list[int]
+) -> dict[str, list]:
     n = len(rewards)
     return {
         "step": [step] * n,
@@ -32,7 +34,9 @@ def part(step: int, rewards: list[float | None], texts: list[str], groups: list[
 @pytest.fixture
 def run(tmp_path):
     run = Recorded(tmp_path / "run")
-    run.write_completions(part(1, [0.2, 0.9, 0.5, 0.1], ["a1", "b1", "<b>c1</b>", "d1"], [0, 0, 1, 1]))
+    run.write_completions(
+        part(1, [0.2, 0.9, 0.5, 0.1], ["a1", "b1", "<b>c1</b>", "d1"], [0, 0, 1, 1])
+    )
     run.write_completions(part(3, [0.3, 0.4], ["a3", "needle"], [0, 0]))
     return run
 
@@ -70,13 +74,19 @@ def test_escape_keeps_the_end_when_asked():
             [(0.5, "best"), (0.5, "median"), (0.5, "worst")],
             "three different rows all the same",
         ),
-        ([None, 0.2, 0.3, 0.4], [(0.4, "best"), (0.3, "median"), (0.2, "worst")], "no reward: left out"),
+        (
+            [None, 0.2, 0.3, 0.4],
+            [(0.4, "best"), (0.3, "median"), (0.2, "worst")],
+            "no reward: left out",
+        ),
         ([0.2], [(0.2, "best")], "one only"),
         ([], [], "none"),
     ],
 )
 def test_pick_three(rewards, picked, why):
-    table = pd.DataFrame(part(2, rewards, [str(i) for i in range(len(rewards))], [0] * len(rewards)))
+    table = pd.DataFrame(
+        part(2, rewards, [str(i) for i in range(len(rewards))], [0] * len(rewards))
+    )
     table = pd.concat([pd.DataFrame(part(1, [1.0], ["old"], [0])), table]) if rewards else table
     chosen = pick_three(table)
     assert list(zip(chosen.reward, chosen.pick, strict=True)) == picked, why
@@ -91,7 +101,9 @@ def test_a_group_has_its_question_and_answer_once_and_each_response_whole():
         assert "&lt;answer&gt;</span>&lt;i&gt;82&lt;/i&gt;" in page and "<i>" not in page
         for score in ("0.25", "0.75", "-1.00", "+1.00"):
             assert f">{score}</" in page, "the total, its part, the advantage"
-    assert completions_html(table).index("Question 8?") > completions_html(table).index("&lt;i&gt;")
+    assert completions_html(table).index("Question 8?") > completions_html(table).index(
+        "&lt;i&gt;"
+    )
     assert ">none</b>" in completions_html(table)
 
 
@@ -129,25 +141,42 @@ def test_the_question_is_what_the_user_said_last_and_the_prompt_is_a_click_away(
         ("user", "Which is $1?"),
     ]
     chatml = (
-        "".join(f"<|im_start|>{who}\n{what}<|im_end|>\n" for who, what in turns) + "<|im_start|>assistant\n"
+        "".join(f"<|im_start|>{who}\n{what}<|im_end|>\n" for who, what in turns)
+        + "<|im_start|>assistant\n"
     )
-    llama = "".join(f"<|start_header_id|>{who}<|end_header_id|>\n\n{what}<|eot_id|>" for who, what in turns)
+    llama = "".join(
+        f"<|start_header_id|>{who}<|end_header_id|>\n\n{what}<|eot_id|>" for who, what in turns
+    )
     for prompt in (chatml, llama):
         table = pd.DataFrame(part(1, [0.5], ["x"], [0])).assign(prompt=prompt + "<answer>")
         (shown,) = summaries(completions_html(table))
-        assert shown == "group 0 Which is $1?" and "Be brief." in text_of(completions_html(table))
+        assert shown == "group 0 Which is $1?" and "Be brief." in text_of(
+            completions_html(table)
+        )
 
 
 def test_numbers_count_a_group_in_the_order_written(run):
     table = browse(run.path)
-    assert table.number.tolist() == [0, 1, 0, 1, 0, 1] == Pages().numbered(table).number.tolist()
+    assert (
+        table.number.tolist() == [0, 1, 0, 1, 0, 1] == Pages().numbered(table).number.tolist()
+    )
 
 
 def test_select(run):
     table = browse(run.path)
     assert select(table, 1).completion.tolist() == ["a1", "b1", "<b>c1</b>", "d1"]
-    assert select(table, 1, sort="reward").completion.tolist() == ["b1", "<b>c1</b>", "a1", "d1"]
-    assert select(table, 1, sort="reward/exact").completion.tolist() == ["d1", "a1", "<b>c1</b>", "b1"]
+    assert select(table, 1, sort="reward").completion.tolist() == [
+        "b1",
+        "<b>c1</b>",
+        "a1",
+        "d1",
+    ]
+    assert select(table, 1, sort="reward/exact").completion.tolist() == [
+        "d1",
+        "a1",
+        "<b>c1</b>",
+        "b1",
+    ]
     assert select(table, 1, text="(B").empty  # plain text, not a pattern
     assert select(table, 1, text="C1").completion.tolist() == ["<b>c1</b>"]
     assert select(table, 1, group=1).completion.tolist() == ["<b>c1</b>", "d1"]
@@ -167,7 +196,9 @@ def test_the_browser_follows_its_controls(run):
     browser.step.value = 1
     browser.sort.value = "reward"
     page = browser.view.value
-    assert page.index("b1") < page.index("a1") < page.index("c1") < page.index("d1"), "groups by their best"
+    assert page.index("b1") < page.index("a1") < page.index("c1") < page.index("d1"), (
+        "groups by their best"
+    )
     assert "&lt;b&gt;c1" in page and "<b>c1" not in page
     browser.text.value = "needle"
     assert browser.view.value == "No completion of step 1 holds <b>needle</b>. It is in step 3."

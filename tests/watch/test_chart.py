@@ -80,7 +80,9 @@ def test_its_words_are_in_the_png_on_a_machine_without_fonts(monkeypatch):
     run.add(rows(5))
     with_fonts, _ = RunChart({"run": run})._repr_png_()
     draw = resvg_py.svg_to_bytes
-    monkeypatch.setattr(resvg_py, "svg_to_bytes", lambda **options: draw(**options, skip_system_fonts=True))
+    monkeypatch.setattr(
+        resvg_py, "svg_to_bytes", lambda **options: draw(**options, skip_system_fonts=True)
+    )
     without, _ = RunChart({"run": run})._repr_png_()
     assert with_fonts == without
     title = Image.open(BytesIO(without)).convert("L").crop((50, 30, 400, 60))

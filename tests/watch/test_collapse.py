@@ -21,7 +21,11 @@ COLLAPSED = ("events", "constant_strategy", "countdown_collapse")
 
 def collapsed(right, constant=None, steps=12, args=None, **columns):
     """Flags of a run without entropy and without a signal, whose format is right and whose answers earn `right`."""
-    config = {"reward_parts": ["exact", "format"], "reward_weights": [0.75, 0.25], "answer_parts": ["exact"]}
+    config = {
+        "reward_parts": ["exact", "format"],
+        "reward_weights": [0.75, 0.25],
+        "answer_parts": ["exact"],
+    }
     config["args"] = args or {}
     if constant is not None:
         config["best_constant"] = {"strategy": "always a + b", "parts": {"exact": constant}}
@@ -43,7 +47,11 @@ def test_runs_that_collapsed_onto_a_shortcut_that_pays_are_told(name, told):
     """Also of a run whose config says nothing of the task."""
     config = json.loads((RUNS / "induced" / name / "config.json").read_text())
     if not told:
-        config = {key: value for key, value in config.items() if key not in ("answer_parts", "best_constant")}
+        config = {
+            key: value
+            for key, value in config.items()
+            if key not in ("answer_parts", "best_constant")
+        }
     assert "entropy collapse" in {
         flag.name for flag in red_flags(read_metrics(RUNS / "induced" / name), config=config)
     }
@@ -73,9 +81,8 @@ def test_held_out_answers_are_believed_first():
         "entropy collapse",
         "mode collapse",
     }
-    gone = np.r_[
-        np.zeros(7), np.ones(5)
-    ]  # the last five steps; an evaluation of long ago says nothing of them
+    # the last five steps; an evaluation of long ago says nothing of them
+    gone = np.r_[np.zeros(7), np.ones(5)]
     signs = {"entropy": 1 - gone, "groups/equal_rewards": gone, "diversity/self_bleu": gone}
     before = np.where(np.arange(12) == 0, 0.3, np.nan)
     assert collapsed(0.95, constant=0.3, **signs, **{"eval/reward/exact": before}) == {}
@@ -98,7 +105,12 @@ def test_parts_that_judge_the_answer_are_those_that_read_the_row():
         return [1.0] * len(completions)
 
     gated = Gated(ExactAnswer(), on=SoftFormat(think=None))
-    rewards = [WeightedSum({ExactAnswer(): 0.5, SoftFormat(): 0.5}), gated, Language("latin"), mine]
+    rewards = [
+        WeightedSum({ExactAnswer(): 0.5, SoftFormat(): 0.5}),
+        gated,
+        Language("latin"),
+        mine,
+    ]
     assert list(answer_parts(rewards)) == ["exact_answer", "gated_exact_answer", "mine"]
 
 
@@ -154,7 +166,9 @@ def evaluated(same, gold, steps=(0, 8, 16)):
 def test_answers_that_fall_into_one_are_told():
     flag = evaluated([0.5, 0.6, 1.0], 0.45)["one answer"]
     assert flag.step == 16
-    assert "100% of held-out answers are the same, where the most frequent gold is 45%" in flag.saw
+    assert (
+        "100% of held-out answers are the same, where the most frequent gold is 45%" in flag.saw
+    )
     assert evaluated([1.0, 0.5, 0.6], 0.45) == {}, "the base was so, before training"
     assert evaluated([0.5, 0.6, 0.85], 0.45) == {}
     assert evaluated([1.0, 1.0, 1.0], 1.0) == {}, "all golds are the same"

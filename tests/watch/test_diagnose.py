@@ -29,13 +29,19 @@ def page(rows):
         "Step": "step", "Training Loss": "loss", "reward": "reward", "reward_std": "reward_std", "kl": "kl",
         "completions / mean_length": "completions/mean_length", "rewards / right": "rewards/right/mean",
     }  # fmt: skip
-    cells = "".join(f"<tr>{''.join(f'<td>{row[own]}</td>' for own in names.values())}</tr>" for row in rows)
+    cells = "".join(
+        f"<tr>{''.join(f'<td>{row[own]}</td>' for own in names.values())}</tr>" for row in rows
+    )
     return PAGE.format("".join(f"<th>{name}</th>" for name in names), cells)
 
 
 def notebook(output):
     return json.dumps(
-        {"cells": [{"cell_type": "code", "source": "", "outputs": [output]}], "nbformat": 4, "metadata": {}}
+        {
+            "cells": [{"cell_type": "code", "source": "", "outputs": [output]}],
+            "nbformat": 4,
+            "metadata": {},
+        }
     )
 
 
@@ -73,7 +79,9 @@ def as_events(folder):
     return folder / "runs"
 
 
-PRINTED = "".join(f"{ {k: str(v) for k, v in row.items() if k != 'step'} }\n 3%|## | 1/30\n" for row in ROWS)
+PRINTED = "".join(
+    f"{ {k: str(v) for k, v in row.items() if k != 'step'} }\n 3%|## | 1/30\n" for row in ROWS
+)
 FORMS = {
     "trainer_state": as_trainer_state,
     "printed lines": as_file("train.log", PRINTED),
@@ -92,16 +100,25 @@ def test_every_form_of_a_log_says_the_same(form, tmp_path):
     found = kit.diagnose(FORMS[form](tmp_path))
     flags = {flag.name: flag.step for flag in found.flags}
     # A table of a notebook has no share of groups: it is 1 or not known.
-    assert flags == {"sparse reward": 12 if form == "notebook with a table" else 11, "part never paid": 12}
+    assert flags == {
+        "sparse reward": 12 if form == "notebook with a table" else 11,
+        "part never paid": 12,
+    }
     assert found.metrics["step"].tolist() == list(range(1, STEPS + 1))
-    assert np.allclose(found.metrics["completion_length"], [100 + step for step in range(1, STEPS + 1)])
+    assert np.allclose(
+        found.metrics["completion_length"], [100 + step for step in range(1, STEPS + 1)]
+    )
     assert "reward 0.2 in the first fifth, 0 in the last: DOWN" in found.sentence
     assert "63% of steps without any spread" in found.sentence
-    assert found.untold["mode collapse"] == ["the completions"] and "sparse reward" not in found.untold
+    assert (
+        found.untold["mode collapse"] == ["the completions"]
+        and "sparse reward" not in found.untold
+    )
     assert ("KL spike" in found.untold) == ("kl" not in found.metrics)
 
 
-FIRST = [row | {"reward": 0.9, "loss": 0.1} for row in ROWS[:20]]  # of another run, which logged 20 steps
+# of another run, which logged 20 steps
+FIRST = [row | {"reward": 0.9, "loss": 0.1} for row in ROWS[:20]]
 
 
 def lines(*rows):
@@ -109,20 +126,29 @@ def lines(*rows):
 
 
 def without_steps(rows):
-    return [{k: v for k, v in row.items() if k != "step"} | {"epoch": row["step"] / 100} for row in rows]
+    return [
+        {k: v for k, v in row.items() if k != "step"} | {"epoch": row["step"] / 100}
+        for row in rows
+    ]
 
 
 def columns_of_two(folder):
     tables = [
-        pd.DataFrame(rows).set_index("step").rename(columns=lambda name, run=run: f"{run} - train/{name}")
+        pd.DataFrame(rows)
+        .set_index("step")
+        .rename(columns=lambda name, run=run: f"{run} - train/{name}")
         for run, rows in (("one", FIRST), ("two", ROWS))
     ]
-    pd.concat(tables, axis=1).reset_index(names="Step").to_csv(folder / "wandb.csv", index=False)
+    pd.concat(tables, axis=1).reset_index(names="Step").to_csv(
+        folder / "wandb.csv", index=False
+    )
     return folder / "wandb.csv"
 
 
 def column_of_names(folder):
-    both = [row | {"run_id": run} for run, rows in (("one", FIRST), ("two", ROWS)) for row in rows]
+    both = [
+        row | {"run_id": run} for run, rows in (("one", FIRST), ("two", ROWS)) for row in rows
+    ]
     table = pd.DataFrame(both).sort_values("step", kind="stable")
     table.to_csv(folder / "long.csv", index=False)
     return folder / "long.csv"
@@ -150,8 +176,13 @@ def two_folders_of_events(folder):
 
 
 def two_cells(folder):
-    cells = [json.loads(notebook({"data": {"text/html": page(rows)}}))["cells"][0] for rows in (FIRST, ROWS)]
-    return as_file("two.ipynb", json.dumps({"cells": cells, "nbformat": 4, "metadata": {}}))(folder)
+    cells = [
+        json.loads(notebook({"data": {"text/html": page(rows)}}))["cells"][0]
+        for rows in (FIRST, ROWS)
+    ]
+    return as_file("two.ipynb", json.dumps({"cells": cells, "nbformat": 4, "metadata": {}}))(
+        folder
+    )
 
 
 TWO = {
@@ -176,7 +207,9 @@ def test_a_log_of_two_runs_is_said_to_have_two(form, tmp_path):
         "has 2 runs (" in found.sentence
         and f"This is the last, {found.runs[-1]}: 30 logged" in found.sentence
     )
-    assert "reward 0.2 in the first fifth" in found.sentence, "the last alone, nothing of the first"
+    assert "reward 0.2 in the first fifth" in found.sentence, (
+        "the last alone, nothing of the first"
+    )
 
 
 @pytest.mark.parametrize(
@@ -235,16 +268,25 @@ TRL_EVAL = {
 }
 
 
-@pytest.mark.parametrize("names", [VERL, OPENRLHF, TRL_EVAL], ids=["verl", "OpenRLHF", "TRL's evaluations"])
+@pytest.mark.parametrize(
+    "names", [VERL, OPENRLHF, TRL_EVAL], ids=["verl", "OpenRLHF", "TRL's evaluations"]
+)
 def test_names_of_other_trainers(names, tmp_path):
-    rows = [{name: 0.5 if own != "step" else step for name, own in names.items()} for step in range(1, 9)]
-    assert {*names.values()} <= {*kit.diagnose(as_file("log.jsonl", lines(*rows))(tmp_path)).metrics}
+    rows = [
+        {name: 0.5 if own != "step" else step for name, own in names.items()}
+        for step in range(1, 9)
+    ]
+    assert {*names.values()} <= {
+        *kit.diagnose(as_file("log.jsonl", lines(*rows))(tmp_path)).metrics
+    }
 
 
 @pytest.mark.parametrize("length", [64.0, 100.0, 128.5, 256.0, 1024.0])
 def test_a_mean_length_that_never_changes_is_no_limit(length, tmp_path):
     rows = [row | {"completions/mean_length": length} for row in ROWS[:11]]
-    rows = [{name: value for name, value in row.items() if "clipped" not in name} for row in rows]
+    rows = [
+        {name: value for name, value in row.items() if "clipped" not in name} for row in rows
+    ]
     found = kit.diagnose(as_file("log.jsonl", lines(*rows))(tmp_path))
     assert "cut off" not in {flag.name for flag in found.flags}
     assert found.untold["cut off"] == ["completion_cut_off"]
@@ -258,7 +300,9 @@ def test_a_mean_length_that_never_changes_is_no_limit(length, tmp_path):
 def test_a_mean_length_that_is_often_the_longest_is_the_limit(longest, times, seen):
     """Without the share that was cut off: all were, where so many steps have the log's longest mean."""
     lengths = [float(longest)] * times + [longest - 1.5 - 0.1 * step for step in range(10)]
-    rows = [{"step": at, "completion_length": one, "reward": 0.1} for at, one in enumerate(lengths)]
+    rows = [
+        {"step": at, "completion_length": one, "reward": 0.1} for at, one in enumerate(lengths)
+    ]
     table = table_of(rows)
     assert ("completion_cut_off" in table) == seen
     if seen:
@@ -281,7 +325,9 @@ def test_the_command_prints_it(tmp_path, capsys):
 def test_a_run_folder_of_the_kit_is_asked_with_its_settings(tmp_path):
     from grpo_kit.record._jsonl_run import RunLog
 
-    log = RunLog.open(tmp_path / "run", {"config": {}, "reward_parts": ["right"], "reward_weights": [0.0]})
+    log = RunLog.open(
+        tmp_path / "run", {"config": {}, "reward_parts": ["right"], "reward_weights": [0.0]}
+    )
     for row in ROWS:
         log.write(row["step"], {"reward": 0.5, "reward/right": 0.0})
     log.flush()
@@ -290,7 +336,9 @@ def test_a_run_folder_of_the_kit_is_asked_with_its_settings(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "no log", "[]", '{"loss": 1.0}\n{"loss": 0.5}'])
 def test_what_is_no_log_of_such_a_run_is_refused(text, tmp_path):
-    with pytest.raises(LogError, match="holds no steps of a run with a reward; known are run folders"):
+    with pytest.raises(
+        LogError, match="holds no steps of a run with a reward; known are run folders"
+    ):
         kit.diagnose(as_file("log.txt", text)(tmp_path))
 
 

@@ -26,9 +26,14 @@ def test_self_bleu_is_sacrebleus_mean_over_the_group():
     rng = random.Random(0)
     bleu = BLEU(effective_order=True, tokenize="none", smooth_method="exp")
     for _ in range(300):
-        texts = [" ".join(rng.choices("abcdefg", k=rng.randint(1, 9))) for _ in range(rng.randint(2, 6))]
+        texts = [
+            " ".join(rng.choices("abcdefg", k=rng.randint(1, 9)))
+            for _ in range(rng.randint(2, 6))
+        ]
         others = [texts[:i] + texts[i + 1 :] for i in range(len(texts))]
-        expected = [bleu.sentence_score(t, o).score / 100 for t, o in zip(texts, others, strict=True)]
+        expected = [
+            bleu.sentence_score(t, o).score / 100 for t, o in zip(texts, others, strict=True)
+        ]
         assert self_bleu(texts) == pytest.approx(sum(expected) / len(texts), abs=1e-9), texts
 
 
@@ -52,7 +57,8 @@ def test_groups_are_measured_apart_and_averaged():
     table = pd.DataFrame(
         {
             "step": [1] * 5 + [2, 2],
-            "group": [0, 0, 1, 1, 2, 0, 0],  # group 2 has one completion: nothing to differ from
+            # group 2 has one completion: nothing to differ from
+            "group": [0, 0, 1, 1, 2, 0, 0],
             "completion": ["a b", "a b", "a b", "c d", "e f", "g h", None],
         }
     )

@@ -12,7 +12,9 @@ FLAG = Flag("cut off", 3, "90 %", "why", "first")
 LINE = json.dumps(asdict(FLAG)) + "\n"
 
 
-@pytest.mark.parametrize("cut", [LINE[:20], LINE[:20] + "\n", LINE[:20] + "\xe9", '{"name": "cut off"}\n'])
+@pytest.mark.parametrize(
+    "cut", [LINE[:20], LINE[:20] + "\n", LINE[:20] + "\xe9", '{"name": "cut off"}\n']
+)
 def test_a_line_cut_short_is_left_out_and_said(tmp_path, cut):
     (tmp_path / "flags.jsonl").write_bytes((LINE + cut).encode("latin-1"))
     with pytest.warns(RuntimeWarning, match="line 2 is no whole flag"):
@@ -72,7 +74,10 @@ def test_what_cannot_be_written_is_raised_all_the_same(tmp_path):
     monitor = Monitor("warn")
     monitor.begin(tmp_path, {}, [])
     with pytest.warns(RuntimeWarning, match="kept in memory"):
-        assert monitor.step({"step": 1, "eval/one_answer": 1.0, "eval/one_gold": 0.1})[0].name == "one answer"
+        assert (
+            monitor.step({"step": 1, "eval/one_answer": 1.0, "eval/one_gold": 0.1})[0].name
+            == "one answer"
+        )
     (tmp_path / "flags.jsonl").rmdir()
     monitor.step({"step": 2})
     assert [flag.name for flag in read_flags(tmp_path)] == ["one answer"]

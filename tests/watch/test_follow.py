@@ -59,10 +59,14 @@ def test_a_run_goes_on_as_long_as_its_process_has_the_lock(run, tmp_path):
     assert is_locked(run.path), "however long it is silent"
     code = "import pathlib, sys; from grpo_kit.record._run_folder import alone\n"
     code += "with alone(pathlib.Path(sys.argv[1])): pass"
-    other = subprocess.run([sys.executable, "-c", code, run.path], cwd=ROOT, capture_output=True, text=True)
+    other = subprocess.run(
+        [sys.executable, "-c", code, run.path], cwd=ROOT, capture_output=True, text=True
+    )
     assert "is being trained into by another process" in other.stderr
     with alone(run.path):
-        assert is_locked(run.path), "once more in the same process, as a recipe and its trainer do"
+        assert is_locked(run.path), (
+            "once more in the same process, as a recipe and its trainer do"
+        )
     assert is_locked(run.path)
     run.end()
     assert is_locked(run.path) is None and not (run.path / GOING).exists()
@@ -75,7 +79,9 @@ def test_it_shows_when_files_changed_and_stops_at_the_end(run):
     shown, ended = [], []
 
     async def watch():
-        follower = Follower(run.path, lambda: shown.append(len(signature(run.path))), lambda: ended.append(1))
+        follower = Follower(
+            run.path, lambda: shown.append(len(signature(run.path))), lambda: ended.append(1)
+        )
         assert follower.start("test") and follower.running
         await asyncio.sleep(0.2)
         assert not shown, "nothing has changed"
@@ -84,7 +90,9 @@ def test_it_shows_when_files_changed_and_stops_at_the_end(run):
         assert len(shown) == 1 and follower.running
         run.step(3, last=True)
         await asyncio.sleep(0.2)
-        assert len(shown) == 2 and ended == [1] and not follower.running, "the last state is shown too"
+        assert len(shown) == 2 and ended == [1] and not follower.running, (
+            "the last state is shown too"
+        )
 
     asyncio.run(watch())
 
@@ -140,7 +148,9 @@ def test_it_can_be_started_from_a_click_in_another_thread(run):
 
     async def watch():
         cell.set("its own")
-        follower = Follower(run.path, lambda: shown.append((cell.get(), threading.current_thread())))
+        follower = Follower(
+            run.path, lambda: shown.append((cell.get(), threading.current_thread()))
+        )
         thread = threading.Thread(target=follower.start, args=("test",))
         thread.start()
         thread.join()
@@ -162,9 +172,15 @@ def test_the_browser_follows_a_run_that_goes_on(run):
         before = browser.view.value
         run.step(3, "last", last=True)
         await asyncio.sleep(0.2)
-        assert browser.step.options[-1] == 3 and browser.step.value == 1 and browser.view.value == before
+        assert (
+            browser.step.options[-1] == 3
+            and browser.step.value == 1
+            and browser.view.value == before
+        )
         assert not browser.follow.value, "the run has ended"
-        assert not CompletionBrowser(run.path).follow.value, "and a new browser does not wait for more"
+        assert not CompletionBrowser(run.path).follow.value, (
+            "and a new browser does not wait for more"
+        )
 
     asyncio.run(watch())
 
@@ -174,7 +190,9 @@ def test_reading_goes_on_while_a_resumed_run_moves_files_away(run):
     assert not browser.follow.value, "there is no event loop to follow in"
     (run.path / "completions.jsonl").write_bytes(b"not whole\n")
     browser.button.click()
-    assert "cannot be read" in browser.view.value, "said, where an exception in a click would be lost"
+    assert "cannot be read" in browser.view.value, (
+        "said, where an exception in a click would be lost"
+    )
 
 
 def test_outside_a_notebook_follow_is_harmless(run):
@@ -203,14 +221,23 @@ def test_in_a_kernel_chart_and_browser_follow_and_the_cell_ends_at_once(tmp_path
         "while follow._TASKS: await asyncio.sleep(0.1)\n"
         "print('matplotlib.pyplot' in sys.modules, {kind for kind, _ in sent[1:]}, len({cell for _, cell in sent}))",
     ]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell) for cell in cells]
+    )
     where = {"metadata": {"path": str(tmp_path)}}
-    done = nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", resources=where).execute()
+    done = nbclient.NotebookClient(
+        notebook, timeout=120, kernel_name="python3", resources=where
+    ).execute()
     outputs = [cell.outputs for cell in done.cells]
-    assert [output.output_type for output in outputs[1]] == ["display_data"], "one picture, in its own cell"
+    assert [output.output_type for output in outputs[1]] == ["display_data"], (
+        "one picture, in its own cell"
+    )
     assert {"image/svg+xml", "image/png"} < set(outputs[1][0].data)
     assert not outputs[3] and outputs[4][0].text == "3\n", outputs
     told = "False {'update_display_data'} "
     assert outputs[5][0].text.startswith(told)
-    if ipykernel.version_info >= (7,):  # before, what a thread shows belongs to the cell that runs
-        assert outputs[5][0].text == f"{told}1\n", "every update belongs to the cell of the first"
+    # before, what a thread shows belongs to the cell that runs
+    if ipykernel.version_info >= (7,):
+        assert outputs[5][0].text == f"{told}1\n", (
+            "every update belongs to the cell of the first"
+        )

@@ -20,13 +20,29 @@ def table(values, name="accuracy", low=None):
 @pytest.mark.parametrize(
     ("metrics", "said", "why"),
     [
-        (table([0.17, 0.63, 0.47]), "was 63 % after step 8 and is 47 % after the last, 16.", "thrown away"),
-        (table([0.17, 0.63, 0.47], low=[0.1, 0.5, 0.35]), "47 % after the last, 16.", "below its interval"),
-        (table([0.17, 0.63, 0.47], low=[0.1, 0.45, 0.35]), "16; the fall may be chance.", "inside it"),
+        (
+            table([0.17, 0.63, 0.47]),
+            "was 63 % after step 8 and is 47 % after the last, 16.",
+            "thrown away",
+        ),
+        (
+            table([0.17, 0.63, 0.47], low=[0.1, 0.5, 0.35]),
+            "47 % after the last, 16.",
+            "below its interval",
+        ),
+        (
+            table([0.17, 0.63, 0.47], low=[0.1, 0.45, 0.35]),
+            "16; the fall may be chance.",
+            "inside it",
+        ),
         (table([0.63, 0.17, 0.47]), "was 63 % before the first step", "training made it worse"),
         (table([0.17, 0.5, 0.47]), None, "as every run does"),
         (table([0.17, 0.47, 0.63]), None, "the last is the best"),
-        (table([0.2, 0.9, 0.5], "reward"), "Held-out reward was 0.90 after step 8 and is 0.50", "a reward"),
+        (
+            table([0.2, 0.9, 0.5], "reward"),
+            "Held-out reward was 0.90 after step 8 and is 0.50",
+            "a reward",
+        ),
         (table([2.0, 9.0, 8.7], "reward"), None, "3 points of 900"),
         (pd.DataFrame({"step": [1], "reward": [0.5]}), None, "nothing was measured"),
     ],
@@ -38,7 +54,10 @@ def test_a_better_evaluation_before(metrics, said, why):
 
 def test_a_constant_is_said_first_once_training_began():
     row = {"step": 8, "eval/accuracy": 0.5, "eval/accuracy_low": 0.38, "eval/constant": 0.45}
-    assert held_out_words(row) == "no better than a constant answer (45%): held-out accuracy 50% (step 8)"
+    assert (
+        held_out_words(row)
+        == "no better than a constant answer (45%): held-out accuracy 50% (step 8)"
+    )
     assert held_out_words(row | {"eval/constant": 0.3}) == "held-out accuracy 50% (step 8)"
     assert held_out_words(row | {"step": 0}) == "held-out accuracy 50% (step 0)"
     assert (
@@ -54,7 +73,13 @@ def test_the_legend_says_it_of_a_run_that_stands_alone():
         return draw_svg(dict.fromkeys(names, run))
 
     rows = [
-        {"step": step, "reward": 0.5, "eval/accuracy": 0.5, "eval/accuracy_low": low, "eval/constant": 0.45}
+        {
+            "step": step,
+            "reward": 0.5,
+            "eval/accuracy": 0.5,
+            "eval/accuracy_low": low,
+            "eval/constant": 0.45,
+        }
         for step, low in ((0, 0.1), (8, 0.38))
     ]
     assert "no better than a constant" in drawn("") and "held-out accuracy" not in drawn("")
@@ -65,7 +90,12 @@ def test_the_legend_says_it_of_a_run_that_stands_alone():
 
 def test_the_card_of_a_run_leads_with_the_constant(tmp_path):
     config = json.loads((RUNS / "induced" / "events" / "config.json").read_text())
-    args = {"learning_rate": 1e-5, "lr_scheduler_type": "constant", "temperature": 1.0, "beta": 0.0}
+    args = {
+        "learning_rate": 1e-5,
+        "lr_scheduler_type": "constant",
+        "temperature": 1.0,
+        "beta": 0.0,
+    }
     config |= {
         "best_constant": {"strategy": "always 'billing'", "parts": {}},
         "parameters": 2,
@@ -85,7 +115,9 @@ def test_the_card_of_a_run_leads_with_the_constant(tmp_path):
 def test_another_terminal_says_what_it_came_to(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"config": {"steps": 2}}))
     (tmp_path / "metrics.csv").write_text("step,seconds\n1,1\n2,2\n")
-    (tmp_path / "results.json").write_text(json.dumps({"sentence": "16.7 % -> 46.7 %, n = 60."}))
+    (tmp_path / "results.json").write_text(
+        json.dumps({"sentence": "16.7 % -> 46.7 %, n = 60."})
+    )
     assert where_it_is(tmp_path) == ("Done after 2 steps: 16.7 % -> 46.7 %, n = 60.", True)
     (tmp_path / "results.json").write_text("{}")
     assert where_it_is(tmp_path) == ("Done after 2 steps.", True)

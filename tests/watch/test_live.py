@@ -80,7 +80,11 @@ def execute(runner: str, folder: Path, cells: list[str] = CELLS) -> list[list]:
         nbformat.write(notebook, folder / "source.ipynb")
         papermill.execute_notebook(folder / "source.ipynb", saved, progress_bar=False)
     cells = nbformat.read(saved, as_version=4).cells
-    return [cell.outputs for cell in cells if "injected-parameters" not in cell.metadata.get("tags", [])]
+    return [
+        cell.outputs
+        for cell in cells
+        if "injected-parameters" not in cell.metadata.get("tags", [])
+    ]
 
 
 @pytest.mark.parametrize("runner", ["nbclient", "papermill"])
@@ -91,16 +95,26 @@ def test_a_saved_notebook_keeps_one_picture_and_the_time_is_kept(runner, tmp_pat
     train, numbers, plot, table, pyplot, *killed = execute(runner, tmp_path, cells)
     assert [output.output_type for output in train] == ["display_data"] * 4, train
     progress, chart, flags, three = (output.data for output in train)
-    assert flags["text/plain"].startswith("1. Red flag: cut off since step 3: 90 %"), "under the chart"
+    assert flags["text/plain"].startswith("1. Red flag: cut off since step 3: 90 %"), (
+        "under the chart"
+    )
 
     picture = matplotlib.image.imread(io.BytesIO(base64.b64decode(chart["image/png"])))
     assert picture.shape[1] == 1440 and picture[..., :3].std() > 0.05
-    assert "text/html" not in chart and chart["image/svg+xml"].count("<svg") == 1, "one drawing stays"
+    assert "text/html" not in chart and chart["image/svg+xml"].count("<svg") == 1, (
+        "one drawing stays"
+    )
     assert "1  cut off since step 3" in chart["image/svg+xml"]
-    assert "stopped after 5 min" in progress["text/plain"] and 'value="30" max="40"' in progress["text/html"]
-    assert "red flag: cut off since step 3: 90 %" in progress["text/plain"], "the first one is in the line"
+    assert (
+        "stopped after 5 min" in progress["text/plain"]
+        and 'value="30" max="40"' in progress["text/html"]
+    )
+    assert "red flag: cut off since step 3: 90 %" in progress["text/plain"], (
+        "the first one is in the line"
+    )
     assert "<script>" not in three["text/html"] and "&lt;script&gt;" in three["text/html"]
-    assert "<span>$</span>x<span>$</span> 30" in three["text/html"]  # the last step's, not the first's
+    # the last step's, not the first's
+    assert "<span>$</span>x<span>$</span> 30" in three["text/html"]
 
     every_step, matplotlib_during, share = numbers[0].text.split()
     assert every_step == "True" and matplotlib_during == "False"
@@ -108,7 +122,10 @@ def test_a_saved_notebook_keeps_one_picture_and_the_time_is_kept(runner, tmp_pat
 
     assert [output.output_type for output in plot] == ["execute_result"]
     assert {"image/svg+xml", "image/png"} < set(plot[0].data)
-    assert "application/vnd.jupyter.widget-view+json" in table[0].data and "text/html" in table[0].data
+    assert (
+        "application/vnd.jupyter.widget-view+json" in table[0].data
+        and "text/html" in table[0].data
+    )
     assert pyplot[0].text == "False\n"
     if killed:
         drawing = killed[0][1].data["text/html"]
@@ -132,7 +149,9 @@ chart.update([{"step": 2, "reward": None, "completion_length": 11.4, "completion
 chart.finish()
 assert "matplotlib" not in sys.modules and "IPython" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert done.stdout.splitlines() == [
         "step 1/2  reward 0.25 ± 0.50  exact 0.12  1 min 5 s left",
@@ -196,12 +215,17 @@ def test_all_of_it_has_its_place_and_its_height_before_the_first_step(notebook, 
 
     def heights(page):  # of the outermost element, and of the lines of the first place
         return re.findall(
-            r"aspect-ratio:[\d/]+|(?<!-)height:[\d.]+em;(?:overflow:auto)?|(?<=auto;)height:[^;\"]+", page
+            r"aspect-ratio:[\d/]+|(?<!-)height:[\d.]+em;(?:overflow:auto)?|(?<=auto;)height:[^;\"]+",
+            page,
         )[:3]
 
-    assert [heights(page) for page in first] == [heights(page) for page in last] and all(map(heights, first))
+    assert [heights(page) for page in first] == [heights(page) for page in last] and all(
+        map(heights, first)
+    )
     for page in first[2:] + last[2:]:
-        assert "overflow:auto" in page.split(">")[0], "what is longer than its room scrolls in it"
+        assert "overflow:auto" in page.split(">")[0], (
+            "what is longer than its room scrolls in it"
+        )
     assert first[0].count("white-space:nowrap") == last[0].count("white-space:nowrap") == 2
 
 
@@ -211,15 +235,25 @@ def test_each_flag_has_its_line_in_the_box_and_opens_to_its_remedy(notebook, cha
     for n in range(3):
         chart.flag(Flag(f"flag {n}", 1, f"saw {n}", "w" * 200, f"try {n}"))
     page = notebook.now[2]["text/html"]
-    lines = re.findall(r"<details><summary[^>]*><span[^>]*>(.*?)</summary>(.*?)</details>", page)
+    lines = re.findall(
+        r"<details><summary[^>]*><span[^>]*>(.*?)</summary>(.*?)</details>", page
+    )
     assert [line.partition("</span> ")[2] for line, _ in lines] == [
         f"flag {n} since step 1: saw {n}" for n in (2, 1, 0)
     ]
-    assert [more.partition("First try: ")[2] for _, more in lines] == ["try 2", "try 1", "try 0"]
+    assert [more.partition("First try: ")[2] for _, more in lines] == [
+        "try 2",
+        "try 1",
+        "try 0",
+    ]
     height = float(re.search(r"height:([\d.]+)em", page)[1])
-    assert height >= 3 * float(re.search(r"line-height:([\d.]+)", page)[1]), "three lines are seen"
+    assert height >= 3 * float(re.search(r"line-height:([\d.]+)", page)[1]), (
+        "three lines are seen"
+    )
     chart.finish()
-    assert notebook.now[2]["text/html"].count("<details open>") == 3, "a saved notebook has all of it"
+    assert notebook.now[2]["text/html"].count("<details open>") == 3, (
+        "a saved notebook has all of it"
+    )
 
 
 def test_words_have_a_contrast_of_at_least_4_5_or_the_colour_of_the_page(notebook, chart):
@@ -235,10 +269,14 @@ def test_words_have_a_contrast_of_at_least_4_5_or_the_colour_of_the_page(noteboo
                 assert contrast(found["color"], found["background"]) >= 4.5
 
 
-def test_every_step_is_drawn_where_steps_are_not_very_short(notebook, chart, clock, monkeypatch):
+def test_every_step_is_drawn_where_steps_are_not_very_short(
+    notebook, chart, clock, monkeypatch
+):
     draw = live.draw_svg
     monkeypatch.setattr(
-        live, "draw_svg", lambda *a, **k: (clock.__setitem__(0, clock[0] + 0.01), draw(*a, **k))[1]
+        live,
+        "draw_svg",
+        lambda *a, **k: (clock.__setitem__(0, clock[0] + 0.01), draw(*a, **k))[1],
     )
     chart.start(30, None)
     for row in rows(30):
@@ -248,11 +286,15 @@ def test_every_step_is_drawn_where_steps_are_not_very_short(notebook, chart, clo
     assert len(notebook.places[1]) == 31  # the empty one too
 
 
-def test_very_short_steps_leave_drawings_out_and_none_gets_old(notebook, chart, clock, monkeypatch):
+def test_very_short_steps_leave_drawings_out_and_none_gets_old(
+    notebook, chart, clock, monkeypatch
+):
     """A drawing takes 20 ms and a step 0.1 s: 2 % allow one in 10 steps."""
     draw = live.draw_svg
     monkeypatch.setattr(
-        live, "draw_svg", lambda *a, **k: (clock.__setitem__(0, clock[0] + 0.02), draw(*a, **k))[1]
+        live,
+        "draw_svg",
+        lambda *a, **k: (clock.__setitem__(0, clock[0] + 0.02), draw(*a, **k))[1],
     )
     chart.start(600, None)
     spent, shown_at = 0.0, []
@@ -265,7 +307,9 @@ def test_very_short_steps_leave_drawings_out_and_none_gets_old(notebook, chart, 
             shown_at.append((row["step"], begun))
     assert [step for step, _ in shown_at[:2]] == [1, 2]
     assert spent / (clock[0] - shown_at[1][1]) <= 0.02
-    gaps = [after - before for (_, before), (_, after) in zip(shown_at, shown_at[1:], strict=False)]
+    gaps = [
+        after - before for (_, before), (_, after) in zip(shown_at, shown_at[1:], strict=False)
+    ]
     assert max(gaps) <= 5 and len(shown_at) > 20
 
 
@@ -282,14 +326,20 @@ def test_what_a_person_did_and_what_is_wrong_is_shown_at_once(notebook, chart, c
     chart.flag(FLAG)
     assert "cut off since step 3: 90 % &lt;b&gt;" in notebook.now[0]["text/html"]
     assert (
-        "cut off since step 3: 90 % &lt;b&gt;</summary>why First try: first" in notebook.now[2]["text/html"]
+        "cut off since step 3: 90 % &lt;b&gt;</summary>why First try: first"
+        in notebook.now[2]["text/html"]
     )
     chart.flag(Flag("second", 7, "saw", "w", "f"))
     assert "(and 1 more, below)" in notebook.now[0]["text/html"]
-    assert notebook.now[2]["text/html"].index("second") < notebook.now[2]["text/html"].index("cut off")
+    assert notebook.now[2]["text/html"].index("second") < notebook.now[2]["text/html"].index(
+        "cut off"
+    )
     clock[0] += 1
     chart.update(rows(9)[8:])
-    assert "Paused" not in notebook.now[0]["text/html"] and "cut off" in notebook.now[0]["text/html"]
+    assert (
+        "Paused" not in notebook.now[0]["text/html"]
+        and "cut off" in notebook.now[0]["text/html"]
+    )
 
 
 def test_an_evaluation_reaches_line_and_drawing(notebook, chart, clock):
@@ -303,10 +353,14 @@ def test_an_evaluation_reaches_line_and_drawing(notebook, chart, clock):
     assert "held-out accuracy" in notebook.now[1]["text/html"]
     clock[0] += 30
     chart.update(rows(3)[2:])
-    assert "held-out accuracy 34% (step 2)" in notebook.now[0]["text/plain"], "the last one stays"
+    assert "held-out accuracy 34% (step 2)" in notebook.now[0]["text/plain"], (
+        "the last one stays"
+    )
 
 
-def test_trouble_in_drawing_warns_once_and_training_goes_on(notebook, chart, clock, monkeypatch, capsys):
+def test_trouble_in_drawing_warns_once_and_training_goes_on(
+    notebook, chart, clock, monkeypatch, capsys
+):
     chart.start(5, None)
 
     def broken(*_, **__):
@@ -331,7 +385,10 @@ def test_the_last_drawing_stays_where_it_cannot_be_made_a_png(notebook, chart, m
     monkeypatch.setattr("grpo_kit.watch.chart.svg_to_png", lambda *_: 1 / 0)
     with pytest.warns(RuntimeWarning, match="division"):
         chart.finish()
-    assert "<svg" in notebook.now[1]["text/html"] and "stopped after" in notebook.now[0]["text/plain"]
+    assert (
+        "<svg" in notebook.now[1]["text/html"]
+        and "stopped after" in notebook.now[0]["text/plain"]
+    )
 
 
 def test_the_stop_button_passes_through(notebook, chart, monkeypatch):
@@ -352,7 +409,9 @@ def test_time_and_rows_go_on_from_an_earlier_session(tmp_path, notebook, chart, 
     chart.start(10, folder)
     assert "waiting for the next step" in notebook.now[0]["text/plain"]
     assert "a from step 3: beta 0 → 0.04" in notebook.now[1]["text/html"]
-    assert "$</span> 4" in notebook.now[5]["text/html"], "the completions of the last step so far"
+    assert "$</span> 4" in notebook.now[5]["text/html"], (
+        "the completions of the last step so far"
+    )
     for step in (5, 6):
         clock[0] += 30
         chart.update([{"step": step, "reward": 0.5, "seconds": 30.0 * step - 80}])
@@ -362,12 +421,16 @@ def test_time_and_rows_go_on_from_an_earlier_session(tmp_path, notebook, chart, 
     assert notebook.now[0]["text/plain"].endswith("stopped after 1 min 40 s")
 
 
-def test_a_run_that_is_done_is_shown_again_as_plot_run_shows_it(tmp_path, notebook, chart, clock):
+def test_a_run_that_is_done_is_shown_again_as_plot_run_shows_it(
+    tmp_path, notebook, chart, clock
+):
     folder = run_folder(tmp_path / "run", 25)
     chart.start(25, folder)
     clock[0] += 3
     chart.finish()
-    assert notebook.now[1]["image/svg+xml"] == RunChart({"": RunState.read(folder)})._repr_svg_()
+    assert (
+        notebook.now[1]["image/svg+xml"] == RunChart({"": RunState.read(folder)})._repr_svg_()
+    )
     assert notebook.now[0]["text/plain"].endswith("done in 4 min 10 s"), (
         "looking at it takes no time of its own"
     )
@@ -383,7 +446,10 @@ def test_a_pause_does_not_count_as_a_step(chart, notebook, clock):
 def test_what_comes_before_start_or_after_the_end_does_no_harm(notebook, chart, capsys):
     chart.say("Loading.")
     chart.change(1, "beta 0 → 0.04")
-    assert capsys.readouterr().out == "Loading.\nFrom step 1: beta 0 → 0.04\n" and not notebook.places
+    assert (
+        capsys.readouterr().out == "Loading.\nFrom step 1: beta 0 → 0.04\n"
+        and not notebook.places
+    )
     chart.start(2, None)
     chart.update(rows(1))
     chart.finish()
@@ -402,7 +468,9 @@ def test_a_run_that_fails_before_its_first_step_says_so(notebook, chart):
 def test_a_picture_of_rows_with_holes(notebook, chart, recwarn):
     chart.start(3, None)
     chart.update([{"step": 1, "reward": None, "reward_std": None, "grad_norm": math.inf}])
-    chart.update([{"step": 2, "reward": 0.5, "reward_std": None, "reward/late": 0.5, "kl": math.nan}])
+    chart.update(
+        [{"step": 2, "reward": 0.5, "reward_std": None, "reward/late": 0.5, "kl": math.nan}]
+    )
     chart.finish()
     assert not recwarn.list and "image/png" in notebook.now[1]
 

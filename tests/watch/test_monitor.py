@@ -62,7 +62,8 @@ def raised(metrics, config=None):
 def test_healthy_runs_are_silent(folder):
     metrics, config = load(folder)
     assert len(metrics) >= 8
-    for row in {*range(5, len(metrics), 3), len(metrics)}:  # what is raised stays, as the third test says
+    # what is raised stays, as the third test says
+    for row in {*range(5, len(metrics), 3), len(metrics)}:
         assert red_flags(metrics[:row], config=config) == []
 
 
@@ -91,7 +92,9 @@ def on_another_scale(metrics, config, *, times, plus, stated):
     }
     names = [*config["reward_parts"], *(name.removeprefix("reward/") for name in parts)]
     if stated:
-        return metrics.assign(**changed), config | {"reward_ranges": {n: [plus, times + plus] for n in names}}
+        return metrics.assign(**changed), config | {
+            "reward_ranges": {n: [plus, times + plus] for n in names}
+        }
     first = np.arange(len(metrics)) == 0
     ends = {"low": np.where(first, plus, np.nan), "high": np.where(first, times + plus, np.nan)}
     seen = {f"scale/reward/{n}/{end}": values for n in names for end, values in ends.items()}
@@ -190,7 +193,8 @@ MEMBERS = {
         {"loss": turned(0.1, np.nan, 2)}, {"loss": LOSS, "grad_norm": turned(2, np.nan, 8), **RATE},
         {"loss": LOSS + turned(0, np.inf, 12), **RATE}, {"grad_norm": turned(2, -np.inf, 9)},
         {"loss": np.full(12, np.nan), "grad_norm": np.full(12, np.nan), **RATE},
-        {"loss": np.zeros(12), "grad_norm": np.full(12, np.nan), **RATE},  # as transformers logs a NaN loss
+        # as transformers logs a NaN loss
+        {"loss": np.zeros(12), "grad_norm": np.full(12, np.nan), **RATE},
         {"loss": LOSS + turned(0, -np.inf, 12)},
     ],
     "no update": [
@@ -262,7 +266,9 @@ def test_fp16_skips_a_step_without_a_word_and_never_all():
     half = {"config": {"autocast": "float16"}}
     for norm, in_float32, in_half in ((once, True, False), (always, True, True)):
         for config, flagged in (({}, in_float32), (half, in_half)):
-            names = {flag.name for flag in red_flags(table(grad_norm=norm, **RATE), config=config)}
+            names = {
+                flag.name for flag in red_flags(table(grad_norm=norm, **RATE), config=config)
+            }
             assert ("not finite" in names) == flagged
 
 
@@ -270,13 +276,17 @@ def test_rollouts_by_older_weights_are_no_sampler_gap():
     """Other weights give other probabilities; only of its own weights must the sampler's agree."""
     gap = {"rollout/logprob_gap": turned(1e-5, 0.2, 6)}
     old = red_flags(table(**gap, **{"rollout/age": turned(0, 3, 6)}))
-    assert [flag.name for flag in old] == ["stale rollouts"] and "nats a token away" in old[0].saw
-    assert [flag.name for flag in red_flags(table(**gap, **{"rollout/age": turned(0, 0, 6)}))] == [
-        "sampler gap"
-    ]
+    assert [flag.name for flag in old] == ["stale rollouts"] and "nats a token away" in old[
+        0
+    ].saw
+    assert [
+        flag.name for flag in red_flags(table(**gap, **{"rollout/age": turned(0, 0, 6)}))
+    ] == ["sampler gap"]
 
 
-@pytest.mark.parametrize("reward, solved", [(-1.0, False), (-0.1, True), (0.5, False), (2.9, True)])
+@pytest.mark.parametrize(
+    "reward, solved", [(-1.0, False), (-0.1, True), (0.5, False), (2.9, True)]
+)
 def test_without_a_config_the_range_is_the_one_seen(reward, solved):
     """[-1, 3] once scores have been there; penalties alone end at 0."""
     ends = {"scale/reward/low": [-1.0] + [np.nan] * 11}
@@ -303,7 +313,10 @@ def test_a_part_at_the_low_end_of_its_range_was_never_paid():
     parts = {"reward/right": np.full(12, -1.0), "reward/brief": np.linspace(-0.5, 0.5, 12)}
     rows = table(reward=np.linspace(-0.75, -0.25, 12), **parts)
     (flag,) = red_flags(rows, config=config)
-    assert flag.name == "part never paid" and "right gave -1 to every completion of 10 steps" in flag.saw
+    assert (
+        flag.name == "part never paid"
+        and "right gave -1 to every completion of 10 steps" in flag.saw
+    )
     rows["reward/right"] = 0.0
     config["reward_ranges"] = {"right": [-1, 0]}
     assert red_flags(rows, config=config) == [], "a penalty that nobody earned"
@@ -335,7 +348,8 @@ def test_solved_is_not_collapsed():
     stuck = red_flags(table(**gone, reward=turned(0.4, 0.4, 1)))
     assert {flag.name for flag in stuck} == {"entropy collapse", "mode collapse"}
     assert red_flags(table(**gone, reward=turned(0.4, 0.95, 4))) == []
-    of_two = {"reward_parts": ["a", "b"], "reward_weights": [1.0, 1.0]}  # the same reward, out of 2
+    # the same reward, out of 2
+    of_two = {"reward_parts": ["a", "b"], "reward_weights": [1.0, 1.0]}
     assert len(red_flags(table(**gone, reward=turned(0.4, 0.95, 4)), config=of_two)) == 2
 
 
@@ -345,7 +359,11 @@ def test_hacking_is_told_by_what_training_cannot_see():
     full = {"reward/tagged": np.full(12, 0.97)}  # a measure at its ceiling cannot follow
     left = table(**up, **full, **{"reward/exact": np.full(12, 0.1)})
     (flag,) = red_flags(left, config=config)
-    assert flag.name == "hacking" and "exact by 0.00" in flag.saw and raised(left, config)["hacking"] == 9
+    assert (
+        flag.name == "hacking"
+        and "exact by 0.00" in flag.saw
+        and raised(left, config)["hacking"] == 9
+    )
     follows = table(**up, **full, **{"reward/exact": np.linspace(0.1, 0.5, 12)})
     assert red_flags(follows, config=config) == [] and red_flags(left) == []
     # Held-out measures are believed first, and an evaluation is there at some steps only.
@@ -353,14 +371,22 @@ def test_hacking_is_told_by_what_training_cannot_see():
     held_out = follows.assign(**{"eval/reward/exact": seldom})
     (flag,) = red_flags(held_out, config=config)
     assert "held-out exact" in flag.saw
-    assert red_flags(left.assign(**{"eval/reward/exact": seldom * np.arange(1, 13)}), config=config) == []
+    assert (
+        red_flags(
+            left.assign(**{"eval/reward/exact": seldom * np.arange(1, 13)}), config=config
+        )
+        == []
+    )
 
 
 PARTS = {"reward_parts": ["exact", "format", "watched"], "reward_weights": [0.75, 0.25, 0.0]}
 
 
 def parts(exact, steps=12, **columns):
-    there = {"reward/format": np.linspace(0.5, 1, steps), "reward/watched": np.linspace(0, 1, steps)}
+    there = {
+        "reward/format": np.linspace(0.5, 1, steps),
+        "reward/watched": np.linspace(0, 1, steps),
+    }
     return table(steps, **{"reward/exact": exact}, **there, **columns)
 
 
@@ -374,26 +400,44 @@ def test_a_part_that_never_paid():
         "exact gave 0 to every completion of 10 steps",
     )
     assert raised(parts(np.zeros(12)), config) == {"part never paid": 10}
-    assert red_flags(parts(np.eye(12)[7] / 32), config=config) == [], "one completion of 32 in 12 steps"
-    assert raised(parts(turned(0.5, 0, 2)), config) == {"part never paid": 11}, "it also may stop"
+    assert red_flags(parts(np.eye(12)[7] / 32), config=config) == [], (
+        "one completion of 32 in 12 steps"
+    )
+    assert raised(parts(turned(0.5, 0, 2)), config) == {"part never paid": 11}, (
+        "it also may stop"
+    )
     untrained = {"reward/watched": np.zeros(12)}
     assert red_flags(parts(np.linspace(0, 1, 12)).assign(**untrained), config=config) == []
-    inside = {"reward_parts": ["sum", "exact", "format"], "reward_weights": [1.0], "answer_parts": ["exact"]}
-    assert [flag.name for flag in red_flags(parts(np.zeros(12)), config=inside)] == ["part never paid"]
+    inside = {
+        "reward_parts": ["sum", "exact", "format"],
+        "reward_weights": [1.0],
+        "answer_parts": ["exact"],
+    }
+    assert [flag.name for flag in red_flags(parts(np.zeros(12)), config=inside)] == [
+        "part never paid"
+    ]
 
 
 def test_a_part_that_could_never_judge():
     unjudged = parts(np.linspace(0, 1, 12)).assign(**{"reward/watched": np.nan})
     (flag,) = red_flags(unjudged, config=PARTS)
-    assert (flag.name, flag.saw) == ("part never judged", "watched gave None to every completion of 10 steps")
-    assert red_flags(unjudged.drop(columns="reward/watched"), config=PARTS) == [], "not recorded is not None"
+    assert (flag.name, flag.saw) == (
+        "part never judged",
+        "watched gave None to every completion of 10 steps",
+    )
+    assert red_flags(unjudged.drop(columns="reward/watched"), config=PARTS) == [], (
+        "not recorded is not None"
+    )
     nothing = parts(np.full(12, np.nan), reward=np.full(12, np.nan))
-    assert "part never judged" in {flag.name for flag in red_flags(nothing, config=PARTS)}, "no total at all"
+    assert "part never judged" in {flag.name for flag in red_flags(nothing, config=PARTS)}, (
+        "no total at all"
+    )
     # Of four passes over a rollout only the first has rewards; ten of those are forty steps.
     reused = parts(np.zeros(36), steps=36)
-    reused.loc[reused["step"] % 4 != 1, ["reward", "reward/exact", "reward/format", "completion_length"]] = (
-        np.nan
-    )
+    reused.loc[
+        reused["step"] % 4 != 1,
+        ["reward", "reward/exact", "reward/format", "completion_length"],
+    ] = np.nan
     assert red_flags(reused, config=PARTS) == []
 
 
@@ -404,7 +448,8 @@ def test_groups_without_gradient_are_no_baseline_for_a_spike():
 
 def test_the_length_that_would_do_is_measured():
     long = table(
-        completion_cut_off=turned(0.05, 0.6, 5), **{"completions/max_terminated_length": [31.0] * 12}
+        completion_cut_off=turned(0.05, 0.6, 5),
+        **{"completions/max_terminated_length": [31.0] * 12},
     )
     assert "took 31 tokens" in red_flags(long)[0].saw
     assert "not known" in red_flags(table(completion_cut_off=turned(0.05, 1, 1)))[0].saw
@@ -415,7 +460,9 @@ def test_age_of_rollouts_comes_from_the_config_too():
     assert red_flags(clipped) == []  # of a log that does not say how old its rollouts are
     args = {"steps_per_generation": 2, "num_iterations": 3, "gradient_accumulation_steps": 1}
     assert Setup.of({"args": args}).age == 5
-    assert red_flags(clipped, config={"args": args})[0].saw.startswith("rollouts up to 5 steps old")
+    assert red_flags(clipped, config={"args": args})[0].saw.startswith(
+        "rollouts up to 5 steps old"
+    )
 
 
 def test_steps_that_reuse_a_rollout_do_not_count_twice():
@@ -448,13 +495,25 @@ def completions(texts, rewards=None, **columns):
     n = len(texts)
     rewards = [float(i % 2) for i in range(n)] if rewards is None else rewards
     return pd.DataFrame(
-        {"step": 1, "group": [i // 4 for i in range(n)], "completion": texts, "reward": rewards, **columns}
+        {
+            "step": 1,
+            "group": [i // 4 for i in range(n)],
+            "completion": texts,
+            "reward": rewards,
+            **columns,
+        }
     )
 
 
 def test_scripts_and_equal_rewards():
-    row = completion_measures(completions(["yes it is"] * 3 + ["да это так"], [1, 1, 1, 1.0000001])).iloc[0]
-    assert (row["script/latin"], row["script/cyrillic"], row["groups/equal_rewards"]) == (0.75, 0.25, 1.0)
+    row = completion_measures(
+        completions(["yes it is"] * 3 + ["да это так"], [1, 1, 1, 1.0000001])
+    ).iloc[0]
+    assert (row["script/latin"], row["script/cyrillic"], row["groups/equal_rewards"]) == (
+        0.75,
+        0.25,
+        1.0,
+    )
     bare = completion_measures(completions(["82</answer>"] * 4)).iloc[0]
     assert bare["script/latin"] == 1.0
     mixed = completion_measures(completions(["82</answer>"] * 3 + ["вода"])).iloc[0]
@@ -466,12 +525,16 @@ def test_parts_that_cancel_but_not_those_of_weight_0():
     frame = completions(["a", "b", "c", "d"], [0.5] * 4, **parts)
     assert completion_measures(frame)["frac_cancelled_groups"].tolist() == [1.0]
     watched = completion_measures(frame, weights={"right": 0.0, "humble": 1.0})
-    assert "frac_cancelled_groups" not in watched or watched["frac_cancelled_groups"].tolist() == [0.0]
+    assert "frac_cancelled_groups" not in watched or watched[
+        "frac_cancelled_groups"
+    ].tolist() == [0.0]
 
 
 def test_flags_read_the_measures_of_completions():
     bare = table()[["step", "reward", "entropy"]]
-    same_text = pd.concat([completions(["7"] * 8, [0.0] * 8).assign(step=step) for step in range(1, 13)])
+    same_text = pd.concat(
+        [completions(["7"] * 8, [0.0] * 8).assign(step=step) for step in range(1, 13)]
+    )
     measured = bare.merge(completion_measures(same_text), on="step")
     assert [flag.name for flag in red_flags(measured)] == ["mode collapse"]
 
@@ -492,9 +555,13 @@ def test_a_run_records_measures_and_flags(tmp_path, capsys):
     np.testing.assert_allclose(metrics["diversity/self_bleu"], measured["diversity/self_bleu"])
     flags = read_flags(tmp_path / "run")
     assert {"sparse reward", "cut off"} <= {flag.name for flag in flags}
-    assert flags == [flag for flag in flags if flag in red_flags(metrics, config=config_of(tmp_path / "run"))]
+    assert flags == [
+        flag for flag in flags if flag in red_flags(metrics, config=config_of(tmp_path / "run"))
+    ]
     said = capsys.readouterr().out
-    assert all(said.count(f"Red flag: {flag}") == 1 for flag in flags), "once, not at every step"
+    assert all(said.count(f"Red flag: {flag}") == 1 for flag in flags), (
+        "once, not at every step"
+    )
     assert trainer.step == 7
     drawn = plot_run(tmp_path / "run")._repr_svg_()
     for number, flag in enumerate(flags, 1):
@@ -576,7 +643,9 @@ def test_a_sampler_that_differs_and_old_rollouts_are_seen(tmp_path):
 
     def sharper(*given):  # as a sampler that does not know the temperature
         batch = inner(*given)
-        batch.sampler_logprobs = [[value * 0.5 for value in row] for row in batch.sampler_logprobs]
+        batch.sampler_logprobs = [
+            [value * 0.5 for value in row] for row in batch.sampler_logprobs
+        ]
         return batch
 
     trainer.sample = sharper

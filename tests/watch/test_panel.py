@@ -40,16 +40,22 @@ def outputs(where):
     """What each of ENDS leaves in its cell, and a chart without a folder: progress line, chart, buttons and status."""
     cells = [CELL.format(folder=FOLDER, end=end) for end in ENDS.values()]
     cells.append(CELL.format(folder=None, end=""))
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell) for cell in cells]
+    )
     client = nbclient.NotebookClient(
         notebook, kernel_name="python3", kernel_manager_class=ForkedKernel,
         resources={"metadata": {"path": str(where)}},
     )  # fmt: skip
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(
+        filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", path)
         client.execute()
-    return dict(zip([*ENDS, "no folder"], [cell.outputs for cell in notebook.cells], strict=True))
+    return dict(
+        zip([*ENDS, "no folder"], [cell.outputs for cell in notebook.cells], strict=True)
+    )
 
 
 def test_shows_what_to_type_and_says_what_was_done(outputs, where):
@@ -57,7 +63,9 @@ def test_shows_what_to_type_and_says_what_was_done(outputs, where):
     page, text = row.data["text/html"], status.data["text/html"]
     seen = page.split("<script>")[0]
     assert "kit.control(&quot;" in seen and "/runs/a&lt;b&#x27;c&quot;).pause()" in seen
-    assert "a<b" not in page.split("</script>")[0].replace("\\u003c", ""), "a folder's name is no HTML"
+    assert "a<b" not in page.split("</script>")[0].replace("\\u003c", ""), (
+        "a folder's name is no HTML"
+    )
     assert "Paused after step 3. &lt;b&gt;" in text
     name = re.search('data-kit-panel="(\\w+)"', page)[1]
     assert f'data-kit-status="{name}"' in text
@@ -70,7 +78,9 @@ def test_the_fields_show_what_the_run_has_now(outputs):
         return outputs[end][0].data["text/html"]
 
     values = '"]?.({"learning_rate": "2.5e-06", "temperature": "0.95"}, '
-    assert values + "true)</script>" in line("updated"), "it was paused, and the button reads Go on"
+    assert values + "true)</script>" in line("updated"), (
+        "it was paused, and the button reads Go on"
+    )
     assert values + "false)</script>" in line("going on")
     assert "script" not in line("finished"), "a saved notebook keeps none"
 
@@ -83,4 +93,6 @@ def test_outside_a_notebook_and_without_a_folder_there_are_no_buttons(outputs, t
     chart = LiveChart()
     chart.start(4, tmp_path / "run")
     assert chart._handles == {}, "no notebook"
-    assert not any("kit-panel" in str(out) or "Paused" in str(out) for out in outputs["no folder"][2:4])
+    assert not any(
+        "kit-panel" in str(out) or "Paused" in str(out) for out in outputs["no folder"][2:4]
+    )

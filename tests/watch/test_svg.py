@@ -22,7 +22,11 @@ from grpo_kit.watch.chart import svg_to_png
 from tests.made_metrics import rescaled, rows
 from tests.support.test_display import contrast
 
-FLAGS = [Flag("cut off", 3, "w", "w", "f"), Flag("KL spike", 3, "w", "w", "f"), Flag("x", 12, "w", "w", "f")]
+FLAGS = [
+    Flag("cut off", 3, "w", "w", "f"),
+    Flag("KL spike", 3, "w", "w", "f"),
+    Flag("x", 12, "w", "w", "f"),
+]
 CHANGES = [(6, "learning_rate 2e-05 → 1e-05"), (9, "beta 0 → <b>")]
 LONG = (
     "language_consistency_of_thoughts",
@@ -65,7 +69,9 @@ def points(path):
 def line(page, colour=COLOURS[0], *, width="4"):
     """The lines of a colour that are drawn, keys of a legend left out."""
     found = [
-        p for p in page.iter(NS + "path") if p.get("stroke") == colour and p.get("stroke-width") == width
+        p
+        for p in page.iter(NS + "path")
+        if p.get("stroke") == colour and p.get("stroke-width") == width
     ]
     return [p for p in found if p.get("d") != "M0-7h36"]
 
@@ -123,7 +129,9 @@ def test_from_21_steps_on_the_line_is_the_moving_mean_but_a_schedule_stays_as_it
     assert line(reward, width="7")[0].get("stroke-opacity") == ".5"
     schedule = [row | {"temperature": 1.0 if row["step"] < 11 else 0.5} for row in many]
     drawn = points(line(panels(tree(schedule))["temperature"])[0])[:, 1]
-    assert len(set(drawn.tolist())) == 2 and not line(panels(tree(schedule))["temperature"], width="7")
+    assert len(set(drawn.tolist())) == 2 and not line(
+        panels(tree(schedule))["temperature"], width="7"
+    )
 
 
 def test_a_moving_mean_is_the_one_of_pandas():
@@ -161,16 +169,26 @@ def test_flags_and_changes_are_told_in_a_line_each_and_the_panels_keep_their_siz
     flags = [*FLAGS[:2], Flag("x", 9, "completions are the same, " * 14, "w", "f")]
     bare, page = tree(rows(20)), tree(rows(20), flags=flags, changes=CHANGES)
     told = [text for text in page.findall(NS + "text")]
-    assert [text.text for text in told[:2]] == ["1  cut off since step 3: w", "2  KL spike since step 3: w"]
-    assert told[2].text.startswith("3  x since step 9: completions are") and told[3].text.endswith(" …")
+    assert [text.text for text in told[:2]] == [
+        "1  cut off since step 3: w",
+        "2  KL spike since step 3: w",
+    ]
+    assert told[2].text.startswith("3  x since step 9: completions are") and told[
+        3
+    ].text.endswith(" …")
     assert all(right <= WIDTH for _, _, _, right, _ in boxes(page))
     assert told[4].text == "a  from step 6: learning_rate 2e-05 → 1e-05"
     assert [text.get("fill") for text in told] == [RED] * 4 + [INK] * 2
     heights = [int(one.get("viewBox").split()[3]) for one in (bare, page)]
     assert heights[1] - heights[0] == 5 * 34, "one line is there already"
-    corners = [[p.find(NS + "path").get("d") for p in panels(one).values()] for one in (bare, page)]
+    corners = [
+        [p.find(NS + "path").get("d") for p in panels(one).values()] for one in (bare, page)
+    ]
     assert corners[0] == corners[1]
-    two = {"full": state(rows(20), flags=flags[:1]), "lora": state(rows(20), changes=CHANGES[:1])}
+    two = {
+        "full": state(rows(20), flags=flags[:1]),
+        "lora": state(rows(20), changes=CHANGES[:1]),
+    }
     assert words(ET.fromstring(draw_svg(two)))[-2:] == [
         "1  cut off (full) since step 3: w",
         "a  from step 6 (lora): learning_rate 2e-05 → 1e-05",
@@ -186,7 +204,10 @@ def test_it_is_as_wide_as_what_it_stands_in():
 
 def test_while_it_trains_the_last_changes_have_one_line_and_the_height_stays():
     page = tree(rows(20), flags=FLAGS, changes=CHANGES, full=False)
-    assert words(page)[-1] == "a from step 6: learning_rate 2e-05 → 1e-05 · b from step 9: beta 0 → <b>"
+    assert (
+        words(page)[-1]
+        == "a from step 6: learning_rate 2e-05 → 1e-05 · b from step 9: beta 0 → <b>"
+    )
     assert page.get("viewBox") == tree([], full=False).get("viewBox") == f"0 0 {WIDTH} {HEIGHT}"
     many = [(n, f"learning_rate {n}e-05 → {n + 1}e-05") for n in range(1, 30)]
     page = tree(rows(30), changes=many, full=False)
@@ -197,10 +218,14 @@ def test_while_it_trains_the_last_changes_have_one_line_and_the_height_stays():
 def test_held_out_accuracy_is_points_with_whiskers(interval):
     table = rows(10, accuracy_every=5)
     if not interval:
-        table = [{k: v for k, v in row.items() if k[-4:] not in ("_low", "high")} for row in table]
+        table = [
+            {k: v for k, v in row.items() if k[-4:] not in ("_low", "high")} for row in table
+        ]
     page = tree(table, last_step=10)
     bars, dots = [
-        p for p in page.iter(NS + "path") if p.get("stroke") == INK and p.get("stroke-opacity") is None
+        p
+        for p in page.iter(NS + "path")
+        if p.get("stroke") == INK and p.get("stroke-opacity") is None
     ]
     middles = points(dots)
     assert "held-out accuracy" in words(page) and np.diff(middles[:, 0])[0] > 0
@@ -216,7 +241,9 @@ def test_held_out_accuracy_is_points_with_whiskers(interval):
     assert "held-out accuracy" not in words(tree(rows(10)))
 
 
-@pytest.mark.parametrize("scale", [dict(times=2, plus=-1), dict(times=64, plus=0), dict(times=4, plus=-4)])
+@pytest.mark.parametrize(
+    "scale", [dict(times=2, plus=-1), dict(times=64, plus=0), dict(times=4, plus=-4)]
+)
 @pytest.mark.parametrize("n", [12, 60])
 def test_a_reward_of_another_scale_fills_the_panel_as_one_in_0_and_1_does(scale, n):
     """Lines, bands and held-out accuracy lie where they lay; the numbers on the axis are the reward's own."""
@@ -237,13 +264,23 @@ def test_a_reward_of_another_scale_fills_the_panel_as_one_in_0_and_1_does(scale,
 
 
 @pytest.mark.parametrize(
-    "scale", [dict(times=2, plus=-1), dict(times=64, plus=0), dict(times=4, plus=-4), dict(times=0.1, plus=0)]
+    "scale",
+    [
+        dict(times=2, plus=-1),
+        dict(times=64, plus=0),
+        dict(times=4, plus=-4),
+        dict(times=0.1, plus=0),
+    ],
 )
 @pytest.mark.parametrize("several", [False, True])
 def test_accuracy_is_on_no_axis_of_a_reward(scale, several):
     """Whatever rewards lie between, and whoever is beside it: its panel reads 0 to 1, the reward's has no points."""
     made = rescaled(rows(12, accuracy_every=3), **scale)
-    runs = {"a": state(made), "b": state(rows(12, accuracy_every=4))} if several else {"": state(made)}
+    runs = (
+        {"a": state(made), "b": state(rows(12, accuracy_every=4))}
+        if several
+        else {"": state(made)}
+    )
     found = panels(ET.fromstring(draw_svg(runs)))
     accuracy = found["held-out accuracy"]
     ticks = [text.text for text in accuracy.findall(NS + "g")[0].iter(NS + "text")]
@@ -251,22 +288,35 @@ def test_accuracy_is_on_no_axis_of_a_reward(scale, several):
     dots = [p for p in accuracy.iter(NS + "path") if p.get("stroke-width") == "12"]
     assert len(dots) == len(runs)
     others = [
-        p for title, panel in found.items() if title != "held-out accuracy" for p in panel.iter(NS + "path")
+        p
+        for title, panel in found.items()
+        if title != "held-out accuracy"
+        for p in panel.iter(NS + "path")
     ]
     assert not [p for p in others if p.get("stroke-width") == "12"]
 
 
 def test_rewards_below_zero_and_above_one_are_in_the_picture():
-    table = [row | {"reward": reward} for row, reward in zip(rows(5), (-0.5, 0, 1, 1.5, 2), strict=True)]
+    table = [
+        row | {"reward": reward}
+        for row, reward in zip(rows(5), (-0.5, 0, 1, 1.5, 2), strict=True)
+    ]
     panel = next(iter(panels(tree(table)).values()))
-    top, bottom = map(int, re.match(r"M\d+ (\d+)V(\d+)", panel.findall(NS + "path")[1].get("d")).groups())
+    top, bottom = map(
+        int, re.match(r"M\d+ (\d+)V(\d+)", panel.findall(NS + "path")[1].get("d")).groups()
+    )
     y = points(line(panel)[0])[:, 1]
     assert top < y.min() and y.max() < bottom
 
 
 @pytest.mark.parametrize("n, parts", [(3, 0), (300, 3), (5000, 3), (5000, 8)])
 def test_it_is_short_and_quick_however_long_the_run_is(n, parts):
-    table = rows(n, parts=tuple(f"part {i}" for i in range(parts)), accuracy_every=max(1, n // 50), kl=True)
+    table = rows(
+        n,
+        parts=tuple(f"part {i}" for i in range(parts)),
+        accuracy_every=max(1, n // 50),
+        kl=True,
+    )
     changes = [(10 * i, "learning_rate 2e-05 → 1e-05") for i in range(n // 100)]
     run = state(table, FLAGS, changes)
     begun = time.process_time()
@@ -278,7 +328,9 @@ def test_it_is_short_and_quick_however_long_the_run_is(n, parts):
 
 
 FONT = {
-    size: ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size)
+    size: ImageFont.truetype(
+        Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size
+    )
     for size in (20, 22, 25)
 }
 
@@ -294,9 +346,15 @@ def boxes(page) -> list[tuple[str, float, float, float, float]]:
         if element.tag == NS + "text":
             size = int(element.get("font-size", 22))
             wide = FONT[size].getlength(element.text)
-            left = x + float(element.get("x", 0)) - {"start": 0, "middle": wide / 2, "end": wide}[anchor]
+            left = (
+                x
+                + float(element.get("x", 0))
+                - {"start": 0, "middle": wide / 2, "end": wide}[anchor]
+            )
             bottom = y + float(element.get("y", 0))
-            found.append((element.text, left, bottom - 0.75 * size, left + wide, bottom + 0.2 * size))
+            found.append(
+                (element.text, left, bottom - 0.75 * size, left + wide, bottom + 0.2 * size)
+            )
         for inside in element:
             walk(inside, x, y, anchor)
 
@@ -307,15 +365,23 @@ def boxes(page) -> list[tuple[str, float, float, float, float]]:
 MANY = tuple(f"{name} {n}" for n in range(4) for name in LONG)
 
 
-@pytest.mark.parametrize("parts", [(), LONG[:2], LONG, (*LONG, "e", "f", "g"), MANY[:8], MANY[:9], MANY])
+@pytest.mark.parametrize(
+    "parts", [(), LONG[:2], LONG, (*LONG, "e", "f", "g"), MANY[:8], MANY[:9], MANY]
+)
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("kl", [False, True])
 def test_no_word_covers_another_or_a_panel(parts, several, kl):
     run = state(rows(30, parts=parts, accuracy_every=5, kl=kl), [*FLAGS], CHANGES)
-    page = ET.fromstring(draw_svg({"full": run, "lora": run} if several else {"": run}, last_step=30))
+    page = ET.fromstring(
+        draw_svg({"full": run, "lora": run} if several else {"": run}, last_step=30)
+    )
     height = int(page.get("viewBox").split()[3])
     found = boxes(page)
-    names = ["exact", "format", *(name if len(name) <= 30 else name[:29] + "…" for name in parts)]
+    names = [
+        "exact",
+        "format",
+        *(name if len(name) <= 30 else name[:29] + "…" for name in parts),
+    ]
     shown = [text for text, *_ in found if text in names]
     left_out = [text for text, *_ in found if re.fullmatch(r"and \d+ more", text)]
     assert len(shown) == len(names) or left_out == [f"and {len(names) - len(shown)} more"]
@@ -335,7 +401,11 @@ def test_no_word_covers_another_or_a_panel(parts, several, kl):
 
 def test_steps_on_the_axis_are_whole_numbers():
     for last in (1, 2, 3, 7, 60, 3000):
-        middle = [g for g in tree(rows(1), last_step=last).iter(NS + "g") if g.get("text-anchor") == "middle"]
+        middle = [
+            g
+            for g in tree(rows(1), last_step=last).iter(NS + "g")
+            if g.get("text-anchor") == "middle"
+        ]
         assert len(middle) == 8
         for group in middle:
             steps = [text.text for text in group]

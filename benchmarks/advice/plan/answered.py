@@ -17,7 +17,13 @@ ANSWERED = [
         _FIRST,
         "Dropping the KL term costs nothing",
     ),
-    Answered("8-bit", "C10", "8-bit AdamW ends no lower than AdamW.", _FIRST, "8-bit AdamW learns as well"),
+    Answered(
+        "8-bit",
+        "C10",
+        "8-bit AdamW ends no lower than AdamW.",
+        _FIRST,
+        "8-bit AdamW learns as well",
+    ),
     Answered(
         "staleness",
         "B9",
@@ -157,16 +163,21 @@ ELSEWHERE = [
 ]
 
 NOT_ASKED = [
-    NotAsked("A1", "says what GRPO takes, not what it does: every run here has prompts and rewards alone"),
+    NotAsked(
+        "A1",
+        "says what GRPO takes, not what it does: every run here has prompts and rewards alone",
+    ),
     NotAsked("A8", "is about thousands of steps; runs here have 30"),
     NotAsked("B3", "needs Qwen2.5, Mistral and Llama of one size, from the hub"),
     NotAsked("B16", "is about thousands of steps; runs here have 30"),
     NotAsked("C2", "needs a base model's weights beside its instruct model's, from the hub"),
     NotAsked(
-        "C11", "needs a card: tf32 is none of a CPU's formats, and bfloat16 is slower on one without AMX"
+        "C11",
+        "needs a card: tf32 is none of a CPU's formats, and bfloat16 is slower on one without AMX",
     ),
     NotAsked(
-        "D1", "says which tasks GRPO is for; a task without a verifiable answer cannot be trained on here"
+        "D1",
+        "says which tasks GRPO is for; a task without a verifiable answer cannot be trained on here",
     ),
     NotAsked(
         "D6",

@@ -24,12 +24,14 @@ from grpo_kit.loop.protocols import Sampler
 from grpo_kit.more.lab._arm import Arm, arm_of, digest
 from grpo_kit.tasks import Task
 
-REVISION = 1  # raise it when the code behind an arm changes: what ran before then counts no more
+# raise it when the code behind an arm changes: what ran before then counts no more
+REVISION = 1
 PRESET = "cpu"
 FAST: dict[str, Any] = {"steps": 20, "learning_rate": 1e-5, "held_out": 64}
 SETTLED = FAST | {"steps": 30, "held_out": 256}
 SAMPLED = {"eval_temperatures": (1.0,)}
-UNTRAINED = {"steps": 1, "learning_rate": 1e-8}  # in the recorded runs 1e-12, which is refused now
+# in the recorded runs 1e-12, which is refused now
+UNTRAINED = {"steps": 1, "learning_rate": 1e-8}
 STALE = SETTLED | {"steps": 20}
 RARE = FAST | {"task": tasks.RARE, "steps": 24}
 NEVER = SETTLED | {"task": tasks.NEVER, "steps": 20}
@@ -61,7 +63,9 @@ class RoundedSample:
         with rounded(model):
             batch = self.inner(model, tokenizer, task, rows, config, numbers)
         if not self.recompute:
-            batch.old_logprobs = padded(batch.sampler_logprobs, batch.width, next(model.parameters()).device)
+            batch.old_logprobs = padded(
+                batch.sampler_logprobs, batch.width, next(model.parameters()).device
+            )
         return batch
 
 
@@ -130,7 +134,10 @@ ARMS: dict[str, dict[str, Any]] = {
     "newest first": SETTLED | old(buffer="newest", lead=5),
     "oldest first, as young": SETTLED | old(buffer="fifo", lead=1),
     **{f"full, {rate:g}": SETTLED | {"learning_rate": rate} for rate in (5e-6, 1e-5, 2e-5)},
-    **{f"LoRA, {rate:g}": SETTLED | {"tuning": "lora", "learning_rate": rate} for rate in (1e-4, 2e-4, 4e-4)},
+    **{
+        f"LoRA, {rate:g}": SETTLED | {"tuning": "lora", "learning_rate": rate}
+        for rate in (1e-4, 2e-4, 4e-4)
+    },
     "code": CODE | CODE_SAMPLED,
     "code, format only": CODE | CODE_SAMPLED | {"task": tasks.FORMAT_ONLY},
     "code, untrained": CODE | CODE_SAMPLED | UNTRAINED,
@@ -138,7 +145,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "code, Dr. GRPO": CODE
     | {"loss": "dr_grpo", "epsilon_high": 0.28, "scale": "group"},  # divided by the spread
     "code, tokens": CODE | TWICE,
-    "code, GSPO": CODE | TWICE | {"loss": "gspo", "epsilon_high": None},  # clipped at 3e-4 and 4e-4, its own
+    # clipped at 3e-4 and 4e-4, its own
+    "code, GSPO": CODE | TWICE | {"loss": "gspo", "epsilon_high": None},
 }
 
 

@@ -31,19 +31,23 @@ def entry_of(name: str) -> Asked:
     for there in ANSWERED:
         if there.name == name:
             raise SystemExit(f"{name} is answered from {there.data}; it has no runs of its own")
-    raise SystemExit(f"--claim {name!r} is not in the plan; use one of {', '.join(e.name for e in ASKED)}")
+    raise SystemExit(
+        f"--claim {name!r} is not in the plan; use one of {', '.join(e.name for e in ASKED)}"
+    )
 
 
 def lab_of(entry: Asked) -> Lab | None:
     """The entry's runs that are there, its outcome among their columns; None before both arms have a run."""
-    found = runs.load(
-        [entry.arm, entry.against], entry.against, below=entry.most
-    )  # not those it was tuned on
+    # not those it was tuned on
+    found = runs.load([entry.arm, entry.against], entry.against, below=entry.most)
     if found is None or entry.arm not in found.arms:
         return None
     if " - " in entry.outcome:
         one, other = entry.outcome.split(" - ")
-        found = replace(found, runs=found.runs.assign(**{entry.outcome: found.runs[one] - found.runs[other]}))
+        found = replace(
+            found,
+            runs=found.runs.assign(**{entry.outcome: found.runs[one] - found.runs[other]}),
+        )
     return found
 
 
@@ -98,7 +102,9 @@ def carry_out_all(priorities: Iterable[int]) -> Iterator[str]:
 def _first(priorities: Iterable[int], but: set[Run]) -> Run | None:
     """The run to make now; seeds of a choice between rates count from 0, since the claim waits for them."""
     for priority in priorities:
-        todo = [run for entry in of_priority(priority) for run in wanted(entry) if run not in but]
+        todo = [
+            run for entry in of_priority(priority) for run in wanted(entry) if run not in but
+        ]
         if todo:
             return min(todo, key=lambda run: run[1] % tuned.SEEDS[0])
     return None

@@ -47,7 +47,9 @@ class Condition:
         curves: arm -> seed -> one row a step.
         """
         seeds = set.intersection(*(set(curves.get(arm, ())) for arm in self.arms))
-        means = [fmean(self._mean(curves[arm][seed]) for seed in seeds) for arm in self.arms if seeds]
+        means = [
+            fmean(self._mean(curves[arm][seed]) for seed in seeds) for arm in self.arms if seeds
+        ]
         return means[0] - sum(means[1:]) if means else None
 
     def holds(self, value: float) -> bool:
@@ -55,5 +57,6 @@ class Condition:
         return _SIGNS[self.sign](value, self.bound)
 
     def _mean(self, curve: pd.DataFrame) -> float:
-        values = curve[self.column].astype(float).dropna()  # in old runs empty where a rollout was used again
+        # in old runs empty where a rollout was used again
+        values = curve[self.column].astype(float).dropna()
         return float(values.head(self.first).mean()) if self.first else last_quarter(values)

@@ -15,18 +15,22 @@ MEASURED = (
 )
 STEP, ROW = 196 / 30, 40 / 256  # seconds
 _FIXED = 0.2  # of a step: what does not grow with its tokens
-_SHARED, _QUESTION, _ANSWER = 59, 25, 6  # tokens of largest: example and system text, a question, an answer
+# tokens of largest: example and system text, a question, an answer
+_SHARED, _QUESTION, _ANSWER = 59, 25, 6
 _TOKENS = _SHARED + 4 * _QUESTION + 32 * _ANSWER  # of the measured step, each computed once
 # Factors from the first table's runs: 161 s for 115 with a reference model, 217 for 90 with three rounds.
 _REFERENCE, _ROUND = 1.4, 0.47
-_REUSED = 0.54  # of a rollout and its update, a further update: 89 s for 115 with every second one
+# of a rollout and its update, a further update: 89 s for 115 with every second one
+_REUSED = 0.54
 _COLD_START = 8  # steps that its seconds were worth, at most
 
 
 def seconds(arm: Arm) -> float:
     """Of one run: training, evaluations, and what comes before training."""
     config, answer = arm.config, tokens_of_an_answer(arm)
-    tokens = _SHARED + config.prompts_per_step * _QUESTION + config.completions_per_step * answer
+    tokens = (
+        _SHARED + config.prompts_per_step * _QUESTION + config.completions_per_step * answer
+    )
     step = STEP * (_FIXED + (1 - _FIXED) * tokens / _TOKENS)
     step *= _REFERENCE if config.beta else 1.0
     step *= 1 + _ROUND * config.dynamic_sampling

@@ -9,7 +9,8 @@ from benchmarks.advice.plan.condition import Condition
 
 SAYS = ("more", "less", "no less", "no more")
 FIRST = 5
-MOST = {1: 30, 2: 30, 3: 30, 4: 10}  # seeds at most, by priority: what the hours allow; 4: long answers
+# seeds at most, by priority: what the hours allow; 4: long answers
+MOST = {1: 30, 2: 30, 3: 30, 4: 10}
 # Margins: of what is right of held-out rows at the end, and of means over a run.
 HELD_OUT, OVER_THE_RUN = 0.1, 0.05
 
@@ -48,7 +49,9 @@ class Asked:
     def __post_init__(self) -> None:
         of_held_out = re.match(r"accuracy$|sampled_|pass@", self.outcome)
         object.__setattr__(self, "most", self.most or MOST[self.priority])
-        object.__setattr__(self, "margin", self.margin or (HELD_OUT if of_held_out else OVER_THE_RUN))
+        object.__setattr__(
+            self, "margin", self.margin or (HELD_OUT if of_held_out else OVER_THE_RUN)
+        )
 
     @property
     def null(self) -> float:

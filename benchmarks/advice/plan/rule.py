@@ -45,7 +45,12 @@ def next_seeds(entry: Asked, seeds: Mapping[str, list[int]], found: Lab | None) 
 
 
 def coverage_of_the_rule(
-    spread: float, *, first: int = FIRST, most: int = MOST[1], draws: int = 20_000, seed: int = 0
+    spread: float,
+    *,
+    first: int = FIRST,
+    most: int = MOST[1],
+    draws: int = 20_000,
+    seed: int = 0,
 ) -> tuple[float, float]:
     """(share of intervals that hold the truth, mean number of seeds) where differences are normal.
 

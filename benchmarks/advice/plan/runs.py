@@ -122,7 +122,8 @@ def run(arm: str, seed: int) -> bool:
     target = path_of(arm, seed)
     if target.exists():
         return True
-    name = f"{arm} {settings_key(arm)}"  # its own folder: an unfinished run of other settings is not gone on with
+    # its own folder: an unfinished run of other settings is not gone on with
+    name = f"{arm} {settings_key(arm)}"
     try:
         found = lab.compare_arms({name: ARMS[arm]}, [seed], PRESET, folder=RUNS, quiet=True)
     except RunFolderError:
@@ -149,17 +150,24 @@ def load(arms: list[str], against: str, *, below: int | None = None) -> lab.Lab 
     if against not in there:
         return None
     table = pd.DataFrame(rows)
-    never = [name for name in table if table[name].isna().all()]  # a number that no run has is a number still
+    # a number that no run has is a number still
+    never = [name for name in table if table[name].isna().all()]
     table = table.astype(dict.fromkeys(never, float))
     return lab.Lab(there, table, right, pd.concat(curves, ignore_index=True), against)
 
 
 @cache
-def _read(path: Path, changed: int, arm: str, seed: int) -> tuple[dict[str, Any], list[int], pd.DataFrame]:
+def _read(
+    path: Path, changed: int, arm: str, seed: int
+) -> tuple[dict[str, Any], list[int], pd.DataFrame]:
     """Outcomes, right answers and curve of a run: many rows of the table ask for it, and nobody changes them."""
     saved = json.loads(path.read_text(encoding="utf-8"))
     curve = pd.DataFrame(saved["curve"]).assign(arm=arm, seed=seed)
-    return {"arm": arm, "seed": seed, **saved["outcomes"]}, [int(c) for c in saved["right"]], curve
+    return (
+        {"arm": arm, "seed": seed, **saved["outcomes"]},
+        [int(c) for c in saved["right"]],
+        curve,
+    )
 
 
 def hours(table: pd.DataFrame) -> float:

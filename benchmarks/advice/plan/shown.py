@@ -69,7 +69,9 @@ def plan_text(*, state: bool = True) -> str:
     lines += ["", "## Answered from committed data", ""]
     for a in ANSWERED:
         said = f" {a.said[0].upper()}{a.said[1:]}." if a.said else ""
-        lines.append(f"- **{a.name}** ({a.by}) {a.hypothesis} Data: {a.data}, row '{a.claim}'.{said}")
+        lines.append(
+            f"- **{a.name}** ({a.by}) {a.hypothesis} Data: {a.data}, row '{a.claim}'.{said}"
+        )
     lines += ["", "## Not asked", ""]
     lines += [f"- **{n.by}** {n.why}." for n in NOT_ASKED]
     return "\n".join(lines) + "\n"
@@ -77,7 +79,10 @@ def plan_text(*, state: bool = True) -> str:
 
 def _hours() -> list[str]:
     """A table by priority; a run that an earlier priority has made costs nothing."""
-    lines = ["| priority | claims | runs, first seeds | hours | runs, at most | hours |", "|---" * 6 + "|"]
+    lines = [
+        "| priority | claims | runs, first seeds | hours | runs, at most | hours |",
+        "|---" * 6 + "|",
+    ]
     counted: set[campaign.Run] = set()
     for priority in (1, 2, 3, 4):
         entries = campaign.of_priority(priority)
@@ -92,8 +97,14 @@ def _hours() -> list[str]:
             f"{hours_of(most):.1f}",
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    lines.append(f"| all | {len(campaign.ASKED)} | | | {len(counted)} | {hours_of(counted):.1f} |")
-    return [*lines, "", f"Other commands, below: {sum(e.hours for e in ELSEWHERE):.1f} hours more."]
+    lines.append(
+        f"| all | {len(campaign.ASKED)} | | | {len(counted)} | {hours_of(counted):.1f} |"
+    )
+    return [
+        *lines,
+        "",
+        f"Other commands, below: {sum(e.hours for e in ELSEWHERE):.1f} hours more.",
+    ]
 
 
 def _taken() -> str:

@@ -15,14 +15,23 @@ from grpo_kit.rewards.response import last_number
 from grpo_kit.tasks import Task
 
 
-def last_is_right(completions: Sequence[str], *, answer: Sequence[str], **columns: Any) -> list[float]:
+def last_is_right(
+    completions: Sequence[str], *, answer: Sequence[str], **columns: Any
+) -> list[float]:
     """1.0 where the last number that was written is the right one, in whatever format."""
-    return [float(last_number(text) == gold) for text, gold in zip(completions, answer, strict=True)]
+    return [
+        float(last_number(text) == gold) for text, gold in zip(completions, answer, strict=True)
+    ]
 
 
-def mention(completions: Sequence[str], *, answer: Sequence[str], **columns: Any) -> list[float]:
+def mention(
+    completions: Sequence[str], *, answer: Sequence[str], **columns: Any
+) -> list[float]:
     """1.0 where the right number stands anywhere: a reward that listing all numbers satisfies."""
-    return [float(gold in re.findall(r"\d+", text)) for text, gold in zip(completions, answer, strict=True)]
+    return [
+        float(gold in re.findall(r"\d+", text))
+        for text, gold in zip(completions, answer, strict=True)
+    ]
 
 
 last_is_right.columns = mention.columns = ("answer",)
@@ -40,7 +49,11 @@ class Close(AnswerReward):
 
     def score(self, answer: str | None, gold: Any) -> float | None:
         given, wanted = as_number(answer), as_number(gold)
-        return 0.0 if given is None else math.exp(-self.alpha * float(abs(given - wanted) / wanted))
+        return (
+            0.0
+            if given is None
+            else math.exp(-self.alpha * float(abs(given - wanted) / wanted))
+        )
 
 
 def paid(task: Task, rewards: Sequence[Callable], weights: Sequence[float]) -> Task:
@@ -63,12 +76,16 @@ ANSWER = paid(replace(BARE, max_completion_tokens=24), [ExactAnswer()], [1.0])
 ROOMY = replace(BARE, max_completion_tokens=256)
 # 4 of 256 samples right before training (1.6 %, 0.6 to 3.9): temperature 1, 32 train rows x 8, seed 0, 2026-11-24.
 RARE = paid(
-    replace(tasks.largest(numbers=(8, 10)), prefill="", max_completion_tokens=16), [ExactAnswer()], [1.0]
+    replace(tasks.largest(numbers=(8, 10)), prefill="", max_completion_tokens=16),
+    [ExactAnswer()],
+    [1.0],
 )
 # Without the worked example too the tags are nearly never there: 0.2 % readable of 1,536 samples (notebook 12).
 NEVER = replace(BINARY, examples=())
 TAGGED_THINK = replace(
-    paid(BARE, [ExactAnswer(tag="think"), SoftFormat(think=None, answer="think")], [0.75, 0.25]),
+    paid(
+        BARE, [ExactAnswer(tag="think"), SoftFormat(think=None, answer="think")], [0.75, 0.25]
+    ),
     answer_tag="think",
     system="Answer in <think> tags.",
     examples=tuple((q, a.replace("answer>", "think>")) for q, a in LARGEST.examples),
@@ -80,7 +97,8 @@ def passes_all(program: str, row: dict) -> bool:
     return _CODE.is_correct(program, row)
 
 
-passes_all.__qualname__ = "code.<locals>.is_correct"  # the name by which the recorded runs' keys know it
+# the name by which the recorded runs' keys know it
+passes_all.__qualname__ = "code.<locals>.is_correct"
 _CODE = tasks.code(levels=(1, 2), n_held_out=28, max_completion_tokens=128)
 # Notebook 08 with EXAMPLE = False: no example, no prefill, free to ramble; 28 problems are held out.
 CODE = replace(

@@ -13,7 +13,13 @@ SEEDS = (100, 101)
 
 def missing(entry: Asked) -> list[tuple[str, int]]:
     """(arm, seed) of the choice that are still to be run."""
-    return [(arm, s) for arms in entry.tuned for arm in arms for s in SEEDS if s not in runs.done(arm)]
+    return [
+        (arm, s)
+        for arms in entry.tuned
+        for arm in arms
+        for s in SEEDS
+        if s not in runs.done(arm)
+    ]
 
 
 def settled(entry: Asked) -> Asked | None:

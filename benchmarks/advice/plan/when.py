@@ -4,7 +4,9 @@ from benchmarks.advice.plan.condition import Condition
 from benchmarks.advice.plan.entry import Asked
 
 EXACT = "reward/exact_answer_mean"
-_SFT = "the arms did the same number of GRPO steps, and the cold start took as long as 5 to 8 more"
+_SFT = (
+    "the arms did the same number of GRPO steps, and the cold start took as long as 5 to 8 more"
+)
 
 WHEN = [
     Asked(

@@ -61,7 +61,8 @@ class Adapters:
 
     def __init__(self, outputs: Sequence[Sequence[Projection]], copies: Copies) -> None:
         ranks = [sum(map(_rank, projections)) for projections in outputs]
-        self._ups: list[tuple[slice, Tensor]] = []  # of each output: its ranks, and the way out of them
+        # of each output: its ranks, and the way out of them
+        self._ups: list[tuple[slice, Tensor]] = []
         if not any(ranks):
             return
         self._down = copies.new(sum(ranks), outputs[0][0].weight.size(1))
@@ -122,10 +123,14 @@ class FusedLayers:
         self._parts, self._rotary = parts, base.get_decoder().rotary_emb
         first = parts.layers[0]
         self._heads = len(first.query.weight) // parts.dim, len(first.key.weight) // parts.dim
-        self._scales = torch.ones(sum(self._heads), 1, dtype=torch.float32, device=parts.embeddings.device)
+        self._scales = torch.ones(
+            sum(self._heads), 1, dtype=torch.float32, device=parts.embeddings.device
+        )
         self._scales[: self._heads[0]].fill_(first.scale)
         self._copies = Copies(parts.embeddings)
-        self._layers = [_Fused(layer, self._heads, parts.dim, self._copies) for layer in parts.layers]
+        self._layers = [
+            _Fused(layer, self._heads, parts.dim, self._copies) for layer in parts.layers
+        ]
 
     @staticmethod
     def parts_of(base: PreTrainedModel) -> Parts | None:
@@ -140,7 +145,9 @@ class FusedLayers:
         if parts is None or parts.head.adapters or parts.head.bias is not None:
             return None
         alike = len({layer.settings() for layer in parts.layers}) == 1
-        paired = all((layer.query.bias is None) == (layer.key.bias is None) for layer in parts.layers)
+        paired = all(
+            (layer.query.bias is None) == (layer.key.bias is None) for layer in parts.layers
+        )
         return parts if alike and paired else None
 
     @property
@@ -156,7 +163,9 @@ class FusedLayers:
         """Bytes of the copies."""
         return self._copies.nbytes()
 
-    def logits(self, ids: Tensor, positions: Tensor, slots: KVCache, out: Tensor | None = None) -> Tensor:
+    def logits(
+        self, ids: Tensor, positions: Tensor, slots: KVCache, out: Tensor | None = None
+    ) -> Tensor:
         """Logits (R, V) behind one token of each row, in `out` if given; ids and positions long (R,). Writes the step's
         column."""
         with torch.autocast(ids.device.type, enabled=False):
@@ -173,17 +182,22 @@ class FusedLayers:
                 up = linear(x, parts.up.weight, parts.up.bias)
                 layer.mlp.add(x, gate, up)
                 _add_product(state, silu(gate, inplace=True).mul_(up), parts.down, layer.down)
-            return torch.mm(_normed(state, self._parts.last), self._parts.head.weight.t(), out=out)
+            return torch.mm(
+                _normed(state, self._parts.last), self._parts.head.weight.t(), out=out
+            )
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines (R, heads, D) of queries, which are scaled by them too, and of keys."""
         half = self._parts.dim // 2
-        cos, sin = (table[0] for table in self._rotary(self._scales, positions[None]))  # float32 (R, D)
+        # float32 (R, D)
+        cos, sin = (table[0] for table in self._rotary(self._scales, positions[None]))
         tables = torch.stack([cos, torch.cat([-sin[:, :half], sin[:, half:]], dim=-1)])
         cos, sin = torch.mul(tables[:, :, None], self._scales).to(self._parts.embeddings.dtype)
         return cos, sin
 
-    def _rotated(self, layer: _Fused, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def _rotated(
+        self, layer: _Fused, x: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Queries and keys behind them, rotated, (R, heads, D); values (R, Hkv * D)."""
         parts, dim = layer.parts, self._parts.dim
         products = x.new_empty(len(x), sum(self._heads) * dim)

@@ -28,7 +28,8 @@ class DecodeGraphs:
 
     def __init__(self, cuda: Any) -> None:
         self._cuda = cuda
-        self._side: Any = None  # the stream of warm-ups: each new one would keep memory of its own
+        # the stream of warm-ups: each new one would keep memory of its own
+        self._side: Any = None
         self.captures = self.replays = 0
         self._failed = False
         self.clear()
@@ -56,11 +57,14 @@ class DecodeGraphs:
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
-                if isinstance(error.__context__, torch.OutOfMemoryError):  # hidden by the capture's own end
+                # hidden by the capture's own end
+                if isinstance(error.__context__, torch.OutOfMemoryError):
                     raise error.__context__ from None
                 self.clear()
                 self._failed = True
-                warnings.warn(f"decoding without CUDA graphs, which failed: {error}", stacklevel=2)
+                warnings.warn(
+                    f"decoding without CUDA graphs, which failed: {error}", stacklevel=2
+                )
                 return step()
             self.seconds += time.perf_counter() - begin
         graph, logits = self._graphs[shape]
@@ -83,7 +87,9 @@ class DecodeGraphs:
         cuda.current_stream().wait_stream(stream)
         rows, vocabulary = logits.shape
         if self._logits is None or self._logits.size(0) < rows:
-            self._logits = torch.empty(rows, vocabulary, dtype=logits.dtype, device=logits.device)
+            self._logits = torch.empty(
+                rows, vocabulary, dtype=logits.dtype, device=logits.device
+            )
         return self._logits[:rows]
 
     def _capture(self, step: Callable[..., Tensor], output: Tensor) -> torch.cuda.CUDAGraph:
@@ -92,7 +98,8 @@ class DecodeGraphs:
             self._pool = cuda.graph_pool_handle()
         graph = cuda.CUDAGraph()
         with cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            before = cuda.memory_reserved()  # in here the cache has been emptied: only the pool grows
+            # in here the cache has been emptied: only the pool grows
+            before = cuda.memory_reserved()
             logits = step(output)
             if logits is not output:
                 output.copy_(logits)
@@ -145,7 +152,9 @@ class _Linear(TorchFunctionMode):
         super().__init__()
         self._copies, self._dtype = copies, dtype
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         if func is functional.linear:
             args = (args[0], *map(self._cast, args[1:]))
         return func(*args, **(kwargs or {}))

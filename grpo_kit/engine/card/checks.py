@@ -67,7 +67,9 @@ def checked(model: Any, config: Config, folder: Path | None = None) -> list[Find
 
     folder: of the cache; default GRPO_KIT_CACHE. A cache that cannot be read or written is done without.
     """
-    return remembered(lambda: check_card(model, config), model, [config.autocast, config.optimizer], folder)
+    return remembered(
+        lambda: check_card(model, config), model, [config.autocast, config.optimizer], folder
+    )
 
 
 def _update(model: Any, config: Config, batch: Batch) -> Finding:
@@ -108,7 +110,8 @@ def _optimizer(model: Any, name: str) -> Finding:
         master = _in_float32
         for copy in copies:
             if copy.dtype != torch.float32:
-                copy.data.zero_()  # its other bits cannot be read: on a weight of 0 a change keeps its own 8 bits
+                # its other bits cannot be read: on a weight of 0 a change keeps its own 8 bits
+                copy.data.zero_()
     plain = [nn.Parameter(_in_float32(copy).clone()) for copy in copies]
     adamw = torch.optim.AdamW(_groups(plain), **options, foreach=False, fused=False)
     starts = [p.detach().clone() for p in plain]
@@ -117,7 +120,9 @@ def _optimizer(model: Any, name: str) -> Finding:
             copy.grad, p.grad = gradient.to(copy.dtype, copy=True), gradient.float()
         optimizer.step()
         adamw.step()
-    changes = [master(copy).double() - start for copy, start in zip(copies, starts, strict=True)]
+    changes = [
+        master(copy).double() - start for copy, start in zip(copies, starts, strict=True)
+    ]
     expected = [p.detach().double() - start for p, start in zip(plain, starts, strict=True)]
     return judged("optimizer", relative(changes, expected), 0.0, narrow=False)
 
@@ -128,7 +133,9 @@ def _in_float32(parameter: Tensor) -> Tensor:
 
 def _groups(parameters: Sequence[nn.Parameter]) -> list[dict]:
     """The matrix decays, the vector does not."""
-    return [{"params": [p], "weight_decay": d} for p, d in zip(parameters, (0.1, 0.0), strict=True)]
+    return [
+        {"params": [p], "weight_decay": d} for p, d in zip(parameters, (0.1, 0.0), strict=True)
+    ]
 
 
 def _random_batch(model: Any) -> Batch:
@@ -138,7 +145,9 @@ def _random_batch(model: Any) -> Batch:
         rows=[{}] * len(prompts),
         groups=[i // GROUP for i in range(len(prompts))],
         prompt_ids=prompts,
-        completion_ids=torch.randint(token_rows(model), (len(prompts), TOKENS), generator=generator).tolist(),
+        completion_ids=torch.randint(
+            token_rows(model), (len(prompts), TOKENS), generator=generator
+        ).tolist(),
         completions=[""] * len(prompts),
         cut_off=[True] * len(prompts),
         advantages=[1.0, -1.0] * (len(prompts) // 2),

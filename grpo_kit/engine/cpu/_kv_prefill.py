@@ -23,7 +23,8 @@ from grpo_kit.engine.cpu._layers import PlainLayers
 from grpo_kit.engine.cpu._tree_attention import TreePlan, tree_attention
 from grpo_kit.engine.tree import build_tree
 
-_WORTH_KEEPING = 96  # tokens whose keys take three times as long to compute as the weights' fingerprint
+# tokens whose keys take three times as long to compute as the weights' fingerprint
+_WORTH_KEEPING = 96
 
 
 class _Prefilled(NamedTuple):
@@ -56,7 +57,8 @@ class _Cache(NamedTuple):
         is needed."""
         prompt = tuple(prompt)
         longest = self.places[0][:0]
-        index = bisect_left(self.prompts, prompt)  # the prompt that shares most is a neighbour in order
+        # the prompt that shares most is a neighbour in order
+        index = bisect_left(self.prompts, prompt)
         for neighbour in range(max(index - 1, 0), min(index + 1, len(self.prompts))):
             shared = len(commonprefix([self.prompts[neighbour], prompt]))
             places = self.places[neighbour][: min(shared, len(prompt) - 1)]
@@ -88,7 +90,8 @@ class TreeKVPrefill:
         prefilled = self._compute(layers, prompts, cached)
         shared = tuple(prompts[0][: common_length(prompts)])
         previous, self._versions = self._versions, versions(base)
-        weights = self._cache.weights if cached else None  # reading all weights again would give the same
+        # reading all weights again would give the same
+        weights = self._cache.weights if cached else None
         if keep:
             order = sorted(range(len(prompts)), key=lambda i: tuple(prompts[i]))
             sorted_prompts = [tuple(prompts[i]) for i in order]
@@ -115,7 +118,10 @@ class TreeKVPrefill:
     ) -> list[np.ndarray]:
         """For each prompt, the cached places of its first tokens; [] if too few are cached, or for other weights."""
         cache = self._cache
-        if cache is None or (cache.weights[0], cache.settings) != (versions(base), layers.settings):
+        if cache is None or (cache.weights[0], cache.settings) != (
+            versions(base),
+            layers.settings,
+        ):
             return []
         places = [cache.places_of(prompt) for prompt in prompts]
         if max(map(len, places)) < _WORTH_KEEPING or weight_version(base) != cache.weights:
@@ -128,7 +134,10 @@ class TreeKVPrefill:
         return len(prompts) == 1 and prompts[0][: len(prefix)] == prefix
 
     def _compute(
-        self, layers: PlainLayers, prompts: Sequence[Sequence[int]], cached: Sequence[np.ndarray]
+        self,
+        layers: PlainLayers,
+        prompts: Sequence[Sequence[int]],
+        cached: Sequence[np.ndarray],
     ) -> _Prefilled:
         """All prompts. cached: for each the cached places of its first tokens; [] if none is cached."""
         tree = build_tree([(prompt, ()) for prompt in prompts])
@@ -158,7 +167,9 @@ class TreeKVPrefill:
                 keys[-1][:, reused] = old_keys[layer].index_select(1, source)
                 values[-1][:, reused] = old_values[layer].index_select(1, source)
             queries = in_tree(query.flatten(1, 2).transpose(0, 1))
-            output = tree_attention(queries[None], keys[-1][None], values[-1][None], plan, scale)[0]
+            output = tree_attention(
+                queries[None], keys[-1][None], values[-1][None], plan, scale
+            )[0]
             return output[computed].flatten(1)
 
         ids = torch.from_numpy(tree.input_ids[new])
@@ -199,7 +210,9 @@ def weight_version(model: nn.Module) -> tuple:
     """
     values = []
     for tensor in (*model.parameters(), *model.buffers()):
-        rows = tensor.detach().flatten(1) if tensor.dim() > 1 else tensor.detach().reshape(1, -1)
+        rows = (
+            tensor.detach().flatten(1) if tensor.dim() > 1 else tensor.detach().reshape(1, -1)
+        )
         by_row = (rows @ _vector(rows.size(1)).to(rows)).double()
         values += [_bits(rows), by_row @ _vector(len(by_row)).to(by_row)]
     return versions(model), tuple(value.item() for value in values)
@@ -208,8 +221,11 @@ def weight_version(model: nn.Module) -> tuple:
 def _bits(rows: Tensor) -> Tensor:
     if hasattr(torch, "hash_tensor"):
         return torch.hash_tensor(rows)
-    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
-    return rows.view(integers).sum(dtype=torch.int64)  # torch 2.8: the sum of all bits read as whole numbers
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[
+        rows.element_size()
+    ]
+    # torch 2.8: the sum of all bits read as whole numbers
+    return rows.view(integers).sum(dtype=torch.int64)
 
 
 @functools.cache

@@ -20,7 +20,13 @@ from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from grpo_kit.engine._supported_models import is_tested
-from grpo_kit.engine.cpu._matmul import HAS_PRODUCT, Projection, is_plain, is_plain_weight, projection
+from grpo_kit.engine.cpu._matmul import (
+    HAS_PRODUCT,
+    Projection,
+    is_plain,
+    is_plain_weight,
+    projection,
+)
 
 # ---- products in bfloat16, over float32 weights that are trained --------------------------------------------------
 # The weights are rounded again before each rollout, into a copy half their size that goes when it ends. Embeddings,
@@ -38,7 +44,9 @@ class RoundedProjection(Projection):
 
     def product(self, x: Tensor) -> Tensor:
         """x (R, K) @ weight.T, a new float32 tensor (R, N); summed in float32, rounded once."""
-        return torch.ops.mkldnn._linear_pointwise(x.bfloat16(), self.packed, None, "none", [], "").float()
+        return torch.ops.mkldnn._linear_pointwise(
+            x.bfloat16(), self.packed, None, "none", [], ""
+        ).float()
 
 
 def _rounded(layer: Projection) -> RoundedProjection:
@@ -50,8 +58,12 @@ def rounded(parts: Parts, projection: Callable[[Projection], Projection] = _roun
     """A model's Parts with each Projection in them made another, from its weight as it is now."""
     layers = []
     for layer in parts.layers:
-        linears = {name: part for name, part in vars(layer).items() if isinstance(part, Projection)}
-        layers.append(replace(layer, **{name: projection(part) for name, part in linears.items()}))
+        linears = {
+            name: part for name, part in vars(layer).items() if isinstance(part, Projection)
+        }
+        layers.append(
+            replace(layer, **{name: projection(part) for name, part in linears.items()})
+        )
     return replace(parts, layers=layers, head=projection(parts.head))
 
 
@@ -138,13 +150,18 @@ class PlainLayers:
         self.layers, self.head = parts.layers, parts.head
         first = parts.layers[0]
         self._key_heads = len(first.key.weight) // parts.dim
-        self.groups = len(first.query.weight) // len(first.key.weight)  # query heads to a key head
-        self.settings = (self._rotary.attention_scaling, *(layer.settings() for layer in parts.layers))
+        # query heads to a key head
+        self.groups = len(first.query.weight) // len(first.key.weight)
+        self.settings = (
+            self._rotary.attention_scaling,
+            *(layer.settings() for layer in parts.layers),
+        )
 
     def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Last hidden states (R, E) of R tokens; ids and positions long (R,)."""
         state = self._parts.embeddings.index_select(0, ids)
-        cos, sin = (table[0][:, None, None] for table in self._rotary(state, positions[None]))  # (R, 1, 1, D)
+        # (R, 1, 1, D)
+        cos, sin = (table[0][:, None, None] for table in self._rotary(state, positions[None]))
         half = self._parts.dim // 2
         signed_sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
         for number, layer in enumerate(self.layers):
@@ -193,14 +210,19 @@ def plain_layers(base: PreTrainedModel, bits: int = 32) -> PlainLayers | None:
 def read_parts(base: PreTrainedModel, dtype: torch.dtype) -> Parts | None:
     """The model's tensors, or None if a module is not plain or a weight, adapters aside, of another dtype."""
     decoder = base.get_decoder()
-    if not is_tested(base) or not _is(decoder, _DECODERS) or not _is(decoder.rotary_emb, _ROTARY):
+    if (
+        not is_tested(base)
+        or not _is(decoder, _DECODERS)
+        or not _is(decoder.rotary_emb, _ROTARY)
+    ):
         return None
     embeddings = decoder.embed_tokens
     if type(embeddings) is not nn.Embedding or embeddings.max_norm is not None:
         return None
     if not is_plain(embeddings) or not is_plain_weight(embeddings.weight, dtype):
         return None
-    modules = decoder.layers[: decoder.config.num_hidden_layers]  # as many as its own forward runs
+    # as many as its own forward runs
+    modules = decoder.layers[: decoder.config.num_hidden_layers]
     layers = [_layer(module, dtype) for module in modules]
     last = _norm(decoder.norm, dtype)
     head = projection(base.get_output_embeddings(), dtype)
@@ -214,12 +236,19 @@ def read_parts(base: PreTrainedModel, dtype: torch.dtype) -> Parts | None:
 
 def _layer(module: nn.Module, dtype: torch.dtype) -> Layer | None:
     """The parts of one decoder layer, or None if one of them is not plain."""
-    if not _is(module, _LAYERS) or not _is(module.self_attn, _ATTENTION) or not _is(module.mlp, _MLPS):
+    if (
+        not _is(module, _LAYERS)
+        or not _is(module.self_attn, _ATTENTION)
+        or not _is(module.mlp, _MLPS)
+    ):
         return None
     attention, mlp = module.self_attn, module.mlp
     if type(mlp.act_fn) not in (SiLUActivation, nn.SiLU) or not is_plain(mlp.act_fn):
         return None
-    norms = {"before_attention": module.input_layernorm, "before_mlp": module.post_attention_layernorm}
+    norms = {
+        "before_attention": module.input_layernorm,
+        "before_mlp": module.post_attention_layernorm,
+    }
     if isinstance(attention, qwen3.Qwen3Attention):
         norms |= {"query_norm": attention.q_norm, "key_norm": attention.k_norm}
     linears = {

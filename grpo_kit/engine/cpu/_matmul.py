@@ -26,7 +26,9 @@ _EVERY_MODULES = (torch_module._global_forward_hooks, torch_module._global_forwa
 # kit's on a head: the rows that it closes are left out here (models/_model_facts.py).
 _IDLE = {"make_inputs_require_grads", "output_capturing_hook", "no_probability"}
 # Has this build of torch oneDNN's product?
-HAS_PRODUCT = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+HAS_PRODUCT = torch.backends.mkldnn.is_available() and hasattr(
+    torch.ops.mkldnn, "_linear_pointwise"
+)
 
 
 def padded_rows(rows: int) -> int:
@@ -87,8 +89,14 @@ def projection(module: nn.Module, dtype: torch.dtype = torch.float32) -> Project
         if not all(is_plain_weight(tensor, dtype) for tensor in tensors):
             return None
         return Projection(module.weight, module.bias, ())
-    lora = sys.modules.get("peft.tuners.lora")  # where nobody has imported it, no layer is of it
-    if lora is None or type(module) is not lora.Linear or module.merged or module.fan_in_fan_out:
+    # where nobody has imported it, no layer is of it
+    lora = sys.modules.get("peft.tuners.lora")
+    if (
+        lora is None
+        or type(module) is not lora.Linear
+        or module.merged
+        or module.fan_in_fan_out
+    ):
         return None
     base = projection(module.base_layer, dtype)
     if base is None or module.disable_adapters:
@@ -100,7 +108,13 @@ def projection(module: nn.Module, dtype: torch.dtype = torch.float32) -> Project
         down, up = module.lora_A[name], module.lora_B[name]
         a = projection(down, dtype) or projection(down)
         b = projection(up, dtype) or projection(up)
-        if a is None or b is None or a.bias is not None or b.bias is not None or name in module.lora_variant:
+        if (
+            a is None
+            or b is None
+            or a.bias is not None
+            or b.bias is not None
+            or name in module.lora_variant
+        ):
             return None
         adapters.append((a.weight, b.weight, float(module.scaling[name])))
     return replace(base, adapters=tuple(adapters))
@@ -139,8 +153,12 @@ class _Head(torch.autograd.Function):
     def forward(ctx, hidden, weight, labels, scale: float, vocabulary: int):
         count, matrix = len(hidden), weight[:vocabulary]
         logprobs, entropies = hidden.new_empty(count), hidden.new_empty(count)
-        room = int(_KEPT_OF_FREE * free_bytes(hidden.device)) // (4 * vocabulary) // _TILE * _TILE
-        kept = hidden.new_empty(min(count, room) if any(ctx.needs_input_grad) else 0, vocabulary)
+        room = (
+            int(_KEPT_OF_FREE * free_bytes(hidden.device)) // (4 * vocabulary) // _TILE * _TILE
+        )
+        kept = hidden.new_empty(
+            min(count, room) if any(ctx.needs_input_grad) else 0, vocabulary
+        )
         tile = hidden.new_empty(min(_TILE, count), vocabulary)
         scratch = tile.new_empty(tile.shape if len(kept) < count else (0, vocabulary))
         for start in range(0, count, _TILE):
@@ -180,7 +198,11 @@ class _Head(torch.autograd.Function):
             factor = by_logprob[rows, None]
             if by_entropy is not None:
                 # The entropy falls by p (log p + entropy) as a logit grows; log p of 0 never counts.
-                surprise = probs.clamp_min(torch.finfo(probs.dtype).tiny).log_().add_(entropies[rows, None])
+                surprise = (
+                    probs.clamp_min(torch.finfo(probs.dtype).tiny)
+                    .log_()
+                    .add_(entropies[rows, None])
+                )
                 factor = surprise.mul_(by_entropy[rows, None]).add_(factor)
             by_logits = probs.mul_(factor.neg())
             by_logits.scatter_add_(1, labels[rows, None], by_logprob[rows, None])
@@ -266,7 +288,9 @@ def head_logprobs(
 
     rows: of weight, that have a probability; None: all.
     """
-    return _Head.apply(hidden, weight, labels, float(scale), len(weight) if rows is None else rows)
+    return _Head.apply(
+        hidden, weight, labels, float(scale), len(weight) if rows is None else rows
+    )
 
 
 def usable(*tensors: Tensor) -> bool:
@@ -281,7 +305,11 @@ def embed(embedding: nn.Module, ids: Tensor) -> Tensor | None:
         return None
     if embedding.max_norm or embedding.sparse or embedding.scale_grad_by_freq:
         return None
-    if embedding._backward_hooks or embedding._backward_pre_hooks or not usable(embedding.weight):
+    if (
+        embedding._backward_hooks
+        or embedding._backward_pre_hooks
+        or not usable(embedding.weight)
+    ):
         return None
     if not embedding.weight.requires_grad or not torch.is_grad_enabled():
         return None

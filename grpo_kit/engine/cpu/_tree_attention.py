@@ -52,7 +52,9 @@ class TreePlan:
         self._masks: dict[Block, Tensor | None] = {}
         self._biases: dict[tuple[Block, torch.dtype], Tensor] = {}
         self._windows: dict[int | None, TreePlan] = {window: self}
-        for block in sorted(plan_blocks(tree.stretches), key=lambda block: block.kind == "whole"):
+        for block in sorted(
+            plan_blocks(tree.stretches), key=lambda block: block.kind == "whole"
+        ):
             self._add(block, window)
         self.blocks = list(self._masks)
 
@@ -73,12 +75,16 @@ class TreePlan:
         mask = self._tree.sees(block.start, block.stop) if block.kind == "masked" else None
         if window is not None:
             positions = torch.from_numpy(self._tree.positions)
-            queries, keys = positions[block.first : block.last], positions[block.start : block.stop]
+            queries, keys = (
+                positions[block.first : block.last],
+                positions[block.start : block.stop],
+            )
             inside = queries[:, None] - keys < window  # (queries, keys)
             if block.kind == "whole":
                 if not inside.any():
                     return
-                skipped = int(inside.any(0).int().argmax())  # keys that lie outside for every query
+                # keys that lie outside for every query
+                skipped = int(inside.any(0).int().argmax())
                 block, inside = block._replace(start=block.start + skipped), inside[:, skipped:]
             if block.kind == "causal" and not inside.all():
                 mask = self._tree.sees(block.start, block.stop)
@@ -94,7 +100,9 @@ class TreePlan:
             mask = self._masks[block]
             if block.kind == "causal":
                 mask = self._tree.sees(block.start, block.stop)
-            sees[block.first : block.last, block.start : block.stop] |= True if mask is None else mask
+            sees[block.first : block.last, block.start : block.stop] |= (
+                True if mask is None else mask
+            )
         return sees
 
     def bias(self, block: Block, dtype: torch.dtype) -> Tensor | None:
@@ -128,7 +136,9 @@ def plan_blocks(stretches: Sequence[Stretch]) -> list[Block]:
             blocks.append(block)
             cost += _whole_cost(block)
         inner_cost, inner_blocks = _side_by_side(children)
-        subtrees.append(_Subtree(stretch.start, stretch.end, cost + inner_cost, blocks + inner_blocks))
+        subtrees.append(
+            _Subtree(stretch.start, stretch.end, cost + inner_cost, blocks + inner_blocks)
+        )
     return _side_by_side(subtrees[::-1])[1]
 
 
@@ -191,8 +201,12 @@ class _TreeAttention(torch.autograd.Function):
     def forward(ctx, query, key, value, sinks, plan: TreePlan, scale: float):
         groups = query.size(1) // key.size(1)
         keys, values = _repeat(key, groups), _repeat(value, groups)
-        out = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
-        lse = torch.empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
+        out = torch.empty_like(
+            query.transpose(1, 2), memory_format=torch.contiguous_format
+        ).transpose(1, 2)
+        lse = torch.empty(
+            query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32)
+        )
         for block in plan.blocks:
             rows, columns = slice(block.first, block.last), slice(block.start, block.stop)
             part, part_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -239,7 +253,12 @@ class _TreeAttention(torch.autograd.Function):
 
 
 def tree_attention(
-    query: Tensor, key: Tensor, value: Tensor, plan: TreePlan, scale: float, sinks: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    plan: TreePlan,
+    scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of a tree's tokens to all tokens that they continue; differentiable. CPU.
 
@@ -268,7 +287,9 @@ def dense_attention(
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~sees, -torch.inf)
     if sinks is not None:
-        scores = torch.cat([scores, sinks.float().view(-1, 1, 1).expand(*scores.shape[:3], 1)], dim=-1)
+        scores = torch.cat(
+            [scores, sinks.float().view(-1, 1, 1).expand(*scores.shape[:3], 1)], dim=-1
+        )
     weights = scores.softmax(-1).to(value.dtype)[..., : key.size(2)]
     return (weights @ _repeat(value, groups)).transpose(1, 2).contiguous()
 
@@ -291,7 +312,9 @@ def _forward(
     plan = module.config.handed_to_attention.within(options.get("sliding_window"))
     softcap, sinks = options.get("softcap"), options.get("s_aux")
     if softcap is not None:
-        return dense_attention(query, key, value, plan.sees(), scaling, softcap=softcap, sinks=sinks), None
+        return dense_attention(
+            query, key, value, plan.sees(), scaling, softcap=softcap, sinks=sinks
+        ), None
     return tree_attention(query, key, value, plan, scaling, sinks), None
 
 

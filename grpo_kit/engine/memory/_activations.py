@@ -52,7 +52,9 @@ class ChunkPeak(NamedTuple):
 
 def has_sizes(config: PretrainedConfig) -> bool:
     """Does a config name the sizes that the estimates are made of? Of types that are not tested they are rougher."""
-    return all(isinstance(getattr(config.get_text_config(), name, None), int) for name in _SIZES)
+    return all(
+        isinstance(getattr(config.get_text_config(), name, None), int) for name in _SIZES
+    )
 
 
 @dataclass
@@ -86,7 +88,9 @@ class ChunkMemory:
         for name in ("itemsize", "compute_itemsize"):
             value = getattr(self, name)
             if value not in (2, 4, None):
-                raise ValueError(f"{name}={value!r} must be 2 (bfloat16, float16) or 4 (float32) bytes")
+                raise ValueError(
+                    f"{name}={value!r} must be 2 (bfloat16, float16) or 4 (float32) bytes"
+                )
         config = self.config.get_text_config()
         if not has_sizes(config):
             check_choice("config.model_type", config.model_type, MODEL_TYPES)
@@ -97,7 +101,8 @@ class ChunkMemory:
         self.heads, self.key_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or self.hidden // self.heads
         self.query, self.key = self.heads * self.head_dim, self.key_heads * self.head_dim
-        self.embedding = self.vocabulary * self.hidden  # numbers of the embedding, or of the head
+        # numbers of the embedding, or of the head
+        self.embedding = self.vocabulary * self.hidden
         self.tied = bool(config.tie_word_embeddings)
         self.query_key_norm = config.model_type not in ("llama", "qwen2")
         self.full = self.trainable == "full"
@@ -117,7 +122,8 @@ class ChunkMemory:
         106.0546875
         """
         hidden, compute = self.hidden, self.compute
-        adapter_itemsize = self.compute_itemsize or _FLOAT  # of the numbers that an adapter computes in
+        # of the numbers that an adapter computes in
+        adapter_itemsize = self.compute_itemsize or _FLOAT
         norms = 2 * (self._norm_bytes() + _FLOAT)  # with 1/rms
         linear_inputs = 2 * self.itemsize * hidden  # q, k, v share one; gate, up share one
         if self.casts or self.adapters_cast:
@@ -158,7 +164,10 @@ class ChunkMemory:
         HEAD_TILE tokens over the whole vocabulary, or, training the head, what a tile adds to the head's gradient; and
         what earlier tiles left of it. A CPU's own head (cpu/_matmul.py) needs less, or what is free.
         """
-        states = 2 * scored_tokens * self.hidden * self.itemsize + self.embedding * self.cast_itemsize
+        states = (
+            2 * scored_tokens * self.hidden * self.itemsize
+            + self.embedding * self.cast_itemsize
+        )
         logits = min(scored_tokens, HEAD_TILE) * self.vocabulary
         tile = logits * _FLOAT * (_ENTROPY_COPIES if self.entropy_bonus else _TILE_COPIES)
         if self.full:
@@ -191,9 +200,8 @@ class ChunkMemory:
         whole_layers = self.layers - checkpointed_layers
         layer = tokens * self.layer_bytes()
         layer_input = tokens * self.checkpoint_bytes()
-        stem = tokens * (
-            2 * self.head_dim * self.itemsize + self.mask_keys
-        )  # rotary cosines and sines, the mask
+        # rotary cosines and sines, the mask
+        stem = tokens * (2 * self.head_dim * self.itemsize + self.mask_keys)
         layers = stem + whole_layers * layer + checkpointed_layers * layer_input
         cast = 0
         if not self.four_bit:  # copies of a layer's linear weights are kept with its graph
@@ -207,14 +215,19 @@ class ChunkMemory:
             backward += 2 * state
         until_head = layers + tokens * (self._norm_bytes() + self.itemsize * self.hidden)
         forward = scored * self.hidden * self.itemsize + self.embedding * self.cast_itemsize
-        forward += min(scored, HEAD_TILE) * self.vocabulary * _TILE_COPIES * _FLOAT + self.layers * cast
+        forward += (
+            min(scored, HEAD_TILE) * self.vocabulary * _TILE_COPIES * _FLOAT
+            + self.layers * cast
+        )
         head = self.head_bytes(scored) + whole_layers * cast
         moments = [
             ChunkPeak(until_head, forward, gradients, "forward"),
             ChunkPeak(until_head, head, gradients, "head"),
         ]
         if whole_layers:
-            moments.append(ChunkPeak(layers, backward + state + whole_layers * cast, gradients, "layer"))
+            moments.append(
+                ChunkPeak(layers, backward + state + whole_layers * cast, gradients, "layer")
+            )
         if checkpointed_layers:
             working = backward + layer + cast
             if self.fused_norms:

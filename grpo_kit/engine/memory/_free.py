@@ -30,7 +30,9 @@ def free_bytes(device: torch.device) -> int:
         return int(min(psutil.virtual_memory().available, container_bytes())) + kept_by_malloc()
     card = _index(device)
     free, total = torch.cuda.mem_get_info(card)
-    capped = int(total * torch.cuda.get_per_process_memory_fraction(card)) - torch.cuda.memory_reserved(card)
+    capped = int(
+        total * torch.cuda.get_per_process_memory_fraction(card)
+    ) - torch.cuda.memory_reserved(card)
     return max(0, min(free, capped)) + releasable_bytes(device)
 
 
@@ -76,7 +78,9 @@ def container_bytes() -> float:
         while group.is_relative_to(root):
             # In a container the path may be the host's: missing files are skipped, and so is a limit of "max".
             with suppress(OSError, ValueError):
-                stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                stat = dict(
+                    line.split() for line in (group / "memory.stat").read_text().splitlines()
+                )
                 used = int((group / usage).read_text()) - int(stat.get(cache, 0))
                 free = min(free, max(0, int((group / limit).read_text()) - used))
             group = group.parent
@@ -193,12 +197,16 @@ def decode_bytes(
     {'keys and values': 304, 'logits and sampling': 435}
     """
     config = config.get_text_config()
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_dim = (
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
     key_value = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * itemsize
     tokens = prompts * prompt_tokens
     sampled = _SAMPLED + max((_NARROWED[name] for name in narrowed_by), default=0)
     logits = rows * (2 * itemsize + max(itemsize, _PASS) + sampled) + prompts * itemsize
-    prefill = (3 * config.intermediate_size + 4 * config.hidden_size + 2 * head_dim) * itemsize + key_value
+    prefill = (
+        3 * config.intermediate_size + 4 * config.hidden_size + 2 * head_dim
+    ) * itemsize + key_value
     at_once = min(tokens, max(_PREFILL_TOKENS, prompt_tokens))
     return {
         "keys and values": float((tokens + rows * completion_tokens) * key_value),
@@ -207,7 +215,12 @@ def decode_bytes(
 
 
 def rows_at_once(
-    model: Any, free_bytes: float, *, prompt_tokens: int, completion_tokens: int, samples: int = 1
+    model: Any,
+    free_bytes: float,
+    *,
+    prompt_tokens: int,
+    completion_tokens: int,
+    samples: int = 1,
 ) -> int:
     """Sequences to decode at once, in 1..MOST_ROWS of the device: as many as fit in nine tenths of the free memory.
 

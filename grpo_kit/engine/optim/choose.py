@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from grpo_kit._support.argument_checks import check_choice, check_model, check_number, is_number
 
 _BFLOAT16, _FLOAT32 = torch.bfloat16, torch.float32
-SETTINGS = ("betas", "eps", "weight_decay", "momentum")  # of a parameter group; the rate is the step's
+# of a parameter group; the rate is the step's
+SETTINGS = ("betas", "eps", "weight_decay", "momentum")
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,20 @@ def make_optimizer(
     """
     check_choice("name", name, OPTIMIZERS)
     check_model(model)
-    for label, value in (("learning_rate", learning_rate), ("weight_decay", weight_decay), ("eps", eps)):
+    for label, value in (
+        ("learning_rate", learning_rate),
+        ("weight_decay", weight_decay),
+        ("eps", eps),
+    ):
         check_number(label, value, 0)
     is_pair = isinstance(betas, tuple | list) and len(betas) == 2
     if not is_pair or not all(is_number(beta) and 0 <= beta < 1 for beta in betas):
         raise ValueError(f"betas={betas!r} must be two numbers in [0, 1)")
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
-        raise ValueError("model has no trainable parameter; load it with tuning='full' or 'lora'")
+        raise ValueError(
+            "model has no trainable parameter; load it with tuning='full' or 'lora'"
+        )
     check_bitsandbytes(name)
     _check_weights(name, parameters, learning_rate)
     if OPTIMIZERS[name].cuda_only:
@@ -111,7 +118,9 @@ def make_optimizer(
     return new_optimizer(name, groups, lr=learning_rate, betas=tuple(betas), eps=eps)
 
 
-def new_optimizer(name: str, groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
+def new_optimizer(
+    name: str, groups: list[dict[str, Any]], **options: Any
+) -> torch.optim.Optimizer:
     """The optimizer of that name over torch's parameter groups; options: lr, betas, eps. Unchecked."""
     if name == "adamw":
         return torch.optim.AdamW(groups, **options, fused=True)
@@ -162,7 +171,8 @@ def share_that_moves(parameters: list[Tensor], learning_rate: float) -> float:
     """
     moved = 0
     for p in parameters:
-        limit = 2.0 ** math.frexp(2 * learning_rate / torch.finfo(p.dtype).eps)[1]  # the next power of two
+        # the next power of two
+        limit = 2.0 ** math.frexp(2 * learning_rate / torch.finfo(p.dtype).eps)[1]
         moved += (p.detach().abs() < limit).sum().item()
     return moved / sum(p.numel() for p in parameters)
 
@@ -200,7 +210,9 @@ def _check_flash(parameters: list[nn.Parameter]) -> None:
             "or use 'adamw-8bit-split'"
         )
     if any(p.device.type != "cuda" for p in parameters):
-        raise ValueError("optimizer 'flash-adamw' needs CUDA and the model on it; use 'adamw-8bit-split'")
+        raise ValueError(
+            "optimizer 'flash-adamw' needs CUDA and the model on it; use 'adamw-8bit-split'"
+        )
     if any(p.dtype != _BFLOAT16 for p in parameters):
         raise ValueError(
             "optimizer 'flash-adamw' has correction bits for bfloat16 weights, some here are float32; use 'adamw-8bit'"

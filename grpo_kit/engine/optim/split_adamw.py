@@ -22,7 +22,8 @@ from torch import Tensor
 _BLOCK = 256  # weights that share one scale in bitsandbytes' 8-bit moments
 _CHUNK = 2**24  # a multiple of _BLOCK
 _LEAST_CHUNK = 2**16
-_SCRATCH_DTYPES = (torch.int32, torch.float32, torch.bool)  # of master, gradient, whether it is a number
+# of master, gradient, whether it is a number
+_SCRATCH_DTYPES = (torch.int32, torch.float32, torch.bool)
 SCRATCH_BYTES = _CHUNK * sum(dtype.itemsize for dtype in _SCRATCH_DTYPES)
 
 
@@ -54,7 +55,8 @@ class SplitAdamW8bit(AdamW8bit):
 
     def __init__(self, params: Any, **options: Any) -> None:
         super().__init__(params, **options)
-        self.non_castable_tensor_keys.add("low_bits")  # else loading would cast them to the weights' dtype
+        # else loading would cast them to the weights' dtype
+        self.non_castable_tensor_keys.add("low_bits")
 
     def master(self, p: Tensor) -> Tensor:
         """float32 master of a parameter of this optimizer, same shape."""
@@ -96,7 +98,10 @@ class SplitAdamW8bit(AdamW8bit):
         for start in range(0, p.numel(), chunk):
             part = slice(start, start + chunk)
             bits, g, is_nan = (buffer[: len(weights[part])] for buffer in scratch)
-            bits.copy_(weights[part].view(torch.int16)).bitwise_left_shift_(16).add_(low_bits[part])  # join
+            # join
+            bits.copy_(weights[part].view(torch.int16)).bitwise_left_shift_(16).add_(
+                low_bits[part]
+            )
             master = bits.view(torch.float32)
             g.copy_(gradient[part])
             _update_part(group, state, part, master, g)
@@ -113,12 +118,27 @@ def _update_part(group: dict, state: dict, part: slice, master: Tensor, g: Tenso
     m, v = state["state1"].view(-1)[part], state["state2"].view(-1)[part]
     eps, step, lr, decay = group["eps"], state["step"], group["lr"], group["weight_decay"]
     if m.dtype != torch.uint8:
-        F.optimizer_update_32bit("adam", g, master, m, beta1, eps, step, lr, v, beta2, weight_decay=decay)
+        F.optimizer_update_32bit(
+            "adam", g, master, m, beta1, eps, step, lr, v, beta2, weight_decay=decay
+        )
         return
     blocks = slice(part.start // _BLOCK, part.stop // _BLOCK)
     maps = state["qmap1"], state["qmap2"], state["absmax1"][blocks], state["absmax2"][blocks]
     F.optimizer_update_8bit_blockwise(
-        "adam", g, master, m, v, beta1, beta2, 0.0, 0.0, eps, step, lr, *maps, weight_decay=decay
+        "adam",
+        g,
+        master,
+        m,
+        v,
+        beta1,
+        beta2,
+        0.0,
+        0.0,
+        eps,
+        step,
+        lr,
+        *maps,
+        weight_decay=decay,
     )
 
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import pandas as pd
 
-_NAMES = {  # TRL's, what its loggers and notebooks make of them, verl's and OpenRLHF's: the record's
+# TRL's, what its loggers and notebooks make of them, verl's and OpenRLHF's: the record's
+_NAMES = {
     "training loss": "loss",
     "completions/mean_length": "completion_length",
     "completions/clipped_ratio": "completion_cut_off",
@@ -42,8 +43,10 @@ _NAMES = {  # TRL's, what its loggers and notebooks make of them, verl's and Ope
 }
 # What loggers put in front of a held-out measure.
 _HELD_OUT = re.compile(r"(eval|val|test)[/_]", re.I)
-_OF_A_RUN = {"reward", "reward_std", "kl", "grad_norm"}  # what else is no log of a run has none of
-_RUNS = ("run", "run_id", "run_name", "run name", "name", "experiment")  # columns that say whose row it is
+# what else is no log of a run has none of
+_OF_A_RUN = {"reward", "reward_std", "kl", "grad_norm"}
+# columns that say whose row it is
+_RUNS = ("run", "run_id", "run_name", "run name", "name", "experiment")
 _EXTREMES = ("__min", "__max")  # of a smoothed column, in W&B's exports
 # A log without the share that was cut off shows it where the mean length is the log's longest in 5 steps: then all of
 # these completions took as many tokens. Short answers may do so by themselves.
@@ -61,7 +64,8 @@ def runs_of(path: Path) -> dict[str, pd.DataFrame]:
     where the steps, else the epochs, begin anew. A run that was resumed repeats some steps and is one.
     """
     rows_of: dict[str, list[dict[str, Any]]] = {}
-    spans: dict[str, dict[str, tuple[float, float]]] = {}  # name -> unit -> first and last of its last run
+    # name -> unit -> first and last of its last run
+    spans: dict[str, dict[str, tuple[float, float]]] = {}
     numbers: dict[str, int] = {}  # name -> how many runs so far
     for row in _rows(path):
         for name, values in _by_run(row).items():
@@ -169,11 +173,12 @@ def _number(value: Any) -> float | None:
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     """The logged rows of a file or a folder."""
     if path.is_dir():
-        states = sorted(path.glob("**/trainer_state.json"), key=lambda state: state.stat().st_mtime)
+        states = sorted(
+            path.glob("**/trainer_state.json"), key=lambda state: state.stat().st_mtime
+        )
         newest: dict[str, tuple[Path, list]] = {}
-        for state in reversed(
-            states
-        ):  # checkpoints of one run begin alike, and the last of them has all rows
+        # checkpoints of one run begin alike, and the last of them has all rows
+        for state in reversed(states):
             history = list(_rows(state))
             newest.setdefault(repr(history[:1]), (state, history))
         for state, history in reversed(newest.values()):
@@ -253,7 +258,9 @@ def _of_tensorboard(folder: Path) -> Iterator[dict[str, Any]]:
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:
-        raise LogError("TensorBoard's events need tensorboard: pip install tensorboard") from error
+        raise LogError(
+            "TensorBoard's events need tensorboard: pip install tensorboard"
+        ) from error
     for run in runs:
         events = EventAccumulator(str(run), {"scalars": 0}).Reload()
         steps: dict[int, dict[str, float]] = {}

@@ -53,7 +53,10 @@ def config_of(args: GRPOConfig, rows: int) -> Config:
     if updates <= 0:
         updates = math.ceil(args.num_train_epochs * per_epoch * a_step)
     steps = max(math.ceil(updates / a_step), 1)
-    options = {name: getattr(args, f"{args.loss_type}_{name}") for name in _OPTIONS.get(args.loss_type, ())}
+    options = {
+        name: getattr(args, f"{args.loss_type}_{name}")
+        for name in _OPTIONS.get(args.loss_type, ())
+    }
     if not args.use_bias_correction_kl:
         options["correct_kl"] = False
     autocast = "none"
@@ -84,7 +87,9 @@ def config_of(args: GRPOConfig, rows: int) -> Config:
         gradient_checkpointing=bool(args.gradient_checkpointing),
         micro_batch=args.per_device_train_batch_size,
         save_steps=steps_between("save", args, updates, a_step, per_epoch),
-        save_total_limit=args.save_total_limit if (args.save_total_limit or 0) > 0 else max(steps, 1),
+        save_total_limit=args.save_total_limit
+        if (args.save_total_limit or 0) > 0
+        else max(steps, 1),
     )
 
 
@@ -145,8 +150,12 @@ def _as_schedule(values: Sequence[float]) -> float | Callable[[float], float]:
     close = 1e-9 * max(values)
     if max(values) - min(values) <= close:
         return first
-    straight = all(abs(first + (last - first) * i / gaps - value) <= close for i, value in enumerate(values))
-    if straight and first and last:  # linear has no step of rate 0, as TRL's first update of a warmup is
+    straight = all(
+        abs(first + (last - first) * i / gaps - value) <= close
+        for i, value in enumerate(values)
+    )
+    # linear has no step of rate 0, as TRL's first update of a warmup is
+    if straight and first and last:
         return linear(first, last)
     return stepwise(values, at=[(i + 0.5) / gaps for i in range(gaps)])
 
@@ -157,14 +166,20 @@ def _optimizer(args: GRPOConfig) -> str | None:
         return None  # an AdamW that the weights need
     if name in _ADAMW_8BIT:
         return "adamw-8bit"
-    raise ValueError(f"optim={name!r} is not known; use 'adamw_torch_fused', 'adamw_8bit', or {TRL}")
+    raise ValueError(
+        f"optim={name!r} is not known; use 'adamw_torch_fused', 'adamw_8bit', or {TRL}"
+    )
 
 
-def steps_between(kind: str, args: GRPOConfig, updates: int, a_step: int, per_epoch: int) -> int:
+def steps_between(
+    kind: str, args: GRPOConfig, updates: int, a_step: int, per_epoch: int
+) -> int:
     """Steps between two checkpoints (kind "save") or measurements (kind "eval"); 0 for none."""
     strategy, every = getattr(args, f"{kind}_strategy"), getattr(args, f"{kind}_steps")
     if strategy == "best":
-        raise ValueError("save_strategy='best' goes by evaluations; use 'steps', 'epoch' or 'no'")
+        raise ValueError(
+            "save_strategy='best' goes by evaluations; use 'steps', 'epoch' or 'no'"
+        )
     if strategy == "epoch":
         return max(per_epoch, 1)
     if strategy == "no":
@@ -175,7 +190,11 @@ def steps_between(kind: str, args: GRPOConfig, updates: int, a_step: int, per_ep
 
 
 def fields_of(
-    config: Config, length: int, weights: list[float], processes: int, overrides: Mapping[str, Any]
+    config: Config,
+    length: int,
+    weights: list[float],
+    processes: int,
+    overrides: Mapping[str, Any],
 ) -> tuple[dict[str, Any], list[str]]:
     """Fields of GRPOConfig, and a sentence for each field of Config that TRL cannot be told.
 
@@ -240,11 +259,15 @@ def _start(config: Config, name: str, notes: list[str]) -> float:
         return value
     first = value(0.0)
     if not isinstance(value, constant):
-        notes.append(f"{name}={value!r}: TRL takes one number, {first:g}, where the schedule starts")
+        notes.append(
+            f"{name}={value!r}: TRL takes one number, {first:g}, where the schedule starts"
+        )
     return first
 
 
-def _batch_fields(config: Config, processes: int, overrides: Mapping[str, Any]) -> dict[str, int]:
+def _batch_fields(
+    config: Config, processes: int, overrides: Mapping[str, Any]
+) -> dict[str, int]:
     """How TRL divides the completions of an update: at most micro_batch at a time in each process."""
     completions = config.prompts_per_step * config.group_size
     update, remainder = divmod(completions, config.minibatches * processes)
@@ -261,7 +284,10 @@ def _batch_fields(config: Config, processes: int, overrides: Mapping[str, Any]) 
             f"update; use {largest}"
         )
     accumulated = update // at_once
-    fields = {"per_device_train_batch_size": at_once, "gradient_accumulation_steps": accumulated}
+    fields = {
+        "per_device_train_batch_size": at_once,
+        "gradient_accumulation_steps": accumulated,
+    }
     if "generation_batch_size" not in overrides:
         fields["steps_per_generation"] = accumulated * config.minibatches
     return fields
@@ -274,10 +300,17 @@ def _rate_fields(config: Config, warmup: int, notes: list[str]) -> dict[str, Any
         kind, lowest = "cosine_with_min_lr", {"min_lr": rate.end}
         if isinstance(rate, linear):
             kind, lowest = "polynomial", {"lr_end": rate.end, "power": 1.0}
-        return {"learning_rate": rate.start, "lr_scheduler_type": kind, "lr_scheduler_kwargs": lowest}
+        return {
+            "learning_rate": rate.start,
+            "lr_scheduler_type": kind,
+            "lr_scheduler_kwargs": lowest,
+        }
     first = _start(config, "learning_rate", notes)
     if not first:
         raise ValueError(
             f"learning_rate={rate!r} starts at 0, and TRL would stay there; give a number, and warmup={config.steps}"
         )
-    return {"learning_rate": first, "lr_scheduler_type": "constant_with_warmup" if warmup else "constant"}
+    return {
+        "learning_rate": first,
+        "lr_scheduler_type": "constant_with_warmup" if warmup else "constant",
+    }

@@ -13,7 +13,12 @@ from numbers import Real
 
 from trl import GRPOConfig
 
-from grpo_kit._support.argument_checks import check_above_zero, check_choice, check_number, check_whole
+from grpo_kit._support.argument_checks import (
+    check_above_zero,
+    check_choice,
+    check_number,
+    check_whole,
+)
 from grpo_kit.more.bridges.trackers import TRACKERS
 
 SAME = {
@@ -139,7 +144,8 @@ _IGNORED_BECAUSE = {
 IGNORED = {}
 for _reason, _names in _IGNORED_BECAUSE.items():
     IGNORED |= dict.fromkeys(_names.split(), _reason)
-PRINTED = ("run_name", "torch_compile", "use_liger_kernel")  # ignored, but a line says so where they are set
+# ignored, but a line says so where they are set
+PRINTED = ("run_name", "torch_compile", "use_liger_kernel")
 
 TRL = "train this one by trl.GRPOTrainer"
 _OUT = f"leave it out, or {TRL}"
@@ -219,7 +225,9 @@ def check_fields(args: GRPOConfig) -> None:
         if getattr(args, name) >= 1:
             raise ValueError(f"{name}={getattr(args, name)!r} must lie in [0, 1)")
     lines = [
-        f"{name}={getattr(args, name)!r}: {remedy}" for name, remedy in REFUSED.items() if is_set(args, name)
+        f"{name}={getattr(args, name)!r}: {remedy}"
+        for name, remedy in REFUSED.items()
+        if is_set(args, name)
     ]
     if args.world_size > 1:
         lines.append(f"{args.world_size} processes: start one; on several cards {TRL}")

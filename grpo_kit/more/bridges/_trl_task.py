@@ -18,7 +18,14 @@ from grpo_kit.rewards._parts import all_parts, bare_name, check_calls, range_of
 
 _ROW = "trl_row"  # the data set's row, under a name that no column of it can take
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # TRL keeps them from rewards
-_PASSED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+_PASSED = (
+    "prompts",
+    "completions",
+    "completion_ids",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+)
 
 
 class TrlTask(Task):
@@ -54,7 +61,9 @@ class TrlTask(Task):
         self.prefill = openings.pop() if len(openings) == 1 else ""
         if not isinstance(reward_funcs, (list, tuple)):
             reward_funcs = [reward_funcs]
-        self.rewards = [_TrlReward(function, self) for function in reward_funcs if function is not None]
+        self.rewards = [
+            _TrlReward(function, self) for function in reward_funcs if function is not None
+        ]
         if reward_weights is None:
             reward_weights = [1.0] * len(self.rewards)
         self.reward_weights = []
@@ -85,7 +94,9 @@ class TrlTask(Task):
             raise ValueError(NO_TEMPLATE)
         role = prompt[-1]["role"]
         if role not in ("user", "tool", "assistant"):
-            raise ValueError(f"prompt ends in a message of {role!r}; let it end in the user's or assistant's")
+            raise ValueError(
+                f"prompt ends in a message of {role!r}; let it end in the user's or assistant's"
+            )
         if role == "assistant":
             text = continue_messages(tokenizer, prompt, **self.template)
         else:
@@ -106,7 +117,11 @@ class _TrlReward:
     """
 
     def __init__(self, function: Callable[..., Any], task: TrlTask) -> None:
-        if isinstance(function, str) or not callable(function) or hasattr(function, "state_dict"):
+        if (
+            isinstance(function, str)
+            or not callable(function)
+            or hasattr(function, "state_dict")
+        ):
             raise ValueError(
                 f"reward_funcs has a {type(function).__name__}; the loop takes functions: write one that calls the "
                 "reward model on prompts and completions"
@@ -176,7 +191,9 @@ def _is_prompt(prompt: Any) -> bool:
     if isinstance(prompt, str):
         return bool(prompt)
     listed = isinstance(prompt, list | tuple) and bool(prompt)
-    return listed and all(isinstance(message, Mapping) and "role" in message for message in prompt)
+    return listed and all(
+        isinstance(message, Mapping) and "role" in message for message in prompt
+    )
 
 
 def _row(row: dict[str, Any], columns: bool) -> dict[str, Any]:

@@ -45,7 +45,12 @@ class InThisProcess:
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, dtype: torch.dtype, sequences: int, arguments: dict[str, Any]
+        self,
+        model: Any,
+        tokenizer: Any,
+        dtype: torch.dtype,
+        sequences: int,
+        arguments: dict[str, Any],
     ) -> None:
         self._stop, self._thread = threading.Event(), ThreadPoolExecutor(1, "vllm")
         self._sleeps = bool(arguments.get("enable_sleep_mode"))
@@ -58,7 +63,8 @@ class InThisProcess:
                 logging.getLogger("vllm").setLevel(logging.WARNING)
             options = {
                 "load_format": "dummy",
-                "generation_config": "vllm",  # sequences end where the trainer says, not where a file says
+                # sequences end where the trainer says, not where a file says
+                "generation_config": "vllm",
                 "logprobs_mode": "processed_logprobs",
                 "dtype": str(dtype).removeprefix("torch."),
                 "max_num_seqs": sequences,
@@ -73,7 +79,8 @@ class InThisProcess:
                 return vllm.LLM(model=folder, **options)
 
         try:
-            with _environment_restored(), random_state_comes_back():  # vLLM seeds everything as it starts
+            # vLLM seeds everything as it starts
+            with _environment_restored(), random_state_comes_back():
                 self.llm = self._in_thread(start)
         except Exception as error:
             raise ValueError(
@@ -87,7 +94,8 @@ class InThisProcess:
         def work() -> None:
             if self._sleeps:
                 self.llm.wake_up(tags=["weights"])
-            with _quiet("vllm.model_executor.model_loader.reload.layerwise"):  # a tied head: "failed to load"
+            # a tied head: "failed to load"
+            with _quiet("vllm.model_executor.model_loader.reload.layerwise"):
                 self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             self.llm.apply_model(pack_tied_heads)
             if self._sleeps:
@@ -105,7 +113,9 @@ class InThisProcess:
             from vllm import SamplingParams
 
             params = [SamplingParams(**sampling, seed=seed, detokenize=False) for seed in seeds]
-            ids = self.llm.enqueue([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+            ids = self.llm.enqueue(
+                [{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False
+            )
             engine, outputs = self.llm.llm_engine, []
             while engine.has_unfinished_requests() and not self._stop.is_set():
                 outputs += [output for output in engine.step() if output.finished]
@@ -161,7 +171,9 @@ class Server:
                 f"the vLLM server at {url!r} takes no weights ({error}); start it with VLLM_SERVER_DEV_MODE=1"
             ) from error
         if info["parallel_config"].get("worker_extension_cls") != EXTENSION:
-            raise ValueError(f"start the vLLM server at {url!r} with --worker-extension-cls {EXTENSION}")
+            raise ValueError(
+                f"start the vLLM server at {url!r} with --worker-extension-cls {EXTENSION}"
+            )
         self.dtype = getattr(torch, str(info["model_config"]["dtype"]).removeprefix("torch."))
         self._name = self._ask("/v1/models")["data"][0]["id"]
 
@@ -178,7 +190,8 @@ class Server:
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
 
-        with ThreadPoolExecutor(1) as thread:  # a stop waits for it: half of them would be weights of no step
+        # a stop waits for it: half of them would be weights of no step
+        with ThreadPoolExecutor(1) as thread:
             thread.submit(work).result()
 
     def complete(
@@ -188,7 +201,9 @@ class Server:
         sampling = sampling | {"model": self._name, "return_token_ids": True}
 
         def ask(prompt: list[int], seed: int) -> Written:
-            (choice,) = self._ask("/v1/completions", sampling | {"prompt": prompt, "seed": seed})["choices"]
+            (choice,) = self._ask(
+                "/v1/completions", sampling | {"prompt": prompt, "seed": seed}
+            )["choices"]
             return choice["token_ids"], choice["logprobs"]["token_logprobs"]
 
         threads = ThreadPoolExecutor(_AT_ONCE)
@@ -204,23 +219,31 @@ class Server:
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """POST of a body as JSON, else GET; the answer. Raises OSError, with the server's words."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            self.url + path, data, {"Content-Type": "application/json"}
+        )
         try:
             with urllib.request.urlopen(request) as response:
                 text = response.read()
         except urllib.error.HTTPError as error:
-            raise OSError(f"{path}: {error.code} {error.read().decode(errors='replace')[:500]}") from error
+            raise OSError(
+                f"{path}: {error.code} {error.read().decode(errors='replace')[:500]}"
+            ) from error
         return json.loads(text) if text else None
 
 
 def _written(completion: Any) -> Written:
     ids = list(completion.token_ids)
-    return ids, [table[token].logprob for token, table in zip(ids, completion.logprobs, strict=True)]
+    return ids, [
+        table[token].logprob for token, table in zip(ids, completion.logprobs, strict=True)
+    ]
 
 
 def _cache_bytes(config: Any, options: dict[str, Any]) -> int:
     """Bytes for a rollout's on a CPU, where vLLM would reserve a share of the machine; at most that share."""
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = (
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
     size = getattr(torch, options["dtype"]).itemsize
     token_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * width * size
     length = options.get("max_model_len") or config.max_position_embeddings

@@ -70,16 +70,16 @@ class Diagnosis:
         """Steps, the reward of the first and last fifth of them, and the share of steps without any signal."""
         source = self.source
         if self.runs:
-            source += (
-                f" has {len(self.runs)} runs ({', '.join(self.runs)}). This is the last, {self.runs[-1]}"
-            )
+            source += f" has {len(self.runs)} runs ({', '.join(self.runs)}). This is the last, {self.runs[-1]}"
         facts = [f"{source}: {len(self.metrics)} logged steps"]
         rewards = self._recorded("reward")
         if len(rewards) >= 2 * _FIFTH:
             facts.append(_reward_change(rewards))
         spreads = self._recorded("reward_std")
         if len(spreads):
-            facts.append(f"{(spreads.abs() < 1e-9).mean():.0%} of steps without any spread of rewards")
+            facts.append(
+                f"{(spreads.abs() < 1e-9).mean():.0%} of steps without any spread of rewards"
+            )
         return f"{'; '.join(facts)}."
 
     def _recorded(self, name: str) -> pd.Series:
@@ -92,7 +92,10 @@ class Diagnosis:
             lines.append("No red flag of those that this log can show.")
         if self.untold:
             lines.append("Cannot be told from this log:")
-            lines += [f"  {name} (needs {' and '.join(columns)})" for name, columns in self.untold.items()]
+            lines += [
+                f"  {name} (needs {' and '.join(columns)})"
+                for name, columns in self.untold.items()
+            ]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -154,8 +157,14 @@ def diagnose(log: str | os.PathLike) -> Diagnosis:
     flags = red_flags(metrics, settings)
     if not settings:
         # In such logs every part counts; their highest scores are not known, so other flags go by the sum.
-        parts = [str(name).removeprefix("reward/") for name in metrics if str(name).startswith("reward/")]
-        weighted = red_flags(metrics, {"reward_parts": parts, "reward_weights": [1.0] * len(parts)})
+        parts = [
+            str(name).removeprefix("reward/")
+            for name in metrics
+            if str(name).startswith("reward/")
+        ]
+        weighted = red_flags(
+            metrics, {"reward_parts": parts, "reward_weights": [1.0] * len(parts)}
+        )
         flags += [flag for flag in weighted if flag.name == "part never paid"]
         flags.sort(key=lambda flag: flag.step)
     raised = {flag.name for flag in flags}

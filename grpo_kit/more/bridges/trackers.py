@@ -25,7 +25,8 @@ from grpo_kit.record._lines import METRICS_LINES, lines_of, plain, read_json
 from grpo_kit.record.files import run_settings, write_whole
 from grpo_kit.watch.monitor import read_flags
 
-_RUNS = "trackers.json"  # in the run folder: each tracker's entry, by which its run is found again
+# in the run folder: each tracker's entry, by which its run is found again
+_RUNS = "trackers.json"
 _TABLES, _ROWS, _CHARACTERS = 100, 64, 200_000  # of a run; of a table
 _TOKEN_COLUMNS = ("tokens", "logprobs")  # a value a token: for kit.browse
 _WANDB_STEP = "train/global_step"  # the axis of every chart: wandb's own step counts calls
@@ -60,14 +61,18 @@ class _Tracker(Hook):
         """Open the tracker's run. One that is new gets the rows so far."""
         self._folder, self._failed = trainer.folder, False
         entry = self._entries().get(self.name, {})
-        self._evaluated = entry.pop("evaluated", -1)  # last step whose evaluation the tracker has
+        # last step whose evaluation the tracker has
+        self._evaluated = entry.pop("evaluated", -1)
         flags = read_flags(trainer.folder) if entry else []
-        self._flags = {flag.name for flag in flags if not self.takes_back or flag.step <= trainer.step}
+        self._flags = {
+            flag.name for flag in flags if not self.takes_back or flag.step <= trainer.step
+        }
         self._try(self._begin, entry, trainer.step)
         rows: dict[int, dict[str, Any]] = {}
         for line in lines_of(trainer.folder / METRICS_LINES):
             rows.setdefault(line["step"], {}).update(line)
-        if entry:  # the last step's evaluation alone: the run may have ended before it was written
+        # the last step's evaluation alone: the run may have ended before it was written
+        if entry:
             last_row = rows.get(trainer.step, {})
             evaluation = {name: v for name, v in last_row.items() if name.startswith("eval/")}
             rows = {trainer.step: evaluation} if trainer.step > self._evaluated else {}
@@ -86,7 +91,9 @@ class _Tracker(Hook):
         self._is_open = False
 
     def _begin(self, entry: dict[str, Any], step: int) -> None:
-        self._entry, place = self._open(self._folder, run_settings(self._folder) or {}, entry, step)
+        self._entry, place = self._open(
+            self._folder, run_settings(self._folder) or {}, entry, step
+        )
         self._is_open = True
         if place != self._place:
             print(f"{self.name}: {place}", flush=True)
@@ -126,7 +133,9 @@ class _Tracker(Hook):
         except Exception as error:  # a tracker's own, of any kind: no reason to end a training
             reason = f"{type(error).__name__}: {str(error)[:200]}"
             if not self._failed:
-                print(f"{self.name} failed ({reason}). Training goes on; metrics.jsonl has every row.")
+                print(
+                    f"{self.name} failed ({reason}). Training goes on; metrics.jsonl has every row."
+                )
             self._failed = True
 
 
@@ -138,10 +147,14 @@ class TensorBoard(_Tracker):
     def _open(self, folder, settings, entry, step):
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if entry else None)
+        self._writer = SummaryWriter(
+            str(folder / "tensorboard"), purge_step=step + 1 if entry else None
+        )
         if not entry:
             self._text(step, "INFO", "config", json.dumps(settings, indent=2, default=str))
-        return {"folder": "tensorboard"}, f"look at it with: tensorboard --logdir {folder.parent}"
+        return {
+            "folder": "tensorboard"
+        }, f"look at it with: tensorboard --logdir {folder.parent}"
 
     def _numbers(self, step, numbers):
         for name, value in numbers.items():
@@ -152,7 +165,10 @@ class TensorBoard(_Tracker):
         self._writer.add_text(title, _markdown(text), step)
 
     def _table(self, step, table):
-        lines = [" | ".join(map(_markdown, row)) for row in (table, *zip(*table.values(), strict=True))]
+        lines = [
+            " | ".join(map(_markdown, row))
+            for row in (table, *zip(*table.values(), strict=True))
+        ]
         lines.insert(1, " | ".join(["---"] * len(table)))
         self._writer.add_text("completions", "\n".join(f"| {line} |" for line in lines), step)
 
@@ -179,7 +195,12 @@ class Trackio(_Tracker):
         self._trackio, project = trackio, entry.get("project") or self.project
         run = entry.get("run") or self._free_name(project, folder.absolute().name)
         self._run = trackio.init(
-            project, name=run, config=settings, space_id=self.space_id, resume="allow", embed=False
+            project,
+            name=run,
+            config=settings,
+            space_id=self.space_id,
+            resume="allow",
+            embed=False,
         )
         place = f"project {project!r}, run {run!r}; look at it with: trackio show --project {project}"
         return {"project": project, "run": run}, place
@@ -229,13 +250,19 @@ class Wandb(_Tracker):
             self._mode_before = wandb.setup().settings.mode
             # As init's mode alone, telemetry would be sent.
             wandb.setup(settings=wandb.Settings(mode=self.mode))
-            names = {"project": self.project, "name": folder.absolute().name, "id": uuid.uuid4().hex[:8]}
+            names = {
+                "project": self.project,
+                "name": folder.absolute().name,
+                "id": uuid.uuid4().hex[:8],
+            }
             wandb.init(dir=folder, resume="allow", **(names | entry))
         self._run = run = wandb.run
         run.define_metric(_WANDB_STEP)
         run.define_metric("*", step_metric=_WANDB_STEP, step_sync=True)
         run.config.update(settings, allow_val_change=True)
-        offline = f"{Path(run.dir).parent}; nothing is sent; `wandb sync` on that folder does it"
+        offline = (
+            f"{Path(run.dir).parent}; nothing is sent; `wandb sync` on that folder does it"
+        )
         place = offline if run.offline else run.url
         return {"project": run.project, "name": run.name, "id": run.id}, place
 
@@ -289,10 +316,14 @@ def _table_is_due(step: int, steps: int) -> bool:
 
 def _table_of(completions: Mapping[str, list]) -> dict[str, list]:
     """The columns of completions.jsonl but _TOKEN_COLUMNS: whole groups, at least one, up to _ROWS or _CHARACTERS."""
-    columns = {n: [*map(plain, cells)] for n, cells in completions.items() if n not in _TOKEN_COLUMNS}
+    columns = {
+        n: [*map(plain, cells)] for n, cells in completions.items() if n not in _TOKEN_COLUMNS
+    }
     groups, n_rows, characters = columns["group"], 0, 0
     for row, group in enumerate(groups):
-        characters += sum(len(values[row]) for values in columns.values() if isinstance(values[row], str))
+        characters += sum(
+            len(values[row]) for values in columns.values() if isinstance(values[row], str)
+        )
         if n_rows and (row >= _ROWS or characters > _CHARACTERS):
             break
         if row + 1 == len(groups) or groups[row + 1] != group:

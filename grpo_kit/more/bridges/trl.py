@@ -32,9 +32,16 @@ try:
     from trl import GRPOConfig
     from trl import GRPOTrainer as TRLTrainer
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError('from_trl and to_trl need trl; pip install "grpo-kit[trl]"') from error
+    raise ModuleNotFoundError(
+        'from_trl and to_trl need trl; pip install "grpo-kit[trl]"'
+    ) from error
 
-from grpo_kit._support.argument_checks import check_known, check_model, check_task, template_tokens
+from grpo_kit._support.argument_checks import (
+    check_known,
+    check_model,
+    check_task,
+    template_tokens,
+)
 from grpo_kit._support.unsloth import changed_defaults
 from grpo_kit.loop.config import Config
 from grpo_kit.loop.protocols import Hook
@@ -156,7 +163,12 @@ def from_trl(
 
 
 def to_trl(
-    task: Any, config: Config, model: Any, tokenizer: Any, output_dir: str | Path, **overrides: Any
+    task: Any,
+    config: Config,
+    model: Any,
+    tokenizer: Any,
+    output_dir: str | Path,
+    **overrides: Any,
 ) -> TRLTrainer:
     """A trl.GRPOTrainer on the task, for what one card does not do: several by accelerate, DeepSpeed, FSDP; vLLM.
 
@@ -198,7 +210,9 @@ def to_trl(
     names = reward_names(task.rewards)
     return TRLTrainer(
         model=model,
-        reward_funcs=[PendingScores(r, name) for r, name in zip(task.rewards, names, strict=True)],
+        reward_funcs=[
+            PendingScores(r, name) for r, name in zip(task.rewards, names, strict=True)
+        ],
         args=GRPOConfig(str(path_of(output_dir, "output_dir")), **fields),
         train_dataset=task.dataset(tokenizer),
         processing_class=tokenizer,
@@ -212,17 +226,24 @@ def _print_differences(args: GRPOConfig, a_step: int) -> None:
         if is_set(args, name):
             print(f"Ignored: {name}={getattr(args, name)!r}; {IGNORED[name]}.")
     if args.max_steps > 0 and args.max_steps % a_step:
-        print(f"max_steps={args.max_steps} ends inside a rollout of {a_step} updates; it is finished.")
+        print(
+            f"max_steps={args.max_steps} ends inside a rollout of {a_step} updates; it is finished."
+        )
 
 
 def _held_out(task: TrlTask, config: Config, args: GRPOConfig) -> HeldOut | None:
     """All held-out rows, measured as often as args says; None where it does not ask."""
-    a_step, per_epoch = config.iterations * config.minibatches, len(task.train) // config.prompts_per_step
+    a_step, per_epoch = (
+        config.iterations * config.minibatches,
+        len(task.train) // config.prompts_per_step,
+    )
     every = steps_between("eval", args, config.steps * a_step, a_step, per_epoch)
     if not every and not args.eval_on_start:
         return None
     if not task.held_out:
-        raise ValueError("eval_strategy needs rows that are never trained on: give them as eval_dataset")
+        raise ValueError(
+            "eval_strategy needs rows that are never trained on: give them as eval_dataset"
+        )
     return HeldOut(task, rows=len(task.held_out), every=every or config.steps)
 
 
@@ -237,7 +258,9 @@ def _name(model: Any) -> str:
     return str(model if isinstance(model, str) else model.name_or_path).split("/")[-1]
 
 
-def _loaded(model: Any, tokenizer: Any, args: GRPOConfig) -> tuple[Any, PreTrainedTokenizerBase]:
+def _loaded(
+    model: Any, tokenizer: Any, args: GRPOConfig
+) -> tuple[Any, PreTrainedTokenizerBase]:
     """The model and its tokenizer, of names too. Raises ValueError for a processor of images."""
     source, options = model, dict(args.model_init_kwargs or {})
     if isinstance(model, str):
@@ -281,7 +304,9 @@ def _prepared(model: Any, peft_config: Any, args: GRPOConfig) -> Any:
         )
     if peft_config is not None:
         if hasattr(model, "peft_config"):
-            raise ValueError("peft_config beside a model that has adapters; give one of the two")
+            raise ValueError(
+                "peft_config beside a model that has adapters; give one of the two"
+            )
         from peft import get_peft_model
 
         with torch.random.fork_rng():

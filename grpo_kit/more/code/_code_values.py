@@ -57,7 +57,9 @@ def decode(data: Any, depth: int = 0) -> Any:
     if tag == "$complex":
         return complex(*items)
     if tag not in _READ_ITEMS:
-        raise ValueError(f"{tag} is no tag; use $tuple, $set, $frozenset, $dict, $int, $bytes or $complex")
+        raise ValueError(
+            f"{tag} is no tag; use $tuple, $set, $frozenset, $dict, $int, $bytes or $complex"
+        )
     return _READ_ITEMS[tag](items)
 
 
@@ -86,7 +88,9 @@ def same(value: Any, expected: Any, *, tolerance: float = 1e-9) -> bool:
     if isinstance(expected, list | tuple) and type(value) is type(expected):
         return len(value) == len(expected) and all(map(near, value, expected))
     if isinstance(expected, dict) and isinstance(value, dict):
-        return value.keys() == expected.keys() and all(near(value[key], expected[key]) for key in expected)
+        return value.keys() == expected.keys() and all(
+            near(value[key], expected[key]) for key in expected
+        )
     are_numbers = isinstance(value, int | float) and isinstance(expected, int | float)
     if are_numbers and (isinstance(value, float) or isinstance(expected, float)):
         try:
@@ -122,7 +126,9 @@ def read_assertions(statements: list[ast.stmt], entry_point: str) -> list[dict]:
     """
     tests = []
     for statement in statements:
-        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant | ast.Name):
+        if isinstance(statement, ast.Expr) and isinstance(
+            statement.value, ast.Constant | ast.Name
+        ):
             continue
         if not isinstance(statement, ast.Assert):
             raise AssertionNotReadError(ast.unparse(statement))
@@ -202,7 +208,9 @@ def _test(node: ast.expr, entry_point: str) -> dict:
             bounds = {keyword.arg: literal(keyword.value) for keyword in node.keywords}
             if set(bounds) - {"rel_tol", "abs_tol"}:
                 raise ValueError("unknown arguments")
-            tolerance = max(bounds.get("rel_tol", 1e-9) * abs(expected), bounds.get("abs_tol", 0.0))
+            tolerance = max(
+                bounds.get("rel_tol", 1e-9) * abs(expected), bounds.get("abs_tol", 0.0)
+            )
             return _test_of(left, expected, entry_point, tolerance=tolerance)
     return _test_of(node, True, entry_point)
 
@@ -227,12 +235,16 @@ def _test_of(
 
 
 def _is_call(node: ast.expr, name: str) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+    return (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+    )
 
 
 def _unwrapped(node: ast.expr) -> tuple[ast.expr, str | None]:
     """The call inside tuple(...), list(...), set(...) or sorted(...), and that name."""
     match node:
-        case ast.Call(func=ast.Name(id=name), args=[ast.Call() as call], keywords=[]) if name in READ_AS:
+        case ast.Call(func=ast.Name(id=name), args=[ast.Call() as call], keywords=[]) if (
+            name in READ_AS
+        ):
             return call, name
     return node, None

@@ -32,7 +32,9 @@ def call_from_text(text: str) -> LiteralCall:
     return call_from_node(_expression(text))
 
 
-def call_from_node(node: ast.AST | None, value: Callable[[ast.expr], Any] | None = None) -> LiteralCall:
+def call_from_node(
+    node: ast.AST | None, value: Callable[[ast.expr], Any] | None = None
+) -> LiteralCall:
     """The call in an ast node.
 
     value: reads one argument, and raises ValueError for one that it does not accept; default literal_value.
@@ -85,7 +87,8 @@ def parse_quietly(text: str) -> ast.Module | None:
     """
     try:
         return parse_without_warnings(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # ValueError: NUL, lone surrogates
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # ValueError: NUL, lone surrogates
         return None
 
 

@@ -18,7 +18,13 @@ from grpo_kit._support.argument_checks import is_whole
 from grpo_kit.more.code._code_files import load_problems, to_text
 from grpo_kit.more.code._code_runner import CodeRunner
 from grpo_kit.more.code._code_tests import read_tests
-from grpo_kit.more.code.code_rewards import CodeFormat, CodeRuns, CodeTests, definition, own_code
+from grpo_kit.more.code.code_rewards import (
+    CodeFormat,
+    CodeRuns,
+    CodeTests,
+    definition,
+    own_code,
+)
 from grpo_kit.rewards.cheat_cases import Case
 from grpo_kit.tasks.task import Strategy, Task
 
@@ -141,7 +147,11 @@ def _cases(row: dict) -> list[Case]:
         case("prefill said again", f"{_PREFILL}{body}\n```"),
         case("the question again", f"{row['question']}\n```", "format"),
         case("another program", _EXAMPLE[1].removeprefix(_PREFILL), "format"),
-        case("right program with an explanation", f"{body}\n```\nThis works because it is right.", "always"),
+        case(
+            "right program with an explanation",
+            f"{body}\n```\nThis works because it is right.",
+            "always",
+        ),
     ]
 
 
@@ -156,9 +166,12 @@ def _cheats(row: dict, honest: Case) -> list[Case]:
 
 
 def _strategies(rows: list[dict]) -> dict[str, Strategy]:
-    counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # of calls, of programs
+    # of calls, of programs
+    counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
     for row in rows:
-        counts[bool(row["entry_point"])].update(repr(test.expected) for test in read_tests(row["tests"]))
+        counts[bool(row["entry_point"])].update(
+            repr(test.expected) for test in read_tests(row["tests"])
+        )
     most_frequent = {
         is_call: min(counter, key=lambda value: (-counter[value], value), default="None")
         for is_call, counter in counts.items()
@@ -167,7 +180,9 @@ def _strategies(rows: list[dict]) -> dict[str, Strategy]:
     return {
         "always its first argument": _first_argument,
         "always nothing": lambda row: _constant(row, "None"),
-        f"always {shown:.40}": lambda row: _constant(row, most_frequent[bool(row["entry_point"])]),
+        f"always {shown:.40}": lambda row: _constant(
+            row, most_frequent[bool(row["entry_point"])]
+        ),
     }
 
 

@@ -39,8 +39,10 @@ _THINKS = re.compile(rf"^[ \t]*(?:<(?:{_THOUGHT})>|\[THINK\])", re.IGNORECASE | 
 _THOUGHT_ENDS = re.compile(rf"</(?:{_THOUGHT})>|\[/THINK\]", re.IGNORECASE)
 # The prompt may have opened the thoughts. A closing tag inside a program's string has a quote behind it, none of these.
 _OPEN_BEFORE = re.compile(rf"(?:{_THOUGHT_ENDS.pattern})(?=\s|```|~~~|<|\Z)", re.IGNORECASE)
-_FURTHER_IN = 3  # columns that a closing fence may be indented beyond its opening one, as in CommonMark
-_MOST = 1_000  # blocks of a response: one with more answers nothing, and reading them would take a minute
+# columns that a closing fence may be indented beyond its opening one, as in CommonMark
+_FURTHER_IN = 3
+# blocks of a response: one with more answers nothing, and reading them would take a minute
+_MOST = 1_000
 _TRIED = 8  # closing fences to try, as the first ones may be in a string of the program
 _MOST_PROGRAMS = 16  # in one response; a response with more has no answer
 _TESTS = re.compile(r"(?i)_*(?:test|check|main|demo|example|usage)")
@@ -139,7 +141,8 @@ def _block(response: str, opened: int, start: int, opening: re.Match[str]) -> Bl
             code = textwrap.dedent(code)
         return Block(_language(opening), code, opened, start, end, after, closed)
 
-    first = None  # the block to the first closing fence, used unless that is in a string of the program
+    # the block to the first closing fence, used unless that is in a string of the program
+    first = None
     place, n_tried, in_text = start, 0, False
     while place < len(response) and n_tried < _TRIED:
         end = _line_end(response, place)
@@ -156,8 +159,14 @@ def _block(response: str, opened: int, start: int, opening: re.Match[str]) -> Bl
                 return block
             first = first or block
             n_tried += 1
-        elif inner and not in_text and len(inner["lead"]) <= indent + _FURTHER_IN and _language(inner):
-            block = block_to(place, place, closed=False)  # the next one begins before this one is closed
+        elif (
+            inner
+            and not in_text
+            and len(inner["lead"]) <= indent + _FURTHER_IN
+            and _language(inner)
+        ):
+            # the next one begins before this one is closed
+            block = block_to(place, place, closed=False)
             in_text = _ends_in_text(block.code)
             if not in_text:
                 return first or block
@@ -192,7 +201,8 @@ class _Program(NamedTuple):
     block: Block
     key: str  # equal for equal programs, whatever their spacing and comments
     lines: list[str]
-    acts: bool  # defines, imports, loops, reads or prints: more than the output `x = 5` or `Counter({1: 2})`
+    # defines, imports, loops, reads or prints: more than the output `x = 5` or `Counter({1: 2})`
+    acts: bool
     defines: set[str]
     binds: set[str]
     uses: set[str]
@@ -276,7 +286,8 @@ def _program(block: Block) -> _Program | None:
         block=block,
         key=key,
         lines=[line.strip() for line in block.code.splitlines() if line.strip()],
-        acts=bool(called & {"print", "input"}) or any(isinstance(node, _ACTS) for node in nodes),
+        acts=bool(called & {"print", "input"})
+        or any(isinstance(node, _ACTS) for node in nodes),
         defines=defines,
         binds=defines | {name.id for name in names if isinstance(name.ctx, ast.Store)},
         uses={name.id for name in names if isinstance(name.ctx, ast.Load)},
@@ -286,7 +297,8 @@ def _program(block: Block) -> _Program | None:
 def _does_nothing(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.Expr):
         return not any(isinstance(node, ast.Call) for node in ast.walk(statement))
-    return isinstance(statement, ast.AnnAssign) and statement.value is None  # "Sum: ten" is words
+    # "Sum: ten" is words
+    return isinstance(statement, ast.AnnAssign) and statement.value is None
 
 
 def _belongs_to(program: _Program, rival: _Program) -> bool:

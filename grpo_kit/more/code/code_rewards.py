@@ -20,7 +20,12 @@ from typing import Any
 
 from grpo_kit.more.code._code_runner import CodeRunner, Job, Outcome
 from grpo_kit.more.code._code_tests import CallTest, Test, function_name, passes, read_tests
-from grpo_kit.more.code.code_answer import answer_block, own_code, read_blocks, without_end_tokens
+from grpo_kit.more.code.code_answer import (
+    answer_block,
+    own_code,
+    read_blocks,
+    without_end_tokens,
+)
 from grpo_kit.rewards.cheat_cases import Case
 from grpo_kit.rewards.response import ResponseReward, is_blank, pair_prefill
 from grpo_kit.rewards.response import column as get_column
@@ -60,11 +65,19 @@ class CodeFormat(ResponseReward):
             honest.cheat("unclosed fence", opening + body.replace("\n```", "\n")),
             honest.cheat("empty block", f"{opening}```"),
             honest.cheat("two blocks, right first", f"{opening}{body}\n```python\n{other}```"),
-            honest.cheat("two blocks, right last", f"{opening}{other}```\n```python\n{code}```"),
+            honest.cheat(
+                "two blocks, right last", f"{opening}{other}```\n```python\n{code}```"
+            ),
             honest.cheat("fence spam", f"{opening}{'```python' + chr(10)}" * 4 + "```\n" * 4),
             honest.cheat("block in the prefill", "", prefill=f"```python\n{code}```"),
-            honest.cheat("block in thoughts alone", f"<think>\n```python\n{code}```\n</think>", prefill=""),
-            honest.cheat("text after the block", f"{opening}{body}\nI hope this helps!", tie="always"),
+            honest.cheat(
+                "block in thoughts alone",
+                f"<think>\n```python\n{code}```\n</think>",
+                prefill="",
+            ),
+            honest.cheat(
+                "text after the block", f"{opening}{body}\nI hope this helps!", tie="always"
+            ),
             honest.cheat("prose in the block", f"{opening}Add n to itself.\n```", tie="format"),
         ]
 
@@ -95,7 +108,11 @@ class _RunsPrograms(ResponseReward):
         self.__name__ = name
 
     def __call__(
-        self, completions: Sequence[Any], *, prefill: Sequence[str | None] | str | None = None, **columns: Any
+        self,
+        completions: Sequence[Any],
+        *,
+        prefill: Sequence[str | None] | str | None = None,
+        **columns: Any,
     ) -> list[float | None]:
         codes = [own_code(text, start) for text, start in pair_prefill(completions, prefill)]
 
@@ -120,7 +137,9 @@ class _RunsPrograms(ResponseReward):
         """outcome: None where there is no block. Returns None if these tests can judge no program, so none is run."""
         raise NotImplementedError
 
-    def _read(self, cells: Sequence[Any], entry_points: Sequence[str | None]) -> list[tuple[Test, ...]]:
+    def _read(
+        self, cells: Sequence[Any], entry_points: Sequence[str | None]
+    ) -> list[tuple[Test, ...]]:
         tests_of_rows = []
         for row, (cell, entry_point) in enumerate(zip(cells, entry_points, strict=True)):
             try:

@@ -19,16 +19,26 @@ def train(
     task: str | None = NEW_TASK,
     preset: Preset = PRESET,
     settings: list[str] | None = SETTINGS,
-    tuning: Literal["full", "lora", "qlora"] | None = Option(None, help="what is trained; default: full"),
+    tuning: Literal["full", "lora", "qlora"] | None = Option(
+        None, help="what is trained; default: full"
+    ),
     rank: int | None = Option(None, min=1, help="of LoRA adapters; their alpha is twice that"),
-    folder: str | None = Option(None, metavar="RUN", help="of the run; default: the next free runs/<task>"),
+    folder: str | None = Option(
+        None, metavar="RUN", help="of the run; default: the next free runs/<task>"
+    ),
     resume: str | None = Option(None, metavar="RUN", help="go on with the run in this folder"),
     held_out_every: int | None = Option(
         None, min=0, help="look at held-out rows so often; default: 8; 0: never"
     ),
-    keep: Literal["last", "best"] | None = Option(None, help="which weights in the end; default: last"),
-    on_flag: Literal["warn", "stop"] | None = Option(None, help="what a red flag does; default: warn"),
-    report_to: list[str] | None = Option(None, metavar="NAME", help="a tracker: tensorboard, trackio, wandb"),
+    keep: Literal["last", "best"] | None = Option(
+        None, help="which weights in the end; default: last"
+    ),
+    on_flag: Literal["warn", "stop"] | None = Option(
+        None, help="what a red flag does; default: warn"
+    ),
+    report_to: list[str] | None = Option(
+        None, metavar="NAME", help="a tracker: tensorboard, trackio, wandb"
+    ),
 ) -> None:
     """Train a model: readiness, accuracy before, GRPO, accuracy after, model and card; what notebook 05 does.
 
@@ -58,7 +68,9 @@ def train(
         "on_flag": on_flag,
         "report_to": report_to or None,
     }
-    values = settings_of(settings) | {name: value for name, value in options.items() if value is not None}
+    values = settings_of(settings) | {
+        name: value for name, value in options.items() if value is not None
+    }
     if resume is None:
         job = Job.asked(task, values)
         if folder is None:
@@ -80,7 +92,10 @@ def train(
         with ExitStack() as lock:
             _train(job, run, folder, lock, resumes=resume is not None)
     except (KeyboardInterrupt, kit.rewards.RewardError, OSError) as error:
-        reason = str(error).partition("; train() ")[0].rstrip(".") or "Stopped while it was evaluated"
+        reason = (
+            str(error).partition("; train() ")[0].rstrip(".")
+            or "Stopped while it was evaluated"
+        )
         goes_on = "Nothing was kept."
         if run_settings(run):
             goes_on = f"To go on: grpo-kit train --resume {folder}"
@@ -100,9 +115,8 @@ def _train(job: Any, run: Path, name: str, lock: ExitStack, *, resumes: bool) ->
     config = job.config
     options = job.options
     done = steps_done(run)
-    hooks = [
-        kit.more.bridges.trackers.by_name(tracker) for tracker in options["report_to"]
-    ]  # before anything loads
+    # before anything loads
+    hooks = [kit.more.bridges.trackers.by_name(tracker) for tracker in options["report_to"]]
     if MAIN:
         begins = "Going on with" if done else "Training into"
         print(
@@ -110,7 +124,8 @@ def _train(job: Any, run: Path, name: str, lock: ExitStack, *, resumes: bool) ->
             f"{config.preset} ({config.why('preset')})\n{begins} {name}",
             flush=True,
         )
-    if done >= config.steps and (run / MODEL).is_dir():  # and perhaps stopped while it was evaluated
+    # and perhaps stopped while it was evaluated
+    if done >= config.steps and (run / MODEL).is_dir():
         policy = job.policy(run / MODEL)
         if MAIN:
             lock.enter_context(alone(run))
@@ -181,7 +196,9 @@ def _after_training(job: Any, policy: tuple, run: Path, name: str) -> None:
     """Accuracy of the trained model beside the base's, and the card."""
     from grpo_kit.evaluation.accuracy import Evaluation
 
-    comparison = kit.compare(Evaluation.load(run / BEFORE), _evaluation(job, policy, run / AFTER))
+    comparison = kit.compare(
+        Evaluation.load(run / BEFORE), _evaluation(job, policy, run / AFTER)
+    )
     kit.model_card(run, comparison)
     comparison.save(run)
     print(f"{comparison}\n\nThe model is in {name}/{MODEL}. Try it: grpo-kit chat {name}")

@@ -10,7 +10,15 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Exit, Option
 
 import grpo_kit as kit
-from grpo_kit.more.commands import NEW_TASK, PRESET, RUN, RUNS_TASK, SETTINGS, CommandEnds, Preset
+from grpo_kit.more.commands import (
+    NEW_TASK,
+    PRESET,
+    RUN,
+    RUNS_TASK,
+    SETTINGS,
+    CommandEnds,
+    Preset,
+)
 from grpo_kit.more.commands.train import AFTER, BEFORE
 from grpo_kit.more.doctor import _self_check as self_check
 from grpo_kit.more.doctor import _surroundings as surroundings
@@ -55,7 +63,9 @@ def diagnose(
 def evaluate(
     run: Path = RUN,
     task: str | None = RUNS_TASK,
-    rows: int | None = Option(None, min=1, help="the first so many held-out questions; default: all"),
+    rows: int | None = Option(
+        None, min=1, help="the first so many held-out questions; default: all"
+    ),
     samples: int = Option(0, min=0, help="completions a question, for pass@k"),
     examples: int = Option(0, min=0, help="so many that were fixed, and that broke"),
 ) -> None:
@@ -71,7 +81,11 @@ def evaluate(
     options: dict[str, Any] = {}
     if samples:
         options["k"] = [1 << power for power in range(samples.bit_length())]
-    options |= {"rows": job.task.held_out[:rows], "samples": samples, "batch_size": job.config.eval_batch}
+    options |= {
+        "rows": job.task.held_out[:rows],
+        "samples": samples,
+        "batch_size": job.config.eval_batch,
+    }
     base = kit.evaluate(*job.policy(), job.task, **options)
     tuned = kit.evaluate(*job.policy(place), job.task, **options)
     comparison = kit.compare(base, tuned)
@@ -87,7 +101,9 @@ def readiness(
     preset: Preset = PRESET,
     settings: list[str] | None = SETTINGS,
     rows: int = Option(32, min=1, help="training questions asked"),
-    samples: int | None = Option(None, min=1, help="completions a question; default: one group"),
+    samples: int | None = Option(
+        None, min=1, help="completions a question; default: one group"
+    ),
     seconds: float = Option(300.0, help="about the most that it may take"),
 ) -> None:
     """Can GRPO learn anything from this model on this task? Counted before any training.
@@ -113,7 +129,11 @@ def readiness(
         seconds=seconds,
         quiet=True,
     )
-    print(f"{job.config.model} on {job.task.name}: {report.sentence}\n", report.lengths.table(), sep="\n")
+    print(
+        f"{job.config.model} on {job.task.name}: {report.sentence}\n",
+        report.lengths.table(),
+        sep="\n",
+    )
     print(report.table().to_string(float_format="{:.3f}".format, na_rep=""), flush=True)
     if report.verdict != "ready":
         raise Exit(1)
@@ -125,7 +145,9 @@ def chat(
     task: str | None = RUNS_TASK,
     base: bool = Option(False, "--base", help="of a run: ask the base model too"),
     temperature: float | None = Option(None, help="0 (default, but for exports): greedy"),
-    tokens: int | None = Option(None, min=1, help="that a completion has at most; default: the task's"),
+    tokens: int | None = Option(
+        None, min=1, help="that a completion has at most; default: the task's"
+    ),
     seed: int = Option(0, help="of sampling; it moves on with each question"),
 ) -> None:
     """Ask a trained model, an export or any model by hand, with the training's prompt around the question.
@@ -163,11 +185,15 @@ def export(
     folder: Path = Argument(help="where the export goes; it must not be there, or be empty"),
     task: str | None = RUNS_TASK,
     format: Literal["merged", "adapter", "gguf"] = Option("merged", help="what is written"),
-    quant: Literal["f32", "f16", "bf16", "q8_0"] | None = Option(None, help="of the weights; default: f16"),
+    quant: Literal["f32", "f16", "bf16", "q8_0"] | None = Option(
+        None, help="of the weights; default: f16"
+    ),
     temperature: float | None = Option(None, help="to serve at; default: the training's last"),
     rows: int = Option(64, min=1, help="held-out questions both answer"),
     no_proof: bool = Option(False, "--no-proof", help="write it, and do not read it back"),
-    license: str | None = Option(None, help="of the base, as the hub names it, such as apache-2.0"),
+    license: str | None = Option(
+        None, help="of the base, as the hub names it, such as apache-2.0"
+    ),
 ) -> None:
     """Write a run's model with its prompt into a folder that others load, read it back, and compare.
 
@@ -214,18 +240,25 @@ def _trained(run: Path, task: str | None) -> tuple[Any, Path]:
     from grpo_kit.more.lab._job import Job, model_in
 
     run = path_of(run, "run")
-    folder = run.absolute()  # which a reward's chdir does not move; words have it as it was given
+    # which a reward's chdir does not move; words have it as it was given
+    folder = run.absolute()
     job = Job.of_run(run, task)
     place, description = model_in(run)
-    print(f"{run} is {description}: {place}, trained from {job.config.model} on {job.task.name}.", flush=True)
+    print(
+        f"{run} is {description}: {place}, trained from {job.config.model} on {job.task.name}.",
+        flush=True,
+    )
     return job, folder / place.name
 
 
 def doctor(
     as_json: Annotated[
-        Path | None, Option("--json", help="write the same as data; an existing file is replaced")
+        Path | None,
+        Option("--json", help="write the same as data; an existing file is replaced"),
     ] = None,
-    verbose: Annotated[bool, Option("--verbose", help="show the stack trace of what failed")] = False,
+    verbose: Annotated[
+        bool, Option("--verbose", help="show the stack trace of what failed")
+    ] = False,
 ) -> None:
     """What this machine has, a check of every part of the kit on it, and what to do: paste it into a bug report.
 
@@ -234,8 +267,12 @@ def doctor(
     """
     as_json = as_json and path_of(as_json, "--json")
     if as_json and not as_json.absolute().parent.is_dir():
-        raise ValueError(f"--json {as_json}: there is no such folder; name a file in one that is there")
-    with tempfile.TemporaryDirectory(prefix="grpo_kit-doctor-", ignore_cleanup_errors=True) as name:
+        raise ValueError(
+            f"--json {as_json}: there is no such folder; name a file in one that is there"
+        )
+    with tempfile.TemporaryDirectory(
+        prefix="grpo_kit-doctor-", ignore_cleanup_errors=True
+    ) as name:
         folder = Path(name)
         sections, checks = [], []
         for section in surroundings.sections():
@@ -257,7 +294,10 @@ def doctor(
             "output of python -m torch.utils.collect_env"
         )
     print("\nWhat to do")
-    print("\n".join(f"  - {scrubbed(line)}" for line in to_do) or "  nothing: no trouble was found")
+    print(
+        "\n".join(f"  - {scrubbed(line)}" for line in to_do)
+        or "  nothing: no trouble was found"
+    )
     if as_json:
         data = as_data(sections, checks, to_do)
         as_json.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

@@ -85,11 +85,15 @@ def line_of(check: Check, width: int) -> str:
     )
 
 
-def as_data(sections: Sequence[Section], checks: Sequence[Check], to_do: Sequence[str]) -> dict[str, Any]:
+def as_data(
+    sections: Sequence[Section], checks: Sequence[Check], to_do: Sequence[str]
+) -> dict[str, Any]:
     """The report as plain values for JSON: sections by title, rows by name."""
     data: dict[str, Any] = {}
     for section in sections:
-        data[section.title] = {row.name: {"value": row.value, "note": row.note} for row in section.rows}
+        data[section.title] = {
+            row.name: {"value": row.value, "note": row.note} for row in section.rows
+        }
     data["Self-check"] = [asdict(check) for check in checks]
     data["What to do"] = list(to_do)
     return _scrub_values(data)
@@ -166,7 +170,9 @@ def versions(section: Section) -> None:
     python_range = kit["Requires-Python"] or ""
     section.add("python", python, f"wants {python_range}")
     if python not in SpecifierSet(python_range):
-        section.advise(f"python {python} lies outside {python_range}: make an environment with another")
+        section.advise(
+            f"python {python} lies outside {python_range}: make an environment with another"
+        )
     for name, (requirement, extra) in sorted(_requirements(kit).items()):
         wants = f"wants {requirement.specifier}" + (f", for [{extra}]" if extra else "")
         install = f"pip install '{name}{requirement.specifier}'"
@@ -200,7 +206,11 @@ def machine(section: Section) -> None:
 
     cores = os.cpu_count()
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
-    section.add("threads of torch", torch.get_num_threads(), f"{usable} of {cores} cores are free to use")
+    section.add(
+        "threads of torch",
+        torch.get_num_threads(),
+        f"{usable} of {cores} cores are free to use",
+    )
     memory, container = psutil.virtual_memory().total, container_bytes()
     section.add("memory (GiB)", memory / GIB)
     note = f"a container leaves {container / GIB:.1f}" if container < memory else ""
@@ -236,10 +246,14 @@ def _cards(section: Section) -> None:
     if triton and ampere:
         section.add("attention of the update", "FlexAttention", "compiled by triton")
     else:
-        section.add("attention of the update", "SDPA", "the memory-efficient kernel, under a dense mask")
+        section.add(
+            "attention of the update", "SDPA", "the memory-efficient kernel, under a dense mask"
+        )
     if not bf16:
         name = torch.cuda.get_device_name(0)
-        section.advise(f"card: {name} has no bfloat16, nor attention in it: take kit.preset('t4')")
+        section.advise(
+            f"card: {name} has no bfloat16, nor attention in it: take kit.preset('t4')"
+        )
     if importlib.util.find_spec("bitsandbytes") is None:
         section.advise(
             "bitsandbytes is missing: QLoRA and the optimizers with 8-bit moments, which bfloat16 weights are trained "

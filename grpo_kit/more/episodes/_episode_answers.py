@@ -55,7 +55,9 @@ class Played(Answers):
 
     @cached_property
     def parts(self) -> dict[str, Scores]:
-        return {part: [episode.total for episode in self.episodes] for part in self.task.paid_parts}
+        return {
+            part: [episode.total for episode in self.episodes] for part in self.task.paid_parts
+        }
 
     @cached_property
     def rewards(self) -> Scores:

@@ -29,7 +29,13 @@ from grpo_kit.models._model_facts import context_length, end_ids
 from grpo_kit.more.episodes._turn_advantages import episode_measures, turn_advantages
 from grpo_kit.more.episodes.environment import PART, VectorEnv
 from grpo_kit.more.episodes.observation import Renderer
-from grpo_kit.more.episodes.rollout_episodes import Episode, Turn, Write, Written, rollout_episodes
+from grpo_kit.more.episodes.rollout_episodes import (
+    Episode,
+    Turn,
+    Write,
+    Written,
+    rollout_episodes,
+)
 from grpo_kit.more.episodes.template_audit import audit_turns
 
 Writer = Callable[[Any, Any, Config, StepNumbers], AbstractContextManager[Write]]
@@ -43,7 +49,9 @@ def plain_turns(
     numbers: StepNumbers,
 ) -> Iterator[Write]:
     """Turns by transformers' generate, each prompt computed from its first token. It plays any causal model."""
-    yield lambda prompts, episodes, turn: _plain_turn(model, tokenizer, config, numbers, prompts, episodes)
+    yield lambda prompts, episodes, turn: _plain_turn(
+        model, tokenizer, config, numbers, prompts, episodes
+    )
 
 
 class EngineTurns:
@@ -89,7 +97,8 @@ class EngineTurns:
 
     def _engine_turn(self, model, tokenizer, config, numbers, prompts, episodes) -> Written:  # noqa: ANN001
         settings = generation_config(tokenizer, end_ids(model, tokenizer), config, numbers)
-        first = numbers.first * config.group_size  # other processes' episodes have draws of their own
+        # other processes' episodes have draws of their own
+        first = numbers.first * config.group_size
         with autocast(config, next(model.parameters()).device):
             rollout = self.sample.engine.generate(
                 prompts,
@@ -163,7 +172,8 @@ class EpisodeSample:
             )
         stage = self._set_up(tokenizer, task)
         stage.renderer.ends = frozenset(end_ids(model, tokenizer))
-        rows = [row for row in rows for _ in range(config.group_size)]  # (B * G), one an episode
+        # (B * G), one an episode
+        rows = [row for row in rows for _ in range(config.group_size)]
         with self.writer(model, tokenizer, config, numbers) as write:
             episodes = rollout_episodes(
                 task,
@@ -171,11 +181,16 @@ class EpisodeSample:
                 stage.renderer,
                 stage.world,
                 write,
-                max_completion_tokens=config.max_completion_tokens or task.max_completion_tokens,
+                max_completion_tokens=config.max_completion_tokens
+                or task.max_completion_tokens,
                 context=context_length(model),
             )
         advantages = turn_advantages(
-            episodes, config.group_size, credit=task.credit, discount=task.discount, scale=config.scale
+            episodes,
+            config.group_size,
+            credit=task.credit,
+            discount=task.discount,
+            scale=config.scale,
         )
         batch = turns_of(episodes, config.group_size, task.view.prefill)
         batch.advantages = list(chain.from_iterable(advantages))
@@ -242,7 +257,9 @@ def fast_episodes(model: Any, config: Config) -> Seams:
     seams = fast(model, config)
     writer: Writer = plain_turns
     if hasattr(seams.sample, "engine"):  # an EngineSample, on a card one that gives way
-        writer = EngineTurns(seams.sample, may_fail=cuda.may_fail(next(model.parameters()).device))
+        writer = EngineTurns(
+            seams.sample, may_fail=cuda.may_fail(next(model.parameters()).device)
+        )
     return seams._replace(sample=EpisodeSample(writer))
 
 

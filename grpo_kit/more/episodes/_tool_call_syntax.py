@@ -19,14 +19,18 @@ from grpo_kit.more.code._literal_calls import call_from_node, literal_value, par
 from grpo_kit.more.code.code_answer import read_blocks, without_end_tokens
 from grpo_kit.rewards.response import gold_text, is_blank, python_value
 
-_MAX_TEXT = 4000  # characters; no answer needs more, and comparing takes calls x gold calls steps
+# characters; no answer needs more, and comparing takes calls x gold calls steps
+_MAX_TEXT = 4000
 _MARK = "[TOOL_CALLS]"  # Mistral's
 _WRAPPED = re.compile(
     r"<(?P<tag>tool_?calls?|function_?calls?|tools?)>(?P<inside>.*?)</(?P=tag)>"  # Qwen, Hermes
-    r"|<function=(?P<name>[^<>\s]+)>(?P<arguments>.*?)</function>",  # Llama, and Qwen's coders inside tool_call
+    # Llama, and Qwen's coders inside tool_call
+    r"|<function=(?P<name>[^<>\s]+)>(?P<arguments>.*?)</function>",
     re.DOTALL | re.IGNORECASE,
 )
-_NAMED = re.compile(r"(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?P<arguments>\{.*)", re.DOTALL)
+_NAMED = re.compile(
+    r"(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?P<arguments>\{.*)", re.DOTALL
+)
 _PARAMETER = re.compile(r"<parameter=([^<>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _BETWEEN = re.compile(r"[\s;]*")
 _BESIDE_A_CALL = {"id", "type", "index"}  # keys of a call in JSON without meaning for it
@@ -44,7 +48,9 @@ class Call(NamedTuple):
 
     def without_none(self) -> Call:
         """The call without keywords, and keys of dicts, whose value is None."""
-        keywords = ((key, _without_none(value)) for key, value in self.keywords if value != _NONE)
+        keywords = (
+            (key, _without_none(value)) for key, value in self.keywords if value != _NONE
+        )
         return Call(self.name, tuple(map(_without_none, self.arguments)), tuple(keywords))
 
 
@@ -70,7 +76,8 @@ def parse_calls(text: str) -> list[Call] | None:
         return None
     try:
         return _read(_bare(text))
-    except (ValueError, TypeError, RecursionError, MemoryError):  # TypeError: a dict with a list as its key
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        # TypeError: a dict with a list as its key
         return None
 
 
@@ -295,7 +302,9 @@ def _named_call(match: re.Match[str]) -> Call:
     parameters = _PARAMETER.findall(text)
     if not parameters or not is_blank(_PARAMETER.sub("", text)):
         return _call(match["name"], text.strip())
-    return _call(match["name"], keys_once([(key, _json_or_text(value)) for key, value in parameters]))
+    return _call(
+        match["name"], keys_once([(key, _json_or_text(value)) for key, value in parameters])
+    )
 
 
 def _json_or_text(text: str) -> Any:
@@ -348,7 +357,9 @@ def _without_none(value: _Value) -> _Value:
     if kind == "list":
         return kind, tuple(map(_without_none, content))
     if kind == "dict":
-        return kind, frozenset((key, _without_none(item)) for key, item in content if item != _NONE)
+        return kind, frozenset(
+            (key, _without_none(item)) for key, item in content if item != _NONE
+        )
     return value
 
 

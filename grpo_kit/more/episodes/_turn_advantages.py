@@ -48,7 +48,10 @@ def turn_advantages(
         if _are_equal(totals[start:end]):
             scaled[start:end] = [0.0] * group_size
     if credit == "episode":
-        return [[advantage] * len(episode.turns) for advantage, episode in zip(scaled, episodes, strict=True)]
+        return [
+            [advantage] * len(episode.turns)
+            for advantage, episode in zip(scaled, episodes, strict=True)
+        ]
     keys = []
     for index, episode in enumerate(episodes):
         states = range(len(episode.turns))
@@ -58,7 +61,10 @@ def turn_advantages(
     by_turn = _standardised([episode.returns(discount) for episode in episodes], keys, scale)
     if credit == "return":
         return by_turn
-    return [[advantage + extra for extra in turns] for advantage, turns in zip(scaled, by_turn, strict=True)]
+    return [
+        [advantage + extra for extra in turns]
+        for advantage, turns in zip(scaled, by_turn, strict=True)
+    ]
 
 
 def _standardised(
@@ -109,7 +115,8 @@ def episode_measures(batch: Batch, *, success: float, chat: bool) -> dict[str, f
     share of a later prompt that was read before and is computed anew.
     batch: turns, as EpisodeSample makes them. An episode is known by its group and its number.
     """
-    episodes: dict[tuple[int, int], list[int]] = defaultdict(list)  # the batch's indices of each one's turns
+    # the batch's indices of each one's turns
+    episodes: dict[tuple[int, int], list[int]] = defaultdict(list)
     for index, key in enumerate(zip(batch.groups, batch.extra["episode"], strict=True)):
         episodes[key].append(index)
     first = [turns[0] for turns in episodes.values()]
@@ -141,7 +148,9 @@ def episode_measures(batch: Batch, *, success: float, chat: bool) -> dict[str, f
         "episodes/repeated": share(lambda turn, later: texts[turn] == texts[later]),
     }
     if chat:
-        measures["episodes/forked"] = share(lambda turn, later: not _extends(batch, turn, later))
+        measures["episodes/forked"] = share(
+            lambda turn, later: not _extends(batch, turn, later)
+        )
         measures["episodes/reread"] = share(lambda turn, later: _reread(batch, turn, later))
     return measures
 

@@ -55,7 +55,9 @@ class VectorEnv:
     Raises EpisodeError.
     """
 
-    def __init__(self, make: Callable[[], Environment], *, seconds: float | None = None) -> None:
+    def __init__(
+        self, make: Callable[[], Environment], *, seconds: float | None = None
+    ) -> None:
         if seconds is not None and not seconds > 0:
             raise ValueError(f"seconds={seconds!r} must be above 0, or None for no threads")
         self.make, self.seconds = make, seconds
@@ -69,7 +71,9 @@ class VectorEnv:
             try:
                 self._pool.append(self.make())
             except Exception as error:
-                raise EpisodeError(f"the environment could not be made: {_described(error)}") from error
+                raise EpisodeError(
+                    f"the environment could not be made: {_described(error)}"
+                ) from error
         self._playing, self._rows = self._pool[: len(rows)], list(rows)
         for i, environment in enumerate(self._playing):
             for method in ("reset", "step"):
@@ -77,12 +81,16 @@ class VectorEnv:
                     raise EpisodeError(
                         f"{self._name(i)} has no {method}(); see grpo_kit.more.episodes.Environment"
                     )
-        observations = self._call("reset", {i: (dict(row),) for i, row in enumerate(rows)}, turn=0)
+        observations = self._call(
+            "reset", {i: (dict(row),) for i, row in enumerate(rows)}, turn=0
+        )
         for i, observation in observations.items():
             self._check_text(observation, i, turn=0)
         return list(observations.values())
 
-    def step(self, texts: Mapping[int, str], turn: int, *, last: bool = False) -> dict[int, Outcome]:
+    def step(
+        self, texts: Mapping[int, str], turn: int, *, last: bool = False
+    ) -> dict[int, Outcome]:
         """One turn (from 1) of the episodes: {episode number: the model's text} -> {episode number: Outcome}.
 
         last: this is the last possible turn; if an environment has settle(), its reward is added.
@@ -135,7 +143,10 @@ class VectorEnv:
 
     def _call(self, method: str, arguments: Mapping[int, tuple], turn: int) -> dict[int, Any]:
         """The results of a method, by episode number; arguments: by episode number."""
-        calls = {i: partial(getattr(self._playing[i], method), *args) for i, args in arguments.items()}
+        calls = {
+            i: partial(getattr(self._playing[i], method), *args)
+            for i, args in arguments.items()
+        }
         if self.seconds is not None:
             calls = self._in_threads(calls, turn)
         results = {}
@@ -146,7 +157,9 @@ class VectorEnv:
                 raise EpisodeError(f"{self.where(i, turn)}: {_described(error)}") from error
         return results
 
-    def _in_threads(self, calls: Mapping[int, Callable[[], Any]], turn: int) -> dict[int, Callable[[], Any]]:
+    def _in_threads(
+        self, calls: Mapping[int, Callable[[], Any]], turn: int
+    ) -> dict[int, Callable[[], Any]]:
         """Functions that return, or raise, what the calls did: these have all ended."""
         futures: dict[int, Future] = {i: Future() for i in calls}
         try:
@@ -156,7 +169,9 @@ class VectorEnv:
             wait(futures.values(), timeout=self.seconds)
             for i, future in futures.items():
                 if not future.done():
-                    raise EpisodeError(f"{self.where(i, turn)}: no answer within {self.seconds:g} s")
+                    raise EpisodeError(
+                        f"{self.where(i, turn)}: no answer within {self.seconds:g} s"
+                    )
         except BaseException:  # including the stop button
             self._pool = []  # its objects may still be running
             raise

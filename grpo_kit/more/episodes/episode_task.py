@@ -12,7 +12,13 @@ from typing import Any
 
 from grpo_kit._support.argument_checks import check_whole
 from grpo_kit.loop.protocols import Task
-from grpo_kit.more.episodes.environment import PART, Environment, VectorEnv, _check_credit, row_key
+from grpo_kit.more.episodes.environment import (
+    PART,
+    Environment,
+    VectorEnv,
+    _check_credit,
+    row_key,
+)
 from grpo_kit.more.episodes.observation import View
 from grpo_kit.more.episodes.recorded_env import RecordedEnv
 
@@ -121,7 +127,10 @@ class EpisodeTask(Task):
         goals = [row["question"] for row in rows]
         observations = goals if self.seconds else self.world().reset(rows)
         pairs = zip(goals, observations, strict=True)
-        return [self.view.message(goal, [], observation or goal).strip() for goal, observation in pairs]
+        return [
+            self.view.message(goal, [], observation or goal).strip()
+            for goal, observation in pairs
+        ]
 
     def made_of(self) -> dict[str, Any]:
         """The parts of its digest besides name, rows and length."""
@@ -143,7 +152,9 @@ class EpisodeTask(Task):
 
     # ---- without a model ------------------------------------------------------------------------------------------
 
-    def score(self, policy: Policy, rows: Sequence[dict] | None = None, *, seed: int = 0) -> float:
+    def score(
+        self, policy: Policy, rows: Sequence[dict] | None = None, *, seed: int = 0
+    ) -> float:
         """Share of the rows (default held_out) on which the policy succeeds."""
         rows = self.held_out if rows is None else rows
         return fmean(self._successes(policy, rows, seed))
@@ -223,7 +234,9 @@ class EpisodeTask(Task):
         return f"EpisodeTask({self.name!r}, train={len(self.train)}, held_out={len(self.held_out)})"
 
 
-def worked(environment: Environment, policy: Policy, row: Mapping[str, Any]) -> list[tuple[str, str]]:
+def worked(
+    environment: Environment, policy: Policy, row: Mapping[str, Any]
+) -> list[tuple[str, str]]:
     """The (observation, response) turns of a policy's episode, for a worked example."""
     respond = policy(row, random.Random(0))
     turns: list[tuple[str, str]] = []

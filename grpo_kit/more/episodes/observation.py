@@ -22,7 +22,8 @@ _NEXT, _ANSWER = "KITNEXT", "KITANSWER"
 
 THOUGHT = ("<think>", "</think>")  # the tags around a thought
 
-Example = Sequence[tuple[str, str]]  # one worked episode: (observation, response) of each of its turns
+# one worked episode: (observation, response) of each of its turns
+Example = Sequence[tuple[str, str]]
 
 
 def write_turn(goal: str, actions: Sequence[str], observation: str) -> str:
@@ -71,7 +72,9 @@ class View:
             check_whole("actions", self.actions, 0, hint=", or None for all")
         check_choice("thoughts", self.thoughts, ("as served", "kept"))
         if self.thoughts == "kept" and not self.chat:
-            raise ValueError("thoughts='kept' needs chat=True: other views show no earlier responses")
+            raise ValueError(
+                "thoughts='kept' needs chat=True: other views show no earlier responses"
+            )
 
     def message(self, goal: str, actions: Sequence[str], observation: str) -> str:
         """The user's message of the turn after these actions."""
@@ -135,7 +138,9 @@ class Renderer:
     Raises PromptError in the same cases as build_prompt.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, view: View, ends: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, view: View, ends: Sequence[int] = ()
+    ) -> None:
         self.tokenizer, self.view = tokenizer, view
         self.ends = frozenset(ends or [tokenizer.eos_token_id])
 
@@ -146,7 +151,11 @@ class Renderer:
         """The prompt of one message, the PROBE."""
         view = self.view
         return build_prompt(
-            self.tokenizer, PROBE, system=view.system, prefill=view.prefill, examples=view.example_pairs()
+            self.tokenizer,
+            PROBE,
+            system=view.system,
+            prefill=view.prefill,
+            examples=view.example_pairs(),
         )
 
     @cached_property
@@ -186,13 +195,16 @@ class Renderer:
 
     # ---- later turns ----------------------------------------------------------------------------------------------
 
-    def next(self, conversation: Conversation, completion_ids: Sequence[int], observation: str) -> None:
+    def next(
+        self, conversation: Conversation, completion_ids: Sequence[int], observation: str
+    ) -> None:
         """Appends a completion and the observation to the conversation, and makes its next prompt."""
         view = self.view
         response = view.prefill + self.text_of(completion_ids)
         conversation.actions.append(view.action_of(response))
         message = view.message(conversation.goal, conversation.actions, observation).strip()
-        one_message = self._one_message(message)  # raises for text that would be read as the template's own
+        # raises for text that would be read as the template's own
+        one_message = self._one_message(message)
         if not view.chat:
             conversation.text, conversation.ids = one_message, self._ids(one_message)
             return
@@ -243,7 +255,9 @@ class Renderer:
         return opening_messages(self.view.system, self.view.example_pairs())
 
     def _rendered(self, messages: list[dict[str, Any]]) -> str:
-        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
 
     def _chat(self, messages: list[dict[str, Any]]) -> str:
         """Rendered as on a server, with the assistant's turn open behind the prefill."""

@@ -25,7 +25,8 @@ _LOG = logging.getLogger(__name__)
 # Most data sets make row i from seed + i. Seeds this far apart share no row.
 _APART = 10_000_000
 _MOST_ROWS = 20_000  # word_ladder refuses more
-_RIGHT = 0.99  # an answer with at least this score is right, in one turn and in several: scorers round
+# an answer with at least this score is right, in one turn and in several: scorers round
+_RIGHT = 0.99
 
 
 def from_reasoning_gym(
@@ -120,7 +121,13 @@ def from_reasoning_gym_tries(
     """
     check_whole("tries", tries)
     once = from_reasoning_gym(
-        name, n_train=n_train, n_held_out=n_held_out, seed=seed, prefill=prefill, system=system, **config
+        name,
+        n_train=n_train,
+        n_held_out=n_held_out,
+        seed=seed,
+        prefill=prefill,
+        system=system,
+        **config,
     )
     reward = once.rewards[0]
 
@@ -143,7 +150,9 @@ def from_reasoning_gym_tries(
             repeat_goal=False,
             system=system,
             prefill=prefill,
-            examples=tuple((question, [(question, answer)]) for question, answer in once.examples),
+            examples=tuple(
+                (question, [(question, answer)]) for question, answer in once.examples
+            ),
             write=_only_said,
         ),
         max_turns=tries,
@@ -226,7 +235,10 @@ class ReasoningGymScore(AnswerReward):
         except Exception as error:  # noqa: BLE001  a third party's scorer on text it was not written for
             if not self._complained:
                 _LOG.warning(
-                    "%s could not score %r (%s); such answers count as None", self.name, answer, error
+                    "%s could not score %r (%s); such answers count as None",
+                    self.name,
+                    answer,
+                    error,
                 )
                 self._complained = True
             return None
@@ -241,7 +253,9 @@ class ReasoningGymScore(AnswerReward):
     def _dataset_of(self, entry: str) -> Any:
         seed, colon, index = str(entry).partition(":")
         if not (colon and seed.isdigit() and index.isdigit()):
-            raise ValueError(f"entry={entry!r} must be '<seed>:<index>', as the task's rows have it")
+            raise ValueError(
+                f"entry={entry!r} must be '<seed>:<index>', as the task's rows have it"
+            )
         return self._dataset(int(seed))
 
     def _dataset(self, seed: int) -> Any:
@@ -258,7 +272,9 @@ class ReasoningGymScore(AnswerReward):
             if self.name not in DATASETS:
                 names = sorted(DATASETS)
                 close = [name for name in names if self.name[:4] in name] or names
-                raise ValueError(f"name={self.name!r} is no reasoning-gym data set; there are {close}")
+                raise ValueError(
+                    f"name={self.name!r} is no reasoning-gym data set; there are {close}"
+                )
             try:
                 dataset = reasoning_gym.create_dataset(
                     self.name,
@@ -267,7 +283,9 @@ class ReasoningGymScore(AnswerReward):
                     **self.config,
                 )
             except (TypeError, AssertionError, ValueError) as error:
-                raise ValueError(f"config={self.config!r} does not fit {self.name!r}: {error}") from error
+                raise ValueError(
+                    f"config={self.config!r} does not fit {self.name!r}: {error}"
+                ) from error
             self._datasets[seed] = dataset
         return self._datasets[seed]
 

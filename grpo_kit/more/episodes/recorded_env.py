@@ -102,10 +102,13 @@ class RecordedEnv:
         self, path: str | Path, *, unknown: str = "Nothing happens.", latency: float | str = 0.0
     ) -> None:
         if latency != "recorded" and not (isinstance(latency, (int, float)) and latency >= 0):
-            raise ValueError(f"latency={latency!r} must be seconds of at least 0, or 'recorded'")
+            raise ValueError(
+                f"latency={latency!r} must be seconds of at least 0, or 'recorded'"
+            )
         self.path, self.unknown, self.latency = path_of(path), unknown, latency
         self.known: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
-        *lines, _ = self.path.read_text(encoding="utf-8").split("\n")  # behind the last newline: half a line
+        # behind the last newline: half a line
+        *lines, _ = self.path.read_text(encoding="utf-8").split("\n")
         for number, line in enumerate(lines, start=1):
             try:
                 entry = json.loads(line)
@@ -124,7 +127,10 @@ class RecordedEnv:
 
     def missing(self) -> pd.DataFrame:
         """Steps that were never recorded, most often first: row, said (the episode's actions), times."""
-        rows = [(row, " | ".join(actions), times) for (row, actions), times in self._missing.most_common()]
+        rows = [
+            (row, " | ".join(actions), times)
+            for (row, actions), times in self._missing.most_common()
+        ]
         return pd.DataFrame(rows, columns=["row", "said", "times"])
 
     def report(self) -> str:

@@ -114,7 +114,9 @@ def rollout_episodes(
         prompts = [conversations[i].ids for i in numbers]
         for i in numbers:
             with _as_episode_errors(world, i, turn):
-                check_context(context, len(conversations[i].ids), limit, where="the prompt", mend=_MEND)
+                check_context(
+                    context, len(conversations[i].ids), limit, where="the prompt", mend=_MEND
+                )
         written = write(prompts, numbers, turn)
         texts = dict(zip(numbers, map(renderer.text_of, written.completion_ids), strict=True))
         actions = {i: view.said(view.prefill + text) for i, text in texts.items()}
@@ -236,7 +238,9 @@ def _answered(
             response = view.completion_saying(act(observation))
         else:
             response = responses[turn - 1]
-        ids = tokenizer(response, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+        ids = tokenizer(response, add_special_tokens=False)["input_ids"] + [
+            tokenizer.eos_token_id
+        ]
         action = view.said(view.prefill + response)
         outcomes = world.step({0: action}, turn, last=turn == task.max_turns)
         result, reward, episode.done, invalid = outcomes[0]

@@ -45,7 +45,12 @@ _OPENS, _CLOSES = THOUGHT
 FIELDS = ("reasoning_content", "reasoning", "thinking")
 _NEXT_TURNS: dict[str, dict[str, Any]] = {
     "a user turn": {"role": "user", "content": _NEXT},
-    "a tool result": {"role": "tool", "name": _TOOL_NAME, "tool_call_id": _CALL_ID, "content": _NEXT},
+    "a tool result": {
+        "role": "tool",
+        "name": _TOOL_NAME,
+        "tool_call_id": _CALL_ID,
+        "content": _NEXT,
+    },
     "a system turn": {"role": "system", "content": _NEXT},
 }
 _TAG = re.compile(r"</?[A-Za-z][\w-]*>")
@@ -96,7 +101,9 @@ def audit_turns(tokenizer: PreTrainedTokenizerBase) -> TurnAudit:
         prompt = render([_QUESTION])
         bare_prompt = render([_QUESTION], add_generation_prompt=False)
     except Exception as error:
-        raise ValueError(f"the chat template cannot render one question of a user: {error}") from error
+        raise ValueError(
+            f"the chat template cannot render one question of a user: {error}"
+        ) from error
     opens = _opens(prompt.removeprefix(bare_prompt))
     rows = {next_turn: _row(render, next_turn) for next_turn in _NEXT_TURNS}
     table = pd.DataFrame.from_dict(rows, orient="index").astype(object)
@@ -106,7 +113,9 @@ def audit_turns(tokenizer: PreTrainedTokenizerBase) -> TurnAudit:
 # ---- conversations --------------------------------------------------------------------------------------------------
 
 
-def _rendered(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **options: Any) -> str:
+def _rendered(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **options: Any
+) -> str:
     """The text of a conversation. Templates of vision models accept a text only as a list of parts: the second try."""
     options = {"add_generation_prompt": True, **options}
     in_parts = []
@@ -151,7 +160,9 @@ def _row(render: Render, next_turn: str) -> dict[str, Any]:
         outcome, text = _outcome(render, answer, next_turn)
         outcomes[place] = max(outcomes[place], outcome, key=_RANK.index)
         if outcome in ("kept", "dropped"):
-            extends = bool(extends) or (outcome == "kept" and _extends(text, first, _THOUGHT, _OPENS))
+            extends = bool(extends) or (
+                outcome == "kept" and _extends(text, first, _THOUGHT, _OPENS)
+            )
     outcome, text = _outcome(render, {**answers[0][1], "content": _ANSWER}, next_turn)
     extends_without = empty_block = None
     if outcome == "dropped":  # there was none to keep
@@ -207,11 +218,15 @@ def _opens(header: str) -> str:
 
 
 def _sentences(opens: str, table: pd.DataFrame) -> list[str]:
-    best = [max(row["in_text"], row["in_field"], key=_RANK.index) for _, row in table.iterrows()]
+    best = [
+        max(row["in_text"], row["in_field"], key=_RANK.index) for _, row in table.iterrows()
+    ]
     parts = []
     for outcome in ("dropped", "kept", "refused", "no such turn"):
         turns = [
-            turn for turn, turn_outcome in zip(table.index, best, strict=True) if turn_outcome == outcome
+            turn
+            for turn, turn_outcome in zip(table.index, best, strict=True)
+            if turn_outcome == outcome
         ]
         if turns:
             words = outcome.replace("no such turn", "not rendered")
@@ -227,10 +242,14 @@ def _sentences(opens: str, table: pd.DataFrame) -> list[str]:
             f"The template itself writes an empty thought, {opens!r}: the model is asked not to think."
         )
     elif opens:
-        sentences.append(f"The template itself opens {opens!r}: give it as the prefill, and rewards see it.")
+        sentences.append(
+            f"The template itself opens {opens!r}: give it as the prefill, and rewards see it."
+        )
     blocks = list(table.index[table["empty_block"].eq(True)])
     if blocks:
-        sentences.append(f"An answer without a thought gets an empty one before {_and(blocks)}.")
+        sentences.append(
+            f"An answer without a thought gets an empty one before {_and(blocks)}."
+        )
     return sentences
 
 

@@ -13,7 +13,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_kit._support.argument_checks import check_whole
-from grpo_kit.more.episodes._tool_call_syntax import Call, call_distance, call_text, gold_calls, parse_calls
+from grpo_kit.more.episodes._tool_call_syntax import (
+    Call,
+    call_distance,
+    call_text,
+    gold_calls,
+    parse_calls,
+)
 from grpo_kit.rewards.answers import AnswerReward
 from grpo_kit.rewards.cheat_cases import Case, answer_cases
 from grpo_kit.rewards.combine import WeightedSum
@@ -63,7 +69,9 @@ class CallValidity(_CallReward):
     def __init__(self, operations: Mapping[str, int | None], *, tag: str = "answer") -> None:
         super().__init__("call_validity", tag=tag)
         if not operations:
-            raise ValueError(f"operations={operations!r} is empty; give {{name: number of arguments}}")
+            raise ValueError(
+                f"operations={operations!r} is empty; give {{name: number of arguments}}"
+            )
         for name, count in operations.items():
             fits = count is None or (isinstance(count, int) and count >= 0)
             if parse_calls(f"{name}()") != [Call(name, ())] or not fits:
@@ -97,7 +105,10 @@ class CallValidity(_CallReward):
 
     def _is_valid(self, call: Call) -> bool:
         n_arguments = len(call.arguments) + len(call.keywords)
-        return call.name in self.operations and self.operations[call.name] in (None, n_arguments)
+        return call.name in self.operations and self.operations[call.name] in (
+            None,
+            n_arguments,
+        )
 
 
 class CallAccuracy(_CallReward):
@@ -116,7 +127,9 @@ class CallAccuracy(_CallReward):
     [1.0, 0.368]
     """
 
-    def __init__(self, *, alpha: float = 2.0, column: str = "calls", tag: str = "answer") -> None:
+    def __init__(
+        self, *, alpha: float = 2.0, column: str = "calls", tag: str = "answer"
+    ) -> None:
         super().__init__("call_accuracy", column, tag=tag)
         if not 0 < alpha < math.inf:
             raise ValueError(f"alpha={alpha!r} must be a positive number, such as 2.0")
@@ -141,7 +154,9 @@ class CallAccuracy(_CallReward):
             "calls as one text": repr(sequence),
             "calls as a list of texts": f"[{', '.join(map(repr, calls))}]",
             "a call in a call": f"print({calls[0]})",
-            "two sequences in tags": "".join(f"<tool_call>{text}</tool_call>" for text in calls * 2),
+            "two sequences in tags": "".join(
+                f"<tool_call>{text}</tool_call>" for text in calls * 2
+            ),
             "calls after words": f"The calls are {sequence}",
             "calls commented out": "\n".join(f"# {text}" for text in calls),
             "two sequences with or": f"{sequence} or {calls[0]}",
@@ -224,7 +239,9 @@ def call_reward(
     [0.998, 0.0]
     """
     if len(weights) != 3:
-        raise ValueError(f"weights={weights!r}: give three, of validity, accuracy and efficiency")
+        raise ValueError(
+            f"weights={weights!r}: give three, of validity, accuracy and efficiency"
+        )
     parts = [
         CallValidity(operations, tag=tag),
         CallAccuracy(column=column, tag=tag),

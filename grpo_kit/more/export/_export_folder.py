@@ -77,7 +77,9 @@ def read_report(folder: Path) -> dict[str, Any] | None:
     except RunFolderError as error:
         raise ExportError(f"{error} Or export the model again") from error
     if damage:
-        raise ExportError(f"{folder} is not what was exported: {damage}; copy it again, or export again")
+        raise ExportError(
+            f"{folder} is not what was exported: {damage}; copy it again, or export again"
+        )
     return report
 
 

@@ -22,10 +22,14 @@ _CASES = (  # capital letters and then others, each with its ending
     r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _TEKKEN = _CASES.replace("END", "")
-_GPT4O = _CASES.replace("END", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?").replace(r"\p{N}|", r"\p{N}{1,3}|", 1)
-_BY_REGEX = {_QWEN2: "qwen2", _LLAMA3: "dbrx", _TEKKEN: "tekken", _GPT4O: "gpt-4o"}  # llama.cpp's names
+_GPT4O = _CASES.replace("END", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?").replace(
+    r"\p{N}|", r"\p{N}{1,3}|", 1
+)
+# llama.cpp's names
+_BY_REGEX = {_QWEN2: "qwen2", _LLAMA3: "dbrx", _TEKKEN: "tekken", _GPT4O: "gpt-4o"}
 _ENDS = ("eos", "eot", "eom")  # a file's names for tokens at which generation stops
-_PIECES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}  # spaces in Gemma's sentencepiece
+# spaces in Gemma's sentencepiece
+_PIECES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 
 
 def splitting_of(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -35,7 +39,9 @@ def splitting_of(tokenizer: PreTrainedTokenizerBase) -> str:
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     model, pre = backend["model"], backend["pre_tokenizer"] or {}
     if model["type"] != "BPE":
-        raise ExportError(f"the tokenizer is a {model['type']} one; format='gguf' writes BPE only")
+        raise ExportError(
+            f"the tokenizer is a {model['type']} one; format='gguf' writes BPE only"
+        )
     parts = pre.get("pretokenizers", [pre])
     kinds = [part.get("type") for part in parts]
     if model.get("byte_fallback"):
@@ -52,7 +58,11 @@ def splitting_of(tokenizer: PreTrainedTokenizerBase) -> str:
             splitting = "llama-bpe"
     elif kinds == ["ByteLevel"] and parts[0]["use_regex"]:
         splitting = "gpt-2"
-    elif kinds == ["Digits", "ByteLevel"] and parts[0]["individual_digits"] and parts[1]["use_regex"]:
+    elif (
+        kinds == ["Digits", "ByteLevel"]
+        and parts[0]["individual_digits"]
+        and parts[1]["use_regex"]
+    ):
         splitting = "smollm"
     if splitting is None:
         raise ExportError(
@@ -62,7 +72,9 @@ def splitting_of(tokenizer: PreTrainedTokenizerBase) -> str:
     return splitting
 
 
-def write_tokens(writer: Any, tokenizer: Any, splitting: str, size: int, ends: Sequence[int]) -> None:
+def write_tokens(
+    writer: Any, tokenizer: Any, splitting: str, size: int, ends: Sequence[int]
+) -> None:
     """Write size tokens, their kinds, how they are merged, and the chat template. splitting: of splitting_of.
 
     ends: tokens that end a completion. Raises ExportError for more than a file has names for.
@@ -77,7 +89,10 @@ def write_tokens(writer: Any, tokenizer: Any, splitting: str, size: int, ends: S
     merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
     if pieces:  # the piece with the highest score is merged first
-        scores = {merge.replace(" ", ""): float(-rank) for rank, merge in reversed([*enumerate(merges)])}
+        scores = {
+            merge.replace(" ", ""): float(-rank)
+            for rank, merge in reversed([*enumerate(merges)])
+        }
         writer.add_token_scores([scores.get(text, -1e6) for text in tokens])
     else:
         writer.add_token_merges(merges)

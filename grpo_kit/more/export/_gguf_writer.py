@@ -19,16 +19,27 @@ from grpo_kit.models._model_facts import end_ids
 from grpo_kit.more.export._gguf_tokens import splitting_of, write_tokens
 from grpo_kit.more.export._template import ExportError
 
-FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
+FILE_TYPES = {
+    "f32": "ALL_F32",
+    "f16": "MOSTLY_F16",
+    "bf16": "MOSTLY_BF16",
+    "q8_0": "MOSTLY_Q8_0",
+}
 # transformers' name of a family: llama.cpp's name of what computes it.
 _FAMILIES = {
     "llama": "llama", "mistral": "llama", "ministral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe", "gemma2": "gemma2", "gemma3_text": "gemma3", "phi3": "phi3", "smollm3": "smollm3",
     "granite": "granite", "olmo2": "olmo2", "olmo3": "olmo2",
 }  # fmt: skip
-_INTERLEAVED = {"llama", "granite", "smollm3"}  # llama.cpp rotates neighbours, transformers halves
-_WINDOWS = {"gemma2", "gemma3", "olmo2"}  # whose windows llama.cpp knows; others get a context of one window
-_ROPE = {"default": set(_FAMILIES.values()), "llama3": {"llama", "granite"}, "longrope": {"phi3"}}
+# llama.cpp rotates neighbours, transformers halves
+_INTERLEAVED = {"llama", "granite", "smollm3"}
+# whose windows llama.cpp knows; others get a context of one window
+_WINDOWS = {"gemma2", "gemma3", "olmo2"}
+_ROPE = {
+    "default": set(_FAMILIES.values()),
+    "llama3": {"llama", "granite"},
+    "longrope": {"phi3"},
+}
 # A file's numbers by the configuration's names for them. Written where the configuration has them.
 _WHOLE = {
     "block_count": "num_hidden_layers", "embedding_length": "hidden_size", "vocab_size": "vocab_size",
@@ -92,7 +103,9 @@ def write_gguf(
         numbers = tensor.cpu().numpy()
         tensor_name = names.get_name(key, (".weight", ".bias"))
         if tensor_name is None:
-            raise ExportError(f"model has {key}, for which GGUF has no name; use format='merged'")
+            raise ExportError(
+                f"model has {key}, for which GGUF has no name; use format='merged'"
+            )
         stored = types[quant.upper()]
         if numbers.ndim == 1 or ".ffn_gate_inp." in tensor_name:
             stored = types.F32
@@ -142,7 +155,10 @@ def _architecture(config: Any) -> str:
         "query_pre_attn_scalar": [scalar], "attn_logit_softcapping": [None],
     }  # fmt: skip
     if arch == "gemma2":  # which has both
-        for name, usual in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)):
+        for name, usual in (
+            ("attn_logit_softcapping", 50.0),
+            ("final_logit_softcapping", 30.0),
+        ):
             expected[name] = [getattr(config, name) or usual]
     for name, values in expected.items():
         value = getattr(config, name, values[0])
@@ -171,7 +187,8 @@ def _write_shape(writer: Any, config: Any, arch: str) -> dict[str, torch.Tensor]
             if (value := getattr(config, name, None)) is not None:
                 add(f"{arch}.{key}", value)
     rope, window = _rope(config), getattr(config, "sliding_window", None)
-    context = config.max_position_embeddings  # the most that llama.cpp computes as transformers does
+    # the most that llama.cpp computes as transformers does
+    context = config.max_position_embeddings
     rotated = int(_head(config) * rope.get("partial_rotary_factor", 1.0))
     writer.add_key_length(_head(config))
     writer.add_value_length(_head(config))
@@ -189,11 +206,16 @@ def _write_shape(writer: Any, config: Any, arch: str) -> dict[str, torch.Tensor]
     kind = rope["rope_type"]
     if kind != "default":
         frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-        plain = rope["rope_theta"] ** -(torch.arange(0, rotated, 2, dtype=torch.float32) / rotated)
+        plain = rope["rope_theta"] ** -(
+            torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
+        )
         factors = {"rope_freqs": plain / frequencies}
-    if kind == "longrope":  # llama.cpp takes the long ones for the whole of a context above the original one
+    # llama.cpp takes the long ones for the whole of a context above the original one
+    if kind == "longrope":
         factors = {
-            f"rope_factors_{length}": torch.tensor(rope[f"{length}_factor"], dtype=torch.float32)
+            f"rope_factors_{length}": torch.tensor(
+                rope[f"{length}_factor"], dtype=torch.float32
+            )
             for length in ("long", "short")
         }
         context = min(context, rope["original_max_position_embeddings"])
@@ -209,7 +231,8 @@ def _tensors(model: PreTrainedModel, arch: str) -> Iterator[tuple[str, torch.Ten
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for key, tensor in model.state_dict().items():
         part, tensor = key.split(".")[-2], tensor.float()
-        if part == "lm_head" and config.tie_word_embeddings and arch != "olmo2":  # which reads no tied head
+        # which reads no tied head
+        if part == "lm_head" and config.tie_word_embeddings and arch != "olmo2":
             continue
         if arch in _INTERLEAVED and part in heads:
             tensor = tensor.unflatten(0, (heads[part], 2, -1)).transpose(1, 2).flatten(0, 2)

@@ -31,7 +31,8 @@ def read(request):
         base = folder / "base"  # the one that it names, once the folder has its own name
         if not base.is_dir():
             base = PeftConfig.from_pretrained(folder).base_model_name_or_path
-    if file:  # transformers parses it for each of its parts: the same, once, is three times as fast
+    # transformers parses it for each of its parts: the same, once, is three times as fast
+    if file:
         import gguf
 
         gguf.GGUFReader = cache(gguf.GGUFReader)
@@ -72,7 +73,8 @@ def _ends(model, folder, file):
         fields = gguf.GGUFReader(str(folder / file)).fields
         ends = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
         return [int(end.contents()) for end in ends if end]
-    path = folder / "generation_config.json"  # of an adapter it lies beside the adapter, not in its base
+    # of an adapter it lies beside the adapter, not in its base
+    path = folder / "generation_config.json"
     ends = json.loads(path.read_text(encoding="utf-8"))["eos_token_id"]
     return ends if isinstance(ends, list) else [ends]
 

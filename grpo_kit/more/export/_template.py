@@ -55,7 +55,11 @@ class Prompting:
     def prompt(self, tokenizer: PreTrainedTokenizerBase, question: str) -> str:
         """The training's prompt of one question."""
         return build_prompt(
-            tokenizer, question, system=self.system, prefill=self.prefill, examples=self.examples
+            tokenizer,
+            question,
+            system=self.system,
+            prefill=self.prefill,
+            examples=self.examples,
         )
 
 
@@ -75,7 +79,9 @@ def with_serving_template(
         served.chat_template = opening + template
         end = _missing_end(served, trained)
         if end:
-            served.chat_template += f"{{% if {condition} %}}{{{{ {_literal(end)} }}}}{{% endif %}}"
+            served.chat_template += (
+                f"{{% if {condition} %}}{{{{ {_literal(end)} }}}}{{% endif %}}"
+            )
         if end is not None:
             break
     else:
@@ -188,7 +194,9 @@ def render(tokenizer: PreTrainedTokenizerBase, question: str | list[dict[str, st
     if not tokenizer.chat_template:
         raise PromptError(NO_TEMPLATE)
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
     except Exception as error:  # templates raise anything
         raise PromptError(f"the chat template refuses its messages: {error}") from error
 
@@ -255,7 +263,9 @@ def modelfile(
     return "\n".join(lines) + "\n"
 
 
-def _texts(served: PreTrainedTokenizerBase, prompting: Prompting, system: list[dict[str, str]]) -> _Texts:
+def _texts(
+    served: PreTrainedTokenizerBase, prompting: Prompting, system: list[dict[str, str]]
+) -> _Texts:
     """The texts of a conversation that begins with these messages."""
     messages = [
         *system,
@@ -285,7 +295,9 @@ def _go(text: str) -> str:
     """The text as it stands in a Go template inside a Modelfile's three quotes."""
     for characters, escape in _ESCAPES.items():
         text = text.replace(characters, escape)
-    text = "".join(c if c.isprintable() or c in "\n\t" else f'{{{{ "\\U{ord(c):08x}" }}}}' for c in text)
+    text = "".join(
+        c if c.isprintable() or c in "\n\t" else f'{{{{ "\\U{ord(c):08x}" }}}}' for c in text
+    )
     if text.endswith("{"):  # it would open the text behind it
         text = text[:-1] + '{{ "{" }}'
     return text

@@ -14,7 +14,13 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from grpo_kit.models._adapters import BASE, has_named_base, on_both_ends, save_adapter, weights_of_base
+from grpo_kit.models._adapters import (
+    BASE,
+    has_named_base,
+    on_both_ends,
+    save_adapter,
+    weights_of_base,
+)
 from grpo_kit.models._model_facts import base_model, end_ids, token_rows
 from grpo_kit.more.export._gguf_writer import write_gguf
 from grpo_kit.more.export._template import ExportError, Prompting, modelfile
@@ -67,11 +73,15 @@ def write_files(
         notes.append(f"the adapter is for {base!r}, from where its base is loaded again{place}")
     else:
         merged = whole_model(model)
-        if stored == "bf16" and (moved := share_moved(model, merged, torch.bfloat16)) is not None:
+        if (
+            stored == "bf16"
+            and (moved := share_moved(model, merged, torch.bfloat16)) is not None
+        ):
             notes.append(
                 f"bfloat16: {moved:.1%} of the weights that the adapter changes are other numbers than before"
             )
-        if token_rows(model) < token_rows(merged):  # whoever serves it must not sample the others
+        # whoever serves it must not sample the others
+        if token_rows(model) < token_rows(merged):
             merged.resize_token_embeddings(token_rows(model))
         if format == "gguf":
             file = f"{target.name}-{stored}.gguf"
@@ -85,7 +95,9 @@ def write_files(
                 license=license,
             )
             try:
-                text = modelfile(served, prompting, file, temperature=temperature, tokens=tokens, ends=ends)
+                text = modelfile(
+                    served, prompting, file, temperature=temperature, tokens=tokens, ends=ends
+                )
                 (part / "Modelfile").write_text(text, encoding="utf-8")
             except ExportError as error:
                 notes.append(f"no Modelfile for Ollama: {error}")
@@ -135,7 +147,9 @@ def whole_model(model: Any) -> PreTrainedModel:
                 merged.add_adapter(name, config)
             state = get_peft_model_state_dict(model, adapter_name=name)
         state = {key: tensor.detach().float().cpu() for key, tensor in state.items()}
-        unknown_keys = set_peft_model_state_dict(merged, state, adapter_name=name).unexpected_keys
+        unknown_keys = set_peft_model_state_dict(
+            merged, state, adapter_name=name
+        ).unexpected_keys
         if unknown_keys:
             raise ExportError(f"model has adapter weights that fit nowhere: {unknown_keys[:3]}")
     try:

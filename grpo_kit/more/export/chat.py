@@ -73,7 +73,9 @@ class Side:
 class Chat:
     """The result of kit.chat: ask(question); in a notebook an input field, run() in a terminal."""
 
-    def __init__(self, sides: dict[str, Side], *, temperature: float, tokens: int, seed: int) -> None:
+    def __init__(
+        self, sides: dict[str, Side], *, temperature: float, tokens: int, seed: int
+    ) -> None:
         self.sides, self.temperature, self.tokens, self.seed = sides, temperature, tokens, seed
         self.asked: list[tuple[str, dict[str, str]]] = []
 
@@ -85,7 +87,9 @@ class Chat:
         check_text("question", question)
         seed = self.seed + len(self.asked)
         sampling = {"tokens": self.tokens, "temperature": self.temperature, "seed": seed}
-        responses = {name: side.respond(question, **sampling) for name, side in self.sides.items()}
+        responses = {
+            name: side.respond(question, **sampling) for name, side in self.sides.items()
+        }
         self.asked.append((question, responses))
         return responses
 
@@ -114,7 +118,10 @@ class Chat:
 
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
         """An input field; on a page without a kernel, the questions and responses so far."""
-        saved = {"text/plain": repr(self), "text/html": self.page() or f"<p>{escape(repr(self))}</p>"}
+        saved = {
+            "text/plain": repr(self),
+            "text/html": self.page() or f"<p>{escape(repr(self))}</p>",
+        }
         if not in_notebook() or importlib.util.find_spec("ipywidgets") is None:
             return saved
         return self._field()._repr_mimebundle_(**options) | saved
@@ -123,7 +130,9 @@ class Chat:
         import ipywidgets as w
 
         field = w.Text(
-            placeholder="a question, then Enter", continuous_update=False, layout=w.Layout(width="70%")
+            placeholder="a question, then Enter",
+            continuous_update=False,
+            layout=w.Layout(width="70%"),
         )
         temperature = w.BoundedFloatText(
             value=self.temperature,
@@ -146,7 +155,9 @@ class Chat:
                 self.ask(question)
                 page.value = self.page()
             except ValueError as error:
-                page.value = side_by_side("not asked", question, "", {"error": str(error)}) + self.page()
+                page.value = (
+                    side_by_side("not asked", question, "", {"error": str(error)}) + self.page()
+                )
             field.value = ""
 
         field.observe(answer, "value")
@@ -194,12 +205,15 @@ def chat(
     sides = {"tuned": tuned}
     if base is True:
         if not hasattr(tuned.model, "peft_config"):
-            raise ExportError("base=True switches an adapter off, and this model has none; name the base")
+            raise ExportError(
+                "base=True switches an adapter off, and this model has none; name the base"
+            )
         sides[ADAPTER_OFF] = replace(tuned, bare=True)
     elif base is not None and base is not False:
         _, side, _ = _side(base, tokenizer, task)
         if side.prompting is None and tuned.prompting is None:
-            side.tokenizer, side.prefill = tuned.tokenizer, tuned.prefill  # both get the same prompt
+            # both get the same prompt
+            side.tokenizer, side.prefill = tuned.tokenizer, tuned.prefill
         sides["base"] = side
     elif name:
         sides = {name: tuned}
@@ -207,7 +221,9 @@ def chat(
         temperature = float(sampling.get("temperature") or 0.0)
     tokens = max_completion_tokens
     if tokens is None:
-        tokens = sampling.get("max_completion_tokens") or getattr(task, "max_completion_tokens", 256)
+        tokens = sampling.get("max_completion_tokens") or getattr(
+            task, "max_completion_tokens", 256
+        )
     with as_export_errors():
         temperature = check_temperature(temperature, greedy=True)
         check_whole("max_completion_tokens", tokens)
@@ -241,13 +257,19 @@ def _side(model: Any, tokenizer: Any, task: Task | None) -> tuple[str, Side, dic
     tuning = "lora" if is_adapter(os.fspath(source)) else "full"
     loaded, tokenizer = load_policy(source, tuning=tuning, quiet=True)
     base_model(loaded).eval()
-    return os.fspath(model), Side(loaded, tokenizer, prompting, prefill), report.get("sampling", {})
+    return (
+        os.fspath(model),
+        Side(loaded, tokenizer, prompting, prefill),
+        report.get("sampling", {}),
+    )
 
 
 def _report_of(folder: Path) -> dict[str, Any]:
     """An export's report, {} for another model. Raises ExportError for an export that cannot be used."""
     if is_unfinished(folder):
-        raise ExportError(f"model={str(folder)!r} is an export that was not finished; export the model again")
+        raise ExportError(
+            f"model={str(folder)!r} is an export that was not finished; export the model again"
+        )
     if has_metrics(folder) and not any(folder.glob("*.safetensors")):
         models = [name for name in ("model", "adapter") if (folder / name).is_dir()]
         models += [path.name for path in sorted(folder.glob("checkpoint-*"))]
@@ -257,5 +279,9 @@ def _report_of(folder: Path) -> dict[str, Any]:
     if report is None:
         return {}
     if report["objections"]:
-        warnings.warn(f"{folder} was refused: {'; '.join(report['objections'])}", UserWarning, stacklevel=4)
+        warnings.warn(
+            f"{folder} was refused: {'; '.join(report['objections'])}",
+            UserWarning,
+            stacklevel=4,
+        )
     return report

@@ -49,7 +49,11 @@ if TYPE_CHECKING:
     from grpo_kit.tasks import Task
 
 Format = Literal["merged", "adapter", "gguf"]
-QUANTS = {"merged": ("f32", "f16", "bf16"), "gguf": ("f32", "f16", "bf16", "q8_0"), "adapter": ("f32",)}
+QUANTS = {
+    "merged": ("f32", "f16", "bf16"),
+    "gguf": ("f32", "f16", "bf16", "q8_0"),
+    "adapter": ("f32",),
+}
 # People edit these, and the proof does not depend on them.
 _EDITED = {CARD, "Modelfile", "generation_config.json"}
 _QUESTIONS = ("What is 2 + 2?", "Name a colour.", "Is this a question?")  # if there is no task
@@ -75,7 +79,10 @@ class Exported:
         return push_to_hub(self.folder, repo, private=private, dry_run=dry_run)
 
     def __repr__(self) -> str:
-        lines = [f"{self.format}, {self.stored}: {self.bytes / 1e6:,.0f} MB in {self.folder}", *self.notes]
+        lines = [
+            f"{self.format}, {self.stored}: {self.bytes / 1e6:,.0f} MB in {self.folder}",
+            *self.notes,
+        ]
         return "\n".join([*lines, str(self.proof) if self.proof else "not proved"])
 
 
@@ -131,7 +138,14 @@ def export(
         check_trained_prompts(trainer.task, tokenizer, prompting, task)
     sampling = _sampling(trainer, task, temperature, max_completion_tokens)
     tokens = sampling["max_completion_tokens"]
-    say_difference(model, task, caller="export", temperature=sampling["temperature"], tokens=tokens, run=run)
+    say_difference(
+        model,
+        task,
+        caller="export",
+        temperature=sampling["temperature"],
+        tokens=tokens,
+        run=run,
+    )
     served = with_serving_template(tokenizer, prompting)
     rows = _rows(task, rows)
     questions = _questions(task, rows)
@@ -141,20 +155,30 @@ def export(
     part = part_folder(target, bytes_needed(model, format, stored))
     with _whole_or_nothing(part, folder):
         terms = license_of(base)
-        file, notes = write_files(part, model, served, prompting, format, stored, target, sampling, terms)
+        file, notes = write_files(
+            part, model, served, prompting, format, stored, target, sampling, terms
+        )
         size = sum(path.stat().st_size for path in files_of(part))
         exported = Exported(target, format, stored, size, None, tuple(notes), file)
         objections: list[str] = []
         if proof:
             try:
-                result = prove(model, tokenizer, part, exported, prompting, questions, tokens, task, rows)
+                result = prove(
+                    model, tokenizer, part, exported, prompting, questions, tokens, task, rows
+                )
                 exported = replace(exported, proof=result)
                 objections = result.objections
             except ProofError as error:
                 objections = [str(error)]
         license = license or terms
         write_card(
-            part, exported, base=base, question=questions[0], run=run, comparison=comparison, license=license
+            part,
+            exported,
+            base=base,
+            question=questions[0],
+            run=run,
+            comparison=comparison,
+            license=license,
         )
         _report(part, exported, base, prompting, sampling, objections)
         if objections:
@@ -188,13 +212,17 @@ def _checked_format(
         raise ExportError(f"format={format!r} is not known; use {', '.join(map(repr, QUANTS))}")
     stored = quant or ("f32" if format == "adapter" else "f16")
     if stored not in QUANTS[format]:
-        raise ExportError(f"quant={quant!r} is none of format={format!r}'s: {', '.join(QUANTS[format])}")
+        raise ExportError(
+            f"quant={quant!r} is none of format={format!r}'s: {', '.join(QUANTS[format])}"
+        )
     if format == "adapter" and not hasattr(model, "peft_config"):
         raise ExportError(
             "format='adapter': the model has none, all its weights were trained; use format='merged'"
         )
     if proof and format == "gguf" and (reason := why_unread(model.config)):
-        raise ExportError(f"{reason}, so the export cannot be compared; proof=False writes it uncompared")
+        raise ExportError(
+            f"{reason}, so the export cannot be compared; proof=False writes it uncompared"
+        )
     return stored
 
 
@@ -212,8 +240,14 @@ def _run_folder(run: str | os.PathLike | None, trainer: Loop | None) -> Path | N
         return trainer and trainer.folder
     with as_export_errors():
         path = run_path(run, "run")
-    if run_settings(path) is None and not has_metrics(path) and (trainer is None or path != trainer.folder):
-        raise ExportError(f"run={os.fspath(run)!r} holds no run; give a run's folder, or leave it out")
+    if (
+        run_settings(path) is None
+        and not has_metrics(path)
+        and (trainer is None or path != trainer.folder)
+    ):
+        raise ExportError(
+            f"run={os.fspath(run)!r} holds no run; give a run's folder, or leave it out"
+        )
     return path
 
 
@@ -231,7 +265,9 @@ def _sampling(
     if trainer is not None:
         tokens = tokens or trainer.config.max_completion_tokens
     if temperature is None:
-        temperature = trainer.config.at(max(trainer.step - 1, 0)).temperature if trainer else 1.0
+        temperature = (
+            trainer.config.at(max(trainer.step - 1, 0)).temperature if trainer else 1.0
+        )
     return {"temperature": temperature, "max_completion_tokens": tokens or 256}
 
 
@@ -262,7 +298,9 @@ def _rows(task: Any, rows: Sequence[dict] | int) -> list[dict]:
         return []
     if isinstance(rows, int):
         if rows < 1:
-            raise ExportError(f"rows={rows!r} must be at least 1; proof=False does not look at any")
+            raise ExportError(
+                f"rows={rows!r} must be at least 1; proof=False does not look at any"
+            )
         return list(task.held_out[:rows])
     if not rows:
         raise ExportError("rows is empty; give at least one row")
@@ -288,7 +326,10 @@ def _report(
     versions = {name: version(name) for name in ("torch", "transformers", "peft")}
     report = {
         "base": base,
-        **{name: getattr(exported, name) for name in ("format", "stored", "file", "bytes", "notes")},
+        **{
+            name: getattr(exported, name)
+            for name in ("format", "stored", "file", "bytes", "notes")
+        },
         "versions": {"grpo-kit": __version__, **versions},
         "prefill": prompting.prefill,
         "prompt_inside": prompting != Prompting(),

@@ -65,11 +65,15 @@ def write_card(
     exported: an Exported, whose files lie in `folder` and later under its own name.
     """
     library = _LIBRARY[exported.format]
-    card = card_text(run or exported.folder, comparison, base=base, license=license, library=library)
+    card = card_text(
+        run or exported.folder, comparison, base=base, license=license, library=library
+    )
     parts = [card.rstrip()]
     if run is not None and _has_steps(run):
         plot_run(run).save(folder / CURVE)
-        parts.append(f"![Reward, completions and what else was measured, step by step]({CURVE})")
+        parts.append(
+            f"![Reward, completions and what else was measured, step by step]({CURVE})"
+        )
     parts += [
         "## What lies here",
         f"{exported.format}, weights as {exported.stored}, {exported.bytes / 1e6:,.0f} MB. The chat template holds "
@@ -89,7 +93,9 @@ def write_card(
     name = exported.folder.name
     if (folder / BASE).is_dir():  # of an adapter
         base = f"{name}/{BASE}"
-    use = _USE[exported.format].format(folder=name, question=question, file=exported.file, base=base)
+    use = _USE[exported.format].format(
+        folder=name, question=question, file=exported.file, base=base
+    )
     parts += ["## Use it", use]
     (folder / CARD).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
@@ -120,14 +126,17 @@ def _license_in(gguf: Path) -> str | None:
     """A GGUF's general.license, which stands before its vocabulary: reading that takes half a minute."""
     with gguf.open("rb") as file:
         head = file.read(2**16)
-    _, key, after_key = head.partition(b"general.license\x08\x00\x00\x00")  # 8: a text, its length in front
+    # 8: a text, its length in front
+    _, key, after_key = head.partition(b"general.license\x08\x00\x00\x00")
     length = int.from_bytes(after_key[:8], "little")
     if not key or not 0 < length < 200:
         return None
     return after_key[8 : 8 + length].decode(errors="replace")
 
 
-def push_to_hub(folder: str | os.PathLike, repo: str, *, private: bool = True, dry_run: bool = False) -> str:
+def push_to_hub(
+    folder: str | os.PathLike, repo: str, *, private: bool = True, dry_run: bool = False
+) -> str:
     """Upload an export's folder to the hub as repo, "owner/name"; returns the files. dry_run: nothing is sent.
 
     Raises ExportError for a folder that is no export, one that was not proved or was changed since, and if the hub
@@ -138,11 +147,17 @@ def push_to_hub(folder: str | os.PathLike, repo: str, *, private: bool = True, d
     path = path_of(folder)
     report = read_report(path)
     if report is None:
-        raise ExportError(f"folder={str(folder)!r} is no export; give a folder that kit.export wrote")
+        raise ExportError(
+            f"folder={str(folder)!r} is no export; give a folder that kit.export wrote"
+        )
     if report["objections"]:
-        raise ExportError(f"{path} was refused: {'; '.join(report['objections'])}; export the model again")
+        raise ExportError(
+            f"{path} was refused: {'; '.join(report['objections'])}; export the model again"
+        )
     if report["proof"] is None:
-        raise ExportError(f"{path} was not proved; export it with proof=True before others rely on it")
+        raise ExportError(
+            f"{path} was not proved; export it with proof=True before others rely on it"
+        )
     if repo.count("/") != 1 or not all(repo.split("/")):
         raise ExportError(f"repo={repo!r} must be owner/name")
     lines = [f"{file.stat().st_size:>13,} {file.relative_to(path)}" for file in files_of(path)]
@@ -157,7 +172,8 @@ def push_to_hub(folder: str | os.PathLike, repo: str, *, private: bool = True, d
     try:
         api.create_repo(repo, private=private, exist_ok=True)
         api.upload_folder(folder_path=path, repo_id=repo, commit_message=message)
-    except Exception as error:  # the hub's, its client's and the network's errors share no base class
+    except Exception as error:
+        # the hub's, its client's and the network's errors share no base class
         raise ExportError(
             f"repo={repo!r}: the hub did not take it ({error}); run `hf auth login`, check the name, and call "
             f"it again: {path} is untouched"

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 # The largest allowed mean KL divergence, in nats a token, from the model in memory, by storage type.
 FARTHEST = {"f32": 1e-4, "f16": 1e-3, "bf16": 1e-2, "q8_0": 2e-2}
 LEAST_AGREEMENT = 0.9  # lowest share of tokens where the export's likeliest is the model's
-_COMPUTED_IN_16 = 1e-2  # a model that computes in 16 bits differs this much from its own weights
+# a model that computes in 16 bits differs this much from its own weights
+_COMPUTED_IN_16 = 1e-2
 _POSITIONS = 256  # completion tokens to compare
 _BROKEN = 0.05  # p below which more broken than fixed rows are not chance
 
@@ -68,9 +69,13 @@ class Proof:
         if self.computed != "float32":
             farthest = max(farthest, _COMPUTED_IN_16)
         if self.prompts_same < self.questions:
-            reasons.append(f"{self.questions - self.prompts_same} of {self.questions} prompts are others")
+            reasons.append(
+                f"{self.questions - self.prompts_same} of {self.questions} prompts are others"
+            )
         if not self.kl <= farthest:
-            reasons.append(f"it is {self.kl:.2g} nats a token from the trained model, above {farthest:g}")
+            reasons.append(
+                f"it is {self.kl:.2g} nats a token from the trained model, above {farthest:g}"
+            )
         if not self.agreement >= LEAST_AGREEMENT:
             reasons.append(
                 f"its likeliest token is the trained model's in {self.agreement:.0%} of {self.positions}"
@@ -81,7 +86,9 @@ class Proof:
         p = self.comparison.p.get("strict")
         if p is None:  # nothing is right or wrong
             if self.comparison.difference["reward"].high < 0:
-                reasons.append(f"its mean reward on held-out rows is lower: {self.comparison.sentence}")
+                reasons.append(
+                    f"its mean reward on held-out rows is lower: {self.comparison.sentence}"
+                )
         elif broken > fixed and p < _BROKEN:
             reasons.append(f"{broken} held-out rows broke and {fixed} were fixed, p = {p:.2g}")
         return reasons
@@ -107,7 +114,9 @@ class Proof:
                 "n": comparison.base.n,
                 "measure": measure,
                 "trained": asdict((comparison.base.rates | comparison.base.rewards)[measure]),
-                "exported": asdict((comparison.tuned.rates | comparison.tuned.rewards)[measure]),
+                "exported": asdict(
+                    (comparison.tuned.rates | comparison.tuned.rewards)[measure]
+                ),
                 "difference": asdict(comparison.difference[measure]),
                 "fixed": comparison.fixed,
                 "broken": comparison.broken,
@@ -157,9 +166,13 @@ def prove(
     if task is not None and not hasattr(task, "play"):
         exported_completions = [
             Completion(text, len(ids), not has_end, tuple(ids))
-            for text, ids, has_end in zip(answer["texts"], answer["answers"], answer["ended"], strict=True)
+            for text, ids, has_end in zip(
+                answer["texts"], answer["answers"], answer["ended"], strict=True
+            )
         ]
-        answers = Answers(task, list(rows), prompts, completions, 1, {"max_completion_tokens": tokens})
+        answers = Answers(
+            task, list(rows), prompts, completions, 1, {"max_completion_tokens": tokens}
+        )
         exported_answers = replace(answers, completions=exported_completions)
         comparison = compare(evaluation_of(answers), evaluation_of(exported_answers))
     equal = [ids == list(c.ids) for ids, c in zip(answer["answers"], completions, strict=True)]
@@ -180,14 +193,19 @@ def _read_back(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tens
     """The reader's answer, and its log-probabilities of the scored tokens."""
     with tempfile.TemporaryDirectory(prefix="grpo_kit-proof-") as directory:
         logprobs, answer = Path(directory) / "logprobs.pt", Path(directory) / "answer.json"
-        _ask(request | {"out": str(logprobs), "answer": str(answer)}, Path(directory) / "request.json")
+        _ask(
+            request | {"out": str(logprobs), "answer": str(answer)},
+            Path(directory) / "request.json",
+        )
         return json.loads(answer.read_text(encoding="utf-8")), torch.load(logprobs)
 
 
 def _ask(request: dict[str, Any], path: Path) -> None:
     path.write_text(json.dumps(request), encoding="utf-8")
     script = Path(__file__).with_name("_reader.py")
-    result = subprocess.run([sys.executable, "-P", str(script), str(path)], capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-P", str(script), str(path)], capture_output=True, text=True
+    )
     if result.returncode < 0:
         raise ProofError(
             f"the process that read it was killed (signal {-result.returncode}), as happens where memory runs out; "

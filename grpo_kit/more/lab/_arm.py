@@ -105,7 +105,9 @@ def _temperatures(values: Any) -> tuple[float, ...]:
         raise ValueError(
             f"eval_temperatures={values!r} must be a list of numbers above 0, such as (0.7, 1.0)"
         )
-    return tuple(check_temperature(value, f"eval_temperatures[{i}]") for i, value in enumerate(values))
+    return tuple(
+        check_temperature(value, f"eval_temperatures[{i}]") for i, value in enumerate(values)
+    )
 
 
 def fingerprint(arm: Arm) -> dict[str, Any]:
@@ -119,11 +121,16 @@ def fingerprint(arm: Arm) -> dict[str, Any]:
         fields.remove("autocast")  # as this machine has it
     if config.rollout_bits == 32:
         fields.remove("rollout_bits")  # as arms were before there was a choice
-    former_names = {name: before for before, name in RENAMED.items()}  # as stored arms have them
+    # as stored arms have them
+    former_names = {name: before for before, name in RENAMED.items()}
     # A task of several turns has its credit, which stored arms have among the config's numbers.
-    of_turns = {"credit": getattr(task, "credit", "episode"), "discount": getattr(task, "discount", 1.0)}
+    of_turns = {
+        "credit": getattr(task, "credit", "episode"),
+        "discount": getattr(task, "discount", 1.0),
+    }
     parts = {
-        "config": {former_names.get(name, name): getattr(config, name) for name in fields} | of_turns,
+        "config": {former_names.get(name, name): getattr(config, name) for name in fields}
+        | of_turns,
         "task": {
             **_prompt(task),
             "train": digest(task.train),
@@ -132,7 +139,11 @@ def fingerprint(arm: Arm) -> dict[str, Any]:
         },
         "run": {name: getattr(arm, name) for name in _BESIDES},
     }
-    flat = {f"{part}.{key}": _plain(value) for part, values in parts.items() for key, value in values.items()}
+    flat = {
+        f"{part}.{key}": _plain(value)
+        for part, values in parts.items()
+        for key, value in values.items()
+    }
     return json.loads(json.dumps(flat, sort_keys=True))
 
 
@@ -149,7 +160,9 @@ def _prompt(task: Task) -> dict[str, Any]:
     )  # fmt: skip
     prompt = {name: getattr(task, name) for name in names}
     if task.answer_rewards:
-        prompt["answer_rewards"] = [[reward, *all_parts(reward)] for reward in task.answer_rewards]
+        prompt["answer_rewards"] = [
+            [reward, *all_parts(reward)] for reward in task.answer_rewards
+        ]
     prompt["held_out"] = digest(task.held_out)
     return prompt
 

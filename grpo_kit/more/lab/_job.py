@@ -18,7 +18,13 @@ from grpo_kit.tasks._same_task import task_digest
 from grpo_kit.trainer.presets import preset as config_of
 
 # What the command line asks of a run besides its Config, and what it does where nothing is asked. run.json notes them.
-OPTIONS = {"rank": None, "held_out_every": 8, "keep": "last", "on_flag": "warn", "report_to": []}
+OPTIONS = {
+    "rank": None,
+    "held_out_every": 8,
+    "keep": "last",
+    "on_flag": "warn",
+    "report_to": [],
+}
 
 
 @dataclass
@@ -47,7 +53,9 @@ class Job:
         return cls(task, config, options)
 
     @classmethod
-    def of_run(cls, folder: Path, task: Any = None, changes: dict[str, Any] | None = None) -> Job:
+    def of_run(
+        cls, folder: Path, task: Any = None, changes: dict[str, Any] | None = None
+    ) -> Job:
         """Of a run that is there, whoever began it. task: as in asked(). Without it run.json's, by name or by its file,
         which is run only where it has the SHA-256 of then, and lies in no run folder.
 
@@ -57,7 +65,9 @@ class Job:
         """
         settings = run_settings(folder)
         if settings is None:
-            raise RunFolderError(f"{folder} holds no run; give a run's folder, such as runs/largest")
+            raise RunFolderError(
+                f"{folder} holds no run; give a run's folder, such as runs/largest"
+            )
         values, task_settings = {}, settings["task"]
         for name, value in settings["config"].items():
             try:
@@ -69,14 +79,28 @@ class Job:
         file, task_name = str(task_settings["file"] or ""), values.pop("task")
         source = task or file or task_name
         if source is None:
-            raise ValueError(f"the task of {folder} is nowhere in its run.json: give --task my_task.py")
-        if not task and file and (reason := _why_not_run(file, folder, task_settings.get("sha256"))):
-            raise RunFolderError(f"the task of {folder} was made by {file}, {reason}: give --task my_task.py")
+            raise ValueError(
+                f"the task of {folder} is nowhere in its run.json: give --task my_task.py"
+            )
+        if (
+            not task
+            and file
+            and (reason := _why_not_run(file, folder, task_settings.get("sha256")))
+        ):
+            raise RunFolderError(
+                f"the task of {folder} was made by {file}, {reason}: give --task my_task.py"
+            )
         changes = changes or {}
-        changeable = [name for name, field in FIELDS.items() if field.metadata["changes"]] + ["on_flag"]
-        fixed = [f"{name}={value!r}" for name, value in changes.items() if name not in changeable]
+        changeable = [name for name, field in FIELDS.items() if field.metadata["changes"]] + [
+            "on_flag"
+        ]
+        fixed = [
+            f"{name}={value!r}" for name, value in changes.items() if name not in changeable
+        ]
         if fixed:
-            raise ValueError(f"{', '.join(fixed)} is for a new run; what can change: {', '.join(changeable)}")
+            raise ValueError(
+                f"{', '.join(fixed)} is for a new run; what can change: {', '.join(changeable)}"
+            )
         options = {name: value for name, value in settings["notes"].items() if name in OPTIONS}
         job = cls.asked(source, values | options | changes)
         if task_digest(job.task) != task_settings["digest"]:
@@ -108,7 +132,11 @@ def _why_not_run(file: str, folder: Path, digest: str | None) -> str | None:
         return "which lies in a run folder, where nothing is run"
     if not path.is_file():
         return "which is not there"
-    return None if file_digest(path) == digest else f"which is not the one that {folder} was begun with"
+    return (
+        None
+        if file_digest(path) == digest
+        else f"which is not the one that {folder} was begun with"
+    )
 
 
 def settings_of(texts: list[str] | None) -> dict[str, Any]:
@@ -142,4 +170,7 @@ def model_in(folder: Path) -> tuple[Path, str]:
             f"{folder} has no model and no checkpoint yet; grpo-kit watch {folder} says how far it is"
         )
     checkpoint = last_whole(folder)
-    return checkpoint, f"half trained: the checkpoint of step {checkpoint.name.rpartition('-')[2]}"
+    return (
+        checkpoint,
+        f"half trained: the checkpoint of step {checkpoint.name.rpartition('-')[2]}",
+    )

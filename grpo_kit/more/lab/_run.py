@@ -74,7 +74,9 @@ class RunProgress(Hook):
         label = self.label
         if step:
             label += f", step {step} of {steps}"
-        self.line.say(label, (self.runs_done + step / steps) / self.runs, end=f"{self.runs} runs")
+        self.line.say(
+            label, (self.runs_done + step / steps) / self.runs, end=f"{self.runs} runs"
+        )
 
 
 def run(
@@ -101,7 +103,8 @@ def run(
         quiet=True,
     )
     start = time.perf_counter()
-    if arm.prepare is not None:  # also before loading a checkpoint: a reference model comes from it
+    # also before loading a checkpoint: a reference model comes from it
+    if arm.prepare is not None:
         arm.prepare(model, tokenizer, task, seed)
     prepared = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
@@ -180,7 +183,9 @@ def _tuned(
     rates, right_counts = {}, {}
     for temperature in arm.eval_temperatures:
         decoding = Decoding(samples, temperature, seed=config.seed)
-        answers = answer(model, tokenizer, arm.task, arm.task.held_out[:_SAMPLED_ROWS], decoding)
+        answers = answer(
+            model, tokenizer, arm.task, arm.task.held_out[:_SAMPLED_ROWS], decoding
+        )
         counts = [sum(row) for row in answers.by_row(answers.right)]
         right_counts[str(temperature)] = counts
         rates[str(temperature)] = sum(counts) / (samples * len(counts))

@@ -22,7 +22,14 @@ from grpo_kit.loop.checkpoint import SAMPLE_STATE
 from grpo_kit.more.lab._job import Job, model_in
 from grpo_kit.more.lab._run import write_json
 from grpo_kit.record._digests import checkpoints, what_is_wrong
-from grpo_kit.record._lines import COMPLETIONS_LINES, METRICS_LINES, RUN, as_line, lines_of, read_json
+from grpo_kit.record._lines import (
+    COMPLETIONS_LINES,
+    METRICS_LINES,
+    RUN,
+    as_line,
+    lines_of,
+    read_json,
+)
 from grpo_kit.record._run_folder import path_of, run_path
 from grpo_kit.record.files import (
     RunFolderError,
@@ -76,7 +83,9 @@ class Branch:
             (base_metrics, BASE, "as it was"),
             (changed_metrics, TUNED, "changed"),
         ):
-            axes.plot(metrics["step"], metrics["reward"], color=colour, label=label, linewidth=1.8)
+            axes.plot(
+                metrics["step"], metrics["reward"], color=colour, label=label, linewidth=1.8
+            )
         axes.axvline(self.step, color="#555555", linewidth=0.8, linestyle=":")
         axes.set(xlabel="step", ylabel="reward")
         axes.legend(frameon=False)
@@ -106,7 +115,9 @@ def branch(
     """
     source = run_path(folder)
     if not changes:
-        raise ValueError("changes is empty: say what is to be otherwise, such as learning_rate=2e-6")
+        raise ValueError(
+            "changes is empty: say what is to be otherwise, such as learning_rate=2e-6"
+        )
     job = Job.of_run(source, task, {})
     changed_job = Job.of_run(source, task, changes)
     whole_checkpoints = {
@@ -130,9 +141,15 @@ def branch(
     evaluations = []
     for run in (base_run, changed_run):
         model, tokenizer = job.policy(model_in(run)[0])
-        evaluations.append(evaluate(model, tokenizer, job.task, batch_size=job.config.eval_batch))
+        evaluations.append(
+            evaluate(model, tokenizer, job.task, batch_size=job.config.eval_batch)
+        )
     return Branch(
-        start, changes, (base_run, changed_run), compare(*evaluations), _paired(base_run, changed_run, start)
+        start,
+        changes,
+        (base_run, changed_run),
+        compare(*evaluations),
+        _paired(base_run, changed_run, start),
     )
 
 
@@ -179,7 +196,8 @@ def _written(value: Any) -> str:
 def _paired(base_run: Path, changed_run: Path, step: int) -> Estimate:
     """Of the groups after a step: the mean reward of the changed run less that of the run as it was, by prompt."""
     before, after = _mean_rewards(base_run, step), _mean_rewards(changed_run, step)
-    differences = (after - before).dropna().tolist()  # NaN: one of the runs did not have this prompt
+    # NaN: one of the runs did not have this prompt
+    differences = (after - before).dropna().tolist()
     reach = max([1.0, *map(abs, differences)])
     return bootstrap_mean(differences, lowest=-reach, highest=reach)
 
@@ -204,11 +222,15 @@ def branches(folder: str | os.PathLike) -> str:
         record = read_json(path, names={"changes": dict, "step": int, "of": str})
         changes = ", ".join(f"{name}={value}" for name, value in record["changes"].items())
         parent = (path.parent / record["of"]).resolve()
-        children.setdefault(parent, []).append((record["step"], changes or "as it was", path.parent))
+        children.setdefault(parent, []).append(
+            (record["step"], changes or "as it was", path.parent)
+        )
     return "\n".join([_state(root), *_tree(root, children, "")])
 
 
-def _tree(run: Path, children: dict[Path, list[tuple[int, str, Path]]], indent: str) -> list[str]:
+def _tree(
+    run: Path, children: dict[Path, list[tuple[int, str, Path]]], indent: str
+) -> list[str]:
     """A line for each branch of a run, with its own branches below it."""
     lines = []
     branches_of_run = sorted(children.get(run.resolve(), []))

@@ -21,7 +21,14 @@ from grpo_kit._support.argument_checks import is_whole
 from grpo_kit._support.display import progress_line
 from grpo_kit.evaluation.intervals import Estimate
 from grpo_kit.more.lab._arm import Arm, arm_of, fingerprint, outcomes, unlike
-from grpo_kit.more.lab._run import RESULT, RunProgress, before_training, print_flag, run, set_aside
+from grpo_kit.more.lab._run import (
+    RESULT,
+    RunProgress,
+    before_training,
+    print_flag,
+    run,
+    set_aside,
+)
 from grpo_kit.more.lab.figures import draw_lab
 from grpo_kit.more.lab.statistics import difference_over_seeds, holm, over_seeds, paired_scalars
 from grpo_kit.record._lines import read_json
@@ -59,7 +66,9 @@ class Lab:
 
     def seeds(self, *arms: str) -> list[int]:
         """The seeds that every one of these arms (default: all) has."""
-        sets = [set(self.runs.loc[self.runs["arm"] == arm, "seed"]) for arm in arms or self.arms]
+        sets = [
+            set(self.runs.loc[self.runs["arm"] == arm, "seed"]) for arm in arms or self.arms
+        ]
         return sorted(map(int, set.intersection(*sets)))
 
     def accuracy(self, arm: str) -> Estimate:
@@ -68,7 +77,12 @@ class Lab:
         return over_seeds([self.right[arm, seed] for seed in self.seeds(arm)])
 
     def difference(
-        self, arm: str, against: str | None = None, *, outcome: str = "accuracy", null: float = 0.0
+        self,
+        arm: str,
+        against: str | None = None,
+        *,
+        outcome: str = "accuracy",
+        null: float = 0.0,
     ) -> dict[str, Any]:
         """arm minus against (default: the first arm), paired by seed: mean, low, high (95 %), p, seeds.
 
@@ -81,12 +95,22 @@ class Lab:
         self._check(arm, against)
         seeds = self.seeds(arm, against)
         if not seeds:
-            raise ValueError(f"{arm!r} and {against!r} have no seed in common; run both with the same seeds")
+            raise ValueError(
+                f"{arm!r} and {against!r} have no seed in common; run both with the same seeds"
+            )
         if outcome == "accuracy":
-            first, second = ([self.right[name, seed] for seed in seeds] for name in (against, arm))
+            first, second = (
+                [self.right[name, seed] for seed in seeds] for name in (against, arm)
+            )
             if len({len(rows) for rows in [*first, *second]}) == 1:
                 mean, p = difference_over_seeds(first, second, null=null)
-                return {"mean": mean.value, "low": mean.low, "high": mean.high, "p": p, "seeds": len(seeds)}
+                return {
+                    "mean": mean.value,
+                    "low": mean.low,
+                    "high": mean.high,
+                    "p": p,
+                    "seeds": len(seeds),
+                }
         numbers = self.runs.select_dtypes("number")
         if outcome not in numbers:
             raise ValueError(
@@ -98,7 +122,9 @@ class Lab:
             raise ValueError(
                 f"outcome={outcome!r} was not measured in {arm!r} and {against!r} with the same seed"
             )
-        mean, low, high, p = paired_scalars(by_seed[against].tolist(), by_seed[arm].tolist(), null=null)
+        mean, low, high, p = paired_scalars(
+            by_seed[against].tolist(), by_seed[arm].tolist(), null=null
+        )
         return {"mean": mean, "low": low, "high": high, "p": p, "seeds": len(by_seed)}
 
     def unlike(self, arm: str, against: str | None = None) -> list[str]:
@@ -158,7 +184,9 @@ class Lab:
     def _check(self, *arms: str) -> None:
         for name in arms:
             if name not in self.arms:
-                raise ValueError(f"arm {name!r} has no finished run; use one of {', '.join(self.arms)}")
+                raise ValueError(
+                    f"arm {name!r} has no finished run; use one of {', '.join(self.arms)}"
+                )
 
     def _repr_html_(self) -> str:
         return self.summary().to_html(float_format="{:.3g}".format, na_rep="")
@@ -195,12 +223,18 @@ def compare_arms(
             raise ValueError(f"seeds holds {seed!r}; use whole numbers of at least 0")
     seeds = [int(seed) for seed in seeds]
     if not arms or not seeds or len(set(seeds)) != len(seeds):
-        raise ValueError(f"arms={list(arms)}, seeds={seeds}: give at least one of each, no seed twice")
+        raise ValueError(
+            f"arms={list(arms)}, seeds={seeds}: give at least one of each, no seed twice"
+        )
     # All checks come before the first run.
     settings = _checked_arms(folder, arms, config, shared)
     (folder / ".locks").mkdir(parents=True, exist_ok=True)
     runs = [(seed, arm) for seed in seeds for arm in arms]
-    waiting = [(seed, arm) for seed, arm in runs if not (folder / arm / f"seed-{seed}" / RESULT).exists()]
+    waiting = [
+        (seed, arm)
+        for seed, arm in runs
+        if not (folder / arm / f"seed-{seed}" / RESULT).exists()
+    ]
     finished = len(runs) - len(waiting)
     printed_flags: set[tuple[str, str]] = set()
     with progress_line(f"laboratory {folder.name}") as line:
@@ -212,7 +246,9 @@ def compare_arms(
             path = folder / arm / f"seed-{seed}"
             label = f"{number}/{len(runs)} {arm}, seed {seed}"
             try:
-                lock = FileLock(folder / ".locks" / f"{arm}--{seed}.lock").acquire(blocking=False)
+                lock = FileLock(folder / ".locks" / f"{arm}--{seed}.lock").acquire(
+                    blocking=False
+                )
             except Timeout:
                 line.print(f"{label}: another process is at it")
                 continue
@@ -228,7 +264,9 @@ def compare_arms(
                     seed,
                     path,
                     before=before_training(settings[arm], folder),
-                    progress=RunProgress(line, run_label, waiting.index((seed, arm)), len(waiting)),
+                    progress=RunProgress(
+                        line, run_label, waiting.index((seed, arm)), len(waiting)
+                    ),
                     on_flag=partial(print_flag, line, label, printed_flags),
                 )
                 if not quiet:
@@ -237,12 +275,17 @@ def compare_arms(
     if not quiet and lab.against in lab.arms:
         for arm in lab.arms:
             if differences := lab.unlike(arm):
-                print(f"{arm} differs from {lab.against} in more than its settings: {'; '.join(differences)}")
+                print(
+                    f"{arm} differs from {lab.against} in more than its settings: {'; '.join(differences)}"
+                )
     return lab
 
 
 def _checked_arms(
-    folder: Path, arms: Mapping[str, Mapping[str, Any]], config: Config | str, shared: Mapping[str, Any]
+    folder: Path,
+    arms: Mapping[str, Mapping[str, Any]],
+    config: Config | str,
+    shared: Mapping[str, Any],
 ) -> dict[str, Arm]:
     """Each arm's settings, by its name. Raises ValueError, and RunFolderError for finished runs of other settings."""
     settings = {}
@@ -278,7 +321,13 @@ def load(folder: str | Path, arms: Sequence[str] | None = None) -> Lab:
             "process that is at it"
         )
     runs = pd.DataFrame(rows)
-    return Lab(list(runs["arm"].unique()), runs, right, pd.concat(curves, ignore_index=True), against=arms[0])
+    return Lab(
+        list(runs["arm"].unique()),
+        runs,
+        right,
+        pd.concat(curves, ignore_index=True),
+        against=arms[0],
+    )
 
 
 def _finished(folder: Path, arm: str) -> list[Path]:
@@ -292,7 +341,9 @@ def _check_settings(path: Path, arm: Arm) -> None:
     """Raises RunFolderError if the finished run in `path` was made with other settings."""
     stored, present = read_json(path / RESULT)["settings"], fingerprint(arm)
     if stored != present:
-        names = sorted(name for name in {*stored, *present} if stored.get(name) != present.get(name))
+        names = sorted(
+            name for name in {*stored, *present} if stored.get(name) != present.get(name)
+        )
         raise RunFolderError(
             f"{path} holds a finished run with other settings ({', '.join(names)}); give the arm another name, "
             f"or the laboratory another folder; {_BY_NAME}"

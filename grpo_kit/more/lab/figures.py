@@ -34,7 +34,8 @@ def draw_lab(
     arms = list(summary.index)
     colours = colours_of(arms, base=against)
     heights = [2.4, max(1.6, 1.0 + 0.28 * len(arms))]
-    figure = new_figure(8, sum(heights))  # as wide as a page: its words are not made smaller there
+    # as wide as a page: its words are not made smaller there
+    figure = new_figure(8, sum(heights))
     panels = figure.subplot_mosaic("llllllll;rrrdddcc", height_ratios=heights)
     _draw_curves(panels["l"], curves, colours)
     accuracy, difference, cost = panels["r"], panels["d"], panels["c"]
@@ -60,7 +61,9 @@ def draw_lab(
         if arm != against:
             _interval(difference, place, row[["difference", "d_low", "d_high"]], colour)
         cost.barh(place, row["tokens"] / 1000, color=colour, height=0.6)
-    accuracy.axvline(runs["best_constant"].astype(float).max(), color=CONSTANT, linestyle="--", linewidth=1)
+    accuracy.axvline(
+        runs["best_constant"].astype(float).max(), color=CONSTANT, linestyle="--", linewidth=1
+    )
     accuracy.set_xlim(0, 1.02)
     difference.axvline(0, color=GREY, linewidth=0.8)
     difference.xaxis.set_major_locator(MaxNLocator(4))
@@ -80,7 +83,8 @@ def _draw_curves(axes: Axes, curves: pd.DataFrame, colours: Mapping[str, str]) -
 
     title = "reward in training"
     for number, (arm, colour) in enumerate(colours.items()):
-        rows = curves[(curves["arm"] == arm) & curves["reward"].notna()]  # reused rollouts have none
+        # reused rollouts have none
+        rows = curves[(curves["arm"] == arm) & curves["reward"].notna()]
         rewards = rows.groupby("step")["reward"].agg(["mean", "min", "max"])
         style = ("-", "--", ":", "-.")[number // len(COLOURS) % 4]
         axes.plot(
@@ -182,7 +186,9 @@ def plot_pass_at_k(curves: Mapping[str, Evaluation | Readiness], *, title: str =
             alpha=0.15,
             linewidth=0,
         )
-    constants = dict(result.constant for result in curves.values() if result.constant is not None)
+    constants = dict(
+        result.constant for result in curves.values() if result.constant is not None
+    )
     for name, value in constants.items():
         axes.axhline(
             value,

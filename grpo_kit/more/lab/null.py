@@ -80,7 +80,9 @@ class _ShuffledRewards:
             )
         weights = config.reward_weights or task.reward_weights
         self._reported = score(batch, task, weights, tokenizer)
-        batch.rewards = _shuffled_within(batch.rewards, batch.groups, f"null {config.seed} {numbers.step}")
+        batch.rewards = _shuffled_within(
+            batch.rewards, batch.groups, f"null {config.seed} {numbers.step}"
+        )
         return batch
 
     def measures(self, batch: Batch, task: Any) -> dict[str, float]:

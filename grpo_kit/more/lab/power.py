@@ -34,11 +34,15 @@ if TYPE_CHECKING:
 
 # By kind of task, of the difference between two settings: standard deviations over seeds, each of a fifth of the
 # experiments; the variance of one seed on one row; that of a row over all seeds (benchmarks/results/power.json).
-SPREADS = {"answer": (0.052, 0.085, 0.095, 0.106, 0.138), "code": (0.0, 0.0, 0.031, 0.031, 0.054)}
+SPREADS = {
+    "answer": (0.052, 0.085, 0.095, 0.106, 0.138),
+    "code": (0.0, 0.0, 0.031, 0.031, 0.054),
+}
 NOISE = {"answer": 0.131, "code": 0.052}
 ROWS = {"answer": 0.0035, "code": 0.0044}
 OFTEN, MOST = 0.8, 100  # "shows": finds it 4 times of 5, with no more than so many seeds
-RISE = 15  # steps: half of the experiments have 80 % of their rise in reward by then; quarters, by 14 and 17
+# steps: half of the experiments have 80 % of their rise in reward by then; quarters, by 14 and 17
+RISE = 15
 _SEEDS, _QUESTIONS = (2, 3, 4, 5, 8, 12, 20, 30), (32, 64, 128, 256, 512, 1024)
 _TIMED_ROWS = 32
 
@@ -65,7 +69,8 @@ def chance(
     row_error = math.sqrt(rows / questions) / error
     half_width = np.hypot(stdtrit(seeds - 1, 0.975), ndtri(0.975) * row_error)
     missed = nctdtr(seeds - 1, difference / error, half_width)
-    return float(np.mean(1 - np.nan_to_num(missed)))  # scipy gives NaN where it is 0 to all digits
+    # scipy gives NaN where it is 0 to all digits
+    return float(np.mean(1 - np.nan_to_num(missed)))
 
 
 def least(seeds: int, questions: int, **spread: Any) -> float:
@@ -134,7 +139,9 @@ class Power:
                 f"In {_duration(self.hours)}, {seeds} seeds show a difference of {100 * difference:.0f} points."
             )
         elif self.run_seconds is not None:
-            sentences.append(f"In {_duration(self.hours)} there is no time for two seeds of each setting.")
+            sentences.append(
+                f"In {_duration(self.hours)} there is no time for two seeds of each setting."
+            )
         return " ".join([*sentences, *self.warnings])
 
     def _runs(self) -> str:
@@ -203,7 +210,9 @@ def power(
     check_above_zero("hours", hours)
     check_above_zero("difference", difference)
     if difference >= 1:
-        raise ValueError(f"difference={difference!r} must lie below 1: 10 points of accuracy are 0.1")
+        raise ValueError(
+            f"difference={difference!r} must lie below 1: 10 points of accuracy are 0.1"
+        )
     if (model is None) != (tokenizer is None):
         raise ValueError("model and tokenizer go together: give both, or neither")
     for name, value in (("step_seconds", step_seconds), ("spread", spread)):
@@ -215,14 +224,17 @@ def power(
     used_spread = {"spreads": spreads, "noise": NOISE[kind], "rows": ROWS[kind]}
     questions = min(len(task.held_out), config.held_out)
     run_seconds = None
-    if step_seconds is not None:  # a question of the evaluation takes no longer than a completion of a step
+    # a question of the evaluation takes no longer than a completion of a step
+    if step_seconds is not None:
         completions = config.prompts_per_step * config.group_size
         run_seconds = step_seconds * (config.steps + questions / completions)
     elif model is not None:
         run_seconds = _timed(task, model, tokenizer, config, questions)
     if ready is None and model is not None:
         size = config.group_size
-        ready = readiness(model, tokenizer, task, samples=2 * size, group_size=size, seconds=60, quiet=True)
+        ready = readiness(
+            model, tokenizer, task, samples=2 * size, group_size=size, seconds=60, quiet=True
+        )
     signal = None
     if ready is not None:
         signal = ready.signal_reward().value * config.prompts_per_step
@@ -233,7 +245,10 @@ def power(
         difference=difference,
         hours=hours,
         seeds=seeds_for(questions),
-        between=(seeds_for(questions, spreads=spreads[:1]), seeds_for(questions, spreads=spreads[-1:])),
+        between=(
+            seeds_for(questions, spreads=spreads[:1]),
+            seeds_for(questions, spreads=spreads[-1:]),
+        ),
         questions=questions,
         enough=enough,
         steps=config.steps,
@@ -247,7 +262,9 @@ def power(
 
 def _seeds_for(difference: float, questions: int, **spread: Any) -> int | None:
     """The fewest seeds that find the difference 4 times of 5; None: more than 100."""
-    enough = (n for n in range(2, MOST + 1) if chance(difference, n, questions, **spread) >= OFTEN)
+    enough = (
+        n for n in range(2, MOST + 1) if chance(difference, n, questions, **spread) >= OFTEN
+    )
     return next(enough, None)
 
 
@@ -255,7 +272,9 @@ def _enough(seeds_for: Callable[[int], int | None]) -> int:
     """The fewest questions with which further ones would save hardly a seed."""
     fewest_seeds = seeds_for(_QUESTIONS[-1]) or MOST
     most_seeds = fewest_seeds + fewest_seeds // 8
-    return next((n for n in _QUESTIONS if (seeds_for(n) or math.inf) <= most_seeds), _QUESTIONS[-1])
+    return next(
+        (n for n in _QUESTIONS if (seeds_for(n) or math.inf) <= most_seeds), _QUESTIONS[-1]
+    )
 
 
 def _warnings(
@@ -263,27 +282,39 @@ def _warnings(
 ) -> list[str]:
     warnings = []
     if ready is not None and ready.verdict != "ready":
-        warnings.append(f"First: the model is not ready ({ready.verdict}), and seeds do not mend that.")
+        warnings.append(
+            f"First: the model is not ready ({ready.verdict}), and seeds do not mend that."
+        )
     if signal is not None and signal < 1:
         remedy = "easier rows"
         if signal:
             remedy = f"prompts_per_step={math.ceil(config.prompts_per_step / signal)}"
-        warnings.append(f"A step begins with {signal:.1f} groups that have a signal: take {remedy}.")
+        warnings.append(
+            f"A step begins with {signal:.1f} groups that have a signal: take {remedy}."
+        )
     if config.steps < RISE:
-        warnings.append(f"{config.steps} steps are few: in the kit's runs most of the rise took {RISE}.")
+        warnings.append(
+            f"{config.steps} steps are few: in the kit's runs most of the rise took {RISE}."
+        )
     if questions < enough:
-        warnings.append(f"Of held-out questions only {questions} are there: with {enough} fewer seeds do.")
+        warnings.append(
+            f"Of held-out questions only {questions} are there: with {enough} fewer seeds do."
+        )
     return warnings
 
 
 def _timed(task: Any, model: Any, tokenizer: Any, config: Config, questions: int) -> float:
     """Seconds of a run: its steps, by the faster of two after a first one, and its evaluation. Weights are restored."""
-    copies = [(p, p.detach().to("cpu", copy=True)) for p in model.parameters() if p.requires_grad]
+    copies = [
+        (p, p.detach().to("cpu", copy=True)) for p in model.parameters() if p.requires_grad
+    ]
     mark = trained_in(model)
     try:
         with TemporaryDirectory() as folder:
             three_steps = replace(config, steps=3, save_steps=0, warmup=0)
-            GRPOTrainer(model, task, three_steps, tokenizer=tokenizer, folder=folder, live=None).train()
+            GRPOTrainer(
+                model, task, three_steps, tokenizer=tokenizer, folder=folder, live=None
+            ).train()
             step_seconds = min(read_metrics(folder)["step_seconds"].iloc[1:])
     finally:
         mark_trained(model, *mark)

@@ -69,7 +69,9 @@ class Samples:
         """
         check_number("margin", margin, 0)
         if self.settings["samples"] < 2:
-            raise ValueError("samples=1 a prompt leaves nothing to compare; sample at least 2, such as 4")
+            raise ValueError(
+                "samples=1 a prompt leaves nothing to compare; sample at least 2, such as 4"
+            )
         reason = f"margin={margin!r}: no prompt has two usable completions so far apart"
         return self._data_set(self._pairs(margin), reason)
 
@@ -86,7 +88,9 @@ class Samples:
         for candidate in _spread(self._candidates()):
             prompt, completion, score = candidate.values()
             label = score >= threshold
-            rows.append({"prompt": prompt, "completion": completion, "label": label, "score": score})
+            rows.append(
+                {"prompt": prompt, "completion": completion, "label": label, "score": score}
+            )
         return self._data_set(rows, _none_left(threshold))
 
     def best_of_n(self, *, threshold: float | None = None) -> Dataset:
@@ -162,7 +166,8 @@ class Samples:
         rows = []
         for group in self._candidates():
             best, worst = max(group, key=_SCORE), min(group, key=_SCORE)  # the first of equals
-            if round(best["score"] - worst["score"], 6) > margin:  # 0.8 - 0.7 is above 0.1 by rounding alone
+            # 0.8 - 0.7 is above 0.1 by rounding alone
+            if round(best["score"] - worst["score"], 6) > margin:
                 rows.append(
                     {
                         "prompt": best["prompt"],
@@ -180,7 +185,11 @@ class Samples:
         Prompts without any are left out.
         """
         table = self.table
-        usable = table["exact"].astype(bool) & ~table["cut_off"].astype(bool) & table["score"].notna()
+        usable = (
+            table["exact"].astype(bool)
+            & ~table["cut_off"].astype(bool)
+            & table["score"].notna()
+        )
         distinct = table.loc[usable, ["prompt", "completion", "score"]].drop_duplicates(
             ["prompt", "completion"]
         )
@@ -259,9 +268,8 @@ def _spread(groups: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     spread = []
     for group in groups:
         spread += [((i + 0.5) / len(group), candidate) for i, candidate in enumerate(group)]
-    return [
-        candidate for _, candidate in sorted(spread, key=itemgetter(0))
-    ]  # of equals the earlier group first
+    # of equals the earlier group first
+    return [candidate for _, candidate in sorted(spread, key=itemgetter(0))]
 
 
 def _none_left(threshold: float | None) -> str:

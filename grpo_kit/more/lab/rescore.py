@@ -57,10 +57,14 @@ class Rescored:
     def table(self) -> ShownTable:
         """One row a measure: its share of groups, or of completions, with a 95 % interval (bootstrap over groups)."""
         estimates = {
-            words: bootstrap_mean(self.groups[column].tolist()) for column, words in _MEASURES.items()
+            words: bootstrap_mean(self.groups[column].tolist())
+            for column, words in _MEASURES.items()
         }
         table = estimates_table(self.reward, estimates, [], 0)
-        cells = {name: {"value, 95 % interval": e.words(), "n": str(e.n)} for name, e in estimates.items()}
+        cells = {
+            name: {"value, 95 % interval": e.words(), "n": str(e.n)}
+            for name, e in estimates.items()
+        }
         return shown(table, self.sentence, cells)
 
     @property
@@ -83,7 +87,9 @@ class Rescored:
         table = table.assign(change=change, size=change.abs())
         table = table[table["size"] > 0].drop_duplicates(["prompt", "completion"])
         table = table.sort_values(["size", "change"], ascending=False, kind="stable")
-        return table.head(n)[["step", "completion", "answer", "before", "after"]].reset_index(drop=True)
+        return table.head(n)[["step", "completion", "answer", "before", "after"]].reset_index(
+            drop=True
+        )
 
     def __repr__(self) -> str:
         return repr(self.table())
@@ -113,9 +119,15 @@ def rescore(
     rewards = getattr(reward, "rewards", reward)
     if not isinstance(rewards, Sequence):
         rewards = [rewards]
-    weights = reward_weights or getattr(reward, "reward_weights", None) or [1 / len(rewards)] * len(rewards)
+    weights = (
+        reward_weights
+        or getattr(reward, "reward_weights", None)
+        or [1 / len(rewards)] * len(rewards)
+    )
     if len(weights) != len(rewards):
-        raise ValueError(f"reward_weights={weights!r} has {len(weights)} numbers for {len(rewards)} rewards")
+        raise ValueError(
+            f"reward_weights={weights!r} has {len(weights)} numbers for {len(rewards)} rewards"
+        )
     run = path_of(folder)
     table = read_completions(folder)
     if table.empty or "completion" not in table:
@@ -123,7 +135,9 @@ def rescore(
             f"folder={str(folder)!r} holds no completions to score again; give a run's folder"
         )
     if "turn" in table:
-        raise RunFolderError(f"folder={str(folder)!r} holds episodes: their environment pays, not a reward")
+        raise RunFolderError(
+            f"folder={str(folder)!r} holds episodes: their environment pays, not a reward"
+        )
     config = _config(run)
     if task is None and hasattr(reward, "train"):
         task = reward
@@ -133,10 +147,13 @@ def rescore(
     columns |= {"prompts": table["prompt"].tolist(), "prefill": table["prefill"].tolist()}
     check_columns(rewards, {*columns}, "rescore (give task=, the run's own)")
     scores = score_all(rewards, table["completion"].tolist(), reward_names(rewards), **columns)
-    group_ids = [f"{step} {group}" for step, group in zip(table["step"], table["group"], strict=True)]
+    group_ids = [
+        f"{step} {group}" for step, group in zip(table["step"], table["group"], strict=True)
+    ]
     after = totals(list(scores.values()), weights, group_ids)
     table = table[["step", "group", "prompt", "prefill", "completion", "answer"]].assign(
-        before=table["reward"].astype(float), after=pd.Series(after, dtype=float, index=table.index)
+        before=table["reward"].astype(float),
+        after=pd.Series(after, dtype=float, index=table.index),
     )
     for column in ("before", "after"):
         table[f"advantage_{column}"] = _advantages(table, column, config.scale)
@@ -183,7 +200,9 @@ def _advantages(
     by_step = []
     for _, rows in table.groupby("step"):
         rewards = [None if math.isnan(reward) else reward for reward in rows[column]]
-        by_step.append(pd.Series(advantages(rewards, rows["group"].tolist(), scale=scale), rows.index))
+        by_step.append(
+            pd.Series(advantages(rewards, rows["group"].tolist(), scale=scale), rows.index)
+        )
     return pd.concat(by_step)
 
 
@@ -205,7 +224,10 @@ def _compared(group: pd.DataFrame) -> dict[str, Any]:
 
 def _direction(table: pd.DataFrame) -> float | None:
     for _, rows in table.groupby("step", sort=False):
-        before, after = rows["advantage_before"].to_numpy(float), rows["advantage_after"].to_numpy(float)
+        before, after = (
+            rows["advantage_before"].to_numpy(float),
+            rows["advantage_after"].to_numpy(float),
+        )
         size = np.linalg.norm(before) * np.linalg.norm(after)
         if size > 0:
             return float(before @ after / size)

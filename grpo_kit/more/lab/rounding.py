@@ -105,7 +105,9 @@ def update_survival(
     True
     """
     check_whole("steps", steps)
-    draw = partial(torch.randn, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+    draw = partial(
+        torch.randn, generator=torch.Generator().manual_seed(seed), dtype=torch.float32
+    )
     if weights is None:
         weights = 0.03 * draw(2**15 if gradients is None else gradients.shape[1])
     if gradients is None:

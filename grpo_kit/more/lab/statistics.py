@@ -31,7 +31,9 @@ def over_seeds(values: Sequence[Sequence[float]]) -> Estimate:
     """
     data = np.asarray(values, dtype=float)
     if data.ndim != 2 or not data.size:
-        raise ValueError(f"values has shape {data.shape}; give one row of equal length for each seed")
+        raise ValueError(
+            f"values has shape {data.shape}; give one row of equal length for each seed"
+        )
     return _estimate(data, lowest=-1.0 if data.min() < 0 else 0.0)
 
 
@@ -94,7 +96,9 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     >>> holm([0.01, 0.04, None, 0.03])
     [0.03, 0.06, None, 0.06]
     """
-    tests = sorted((p, i) for i, p in enumerate(p_values) if p is not None and not math.isnan(p))
+    tests = sorted(
+        (p, i) for i, p in enumerate(p_values) if p is not None and not math.isnan(p)
+    )
     adjusted: list[float | None] = [None] * len(p_values)
     highest = 0.0
     for place, (p, i) in enumerate(tests):

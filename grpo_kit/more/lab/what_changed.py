@@ -12,13 +12,30 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import torch
 
-from grpo_kit._support.argument_checks import check_task, check_tokenizer, check_whole, template_tokens
+from grpo_kit._support.argument_checks import (
+    check_task,
+    check_tokenizer,
+    check_whole,
+    template_tokens,
+)
 from grpo_kit._support.display import COLOURS, colours_of, escape, progress_line
 from grpo_kit.engine.complete import Completion, complete
 from grpo_kit.evaluation._shown import ShownTable, estimates_table, percent, shown, with_page
-from grpo_kit.evaluation.generate_and_score import Answers, Decoding, Request, answer, check_rows
+from grpo_kit.evaluation.generate_and_score import (
+    Answers,
+    Decoding,
+    Request,
+    answer,
+    check_rows,
+)
 from grpo_kit.evaluation.intervals import Estimate, bootstrap_mean, mean_reward, share
-from grpo_kit.models._model_facts import base_model, close_rows, end_ids, evaluating, has_adapters
+from grpo_kit.models._model_facts import (
+    base_model,
+    close_rows,
+    end_ids,
+    evaluating,
+    has_adapters,
+)
 from grpo_kit.models.token_lists import logits_of
 from grpo_kit.tasks._measure import Measure
 from grpo_kit.watch._completions import card_html, folded, groups_html
@@ -30,7 +47,8 @@ if TYPE_CHECKING:
 
 _TILE = 128  # positions whose logits are in memory at once
 _FIRST = 5  # of the base's own list
-_MARK = f"background:{COLOURS[1]}59;border-bottom:2px solid {COLOURS[1]};color:inherit"  # a third opaque: any ground
+# a third opaque: any ground
+_MARK = f"background:{COLOURS[1]}59;border-bottom:2px solid {COLOURS[1]};color:inherit"
 _TEXT = "white-space:pre-wrap;overflow-wrap:anywhere;max-height:24em;overflow:auto"
 
 
@@ -96,9 +114,14 @@ class Changes:
         text = f"Training changed {changed:,} of {len(self.tokens):,} tokens of {len(self.answers)} greedy answers"
         if not changed:
             return f"{text}."
-        base, *_, tuned = (estimate.words(self.measure == "accuracy") for estimate in self.results.values())
+        base, *_, tuned = (
+            estimate.words(self.measure == "accuracy") for estimate in self.results.values()
+        )
         text += f"; {first:,} of these are among the base's first {_FIRST}; {self.measure} {base} -> {tuned}."
-        back = [f"{k} token{'s' * (k > 1)} put right {percent(part)}" for k, part in self.gain_back.items()]
+        back = [
+            f"{k} token{'s' * (k > 1)} put right {percent(part)}"
+            for k, part in self.gain_back.items()
+        ]
         return f"{text} Share of the gain that comes back: {', '.join(back)}." if back else text
 
     def table(self) -> ShownTable:
@@ -106,16 +129,25 @@ class Changes:
         estimates = {"tokens changed": self.share}
         if self.among_first is not None:
             estimates[f"of these, among the base's first {_FIRST}"] = self.among_first
-        cells = {name: {"value, 95 % interval": e.words(), "n": str(e.n)} for name, e in estimates.items()}
+        cells = {
+            name: {"value, 95 % interval": e.words(), "n": str(e.n)}
+            for name, e in estimates.items()
+        }
         back = {}
         for column, estimate in self.results.items():
-            name = column if isinstance(column, str) else f"{column} token{'s' * (column > 1)} put right"
+            name = (
+                column
+                if isinstance(column, str)
+                else f"{column} token{'s' * (column > 1)} put right"
+            )
             estimates[name], back[name] = estimate, self.gain_back.get(column)
             words = estimate.words(self.measure == "accuracy")
             cells[name] = {"value, 95 % interval": words, "n": str(estimate.n)}
             if back[name] is not None:
                 cells[name]["of the gain"] = percent(back[name])
-        table = estimates_table(self.task, estimates, [], 0).assign(gain_back=pd.Series(back, dtype=float))
+        table = estimates_table(self.task, estimates, [], 0).assign(
+            gain_back=pd.Series(back, dtype=float)
+        )
         return shown(table, str(self), cells)
 
     def pages(self, n: int = 3) -> ShownTable:
@@ -135,7 +167,11 @@ class Changes:
             for row in rows:
                 yield card_html("<b>base</b>", folded(row["base"]), colour=colours["base"])
                 body = "".join(_marked(*part) for part in parts[row["place"]])
-                yield card_html("<b>tuned</b>", f'<div style="{_TEXT}">{body}</div>', colour=colours["tuned"])
+                yield card_html(
+                    "<b>tuned</b>",
+                    f'<div style="{_TEXT}">{body}</div>',
+                    colour=colours["tuned"],
+                )
 
         page += groups_html(table.assign(prompt=table["question"], place=table.index), cards)
         for place, row in table.iterrows():
@@ -150,9 +186,7 @@ class Changes:
         ids, done, note = tokens["token"].tolist(), "", ""
         for end, token in enumerate(tokens.itertuples(), 1):
             if token.rank:
-                note = (
-                    f"rank {token.rank} in the base's list; its first choice: {decode([token.base_token])!r}"
-                )
+                note = f"rank {token.rank} in the base's list; its first choice: {decode([token.base_token])!r}"
             text = decode(ids[:end])
             if end == len(ids) or not text.endswith("\ufffd"):
                 yield text[len(done) :], note
@@ -195,7 +229,9 @@ def what_changed(
     check_task(task)
     check_tokenizer(tokenizer)
     if hasattr(task, "play"):
-        raise ValueError(f"task {task.name!r} is played in turns; give one whose rows are answered once")
+        raise ValueError(
+            f"task {task.name!r} is played in turns; give one whose rows are answered once"
+        )
     rows = check_rows(task.held_out if rows is None else rows)
     for k in most:
         check_whole("most", k)
@@ -210,7 +246,9 @@ def what_changed(
     tuned_answers = answer(tuned, tokenizer, task, rows, decoding)
     completions, measure = tuned_answers.completions, tuned_answers.measure
     with as_base():
-        answers: dict[Any, Answers] = {"base": answer(follower, tokenizer, task, rows, decoding)}
+        answers: dict[Any, Answers] = {
+            "base": answer(follower, tokenizer, task, rows, decoding)
+        }
     tokens, changed = [], []  # changed: the positions in each row
     with progress_line(f"{task.name}, first choices") as progress:
         for place, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
@@ -220,43 +258,69 @@ def what_changed(
                 base_firsts, ranks = _first_choices(follower, prompt, completion.ids)
             for i, token in enumerate(completion.ids):
                 rank = ranks[i] if firsts[i] != base_firsts[i] else 0
-                tokens.append({"row": place, "token": token, "base_token": base_firsts[i], "rank": rank})
-            changed.append([i for i, token in enumerate(tokens[-len(completion.ids) :]) if token["rank"]])
+                tokens.append(
+                    {"row": place, "token": token, "base_token": base_firsts[i], "rank": rank}
+                )
+            changed.append(
+                [i for i, token in enumerate(tokens[-len(completion.ids) :]) if token["rank"]]
+            )
     request = Request(tuned_answers.settings, batch_size, 0, None, 16, progress)
     for k in sorted(set(most)):
         # With k changes or fewer it is the tuned model's answer.
-        begun = {row: completions[row].ids[: at[k - 1] + 1] for row, at in enumerate(changed) if len(at) > k}
+        begun = {
+            row: completions[row].ids[: at[k - 1] + 1]
+            for row, at in enumerate(changed)
+            if len(at) > k
+        }
         with as_base():
             ended = _go_on(follower, tokenizer, prompts, begun, request)
-        answers[k] = replace(tuned_answers, completions=[ended.get(i, c) for i, c in enumerate(completions)])
+        answers[k] = replace(
+            tuned_answers, completions=[ended.get(i, c) for i, c in enumerate(completions)]
+        )
     answers["tuned"] = tuned_answers
     table = tuned_answers.table()[["question", "answer", "tokens"]].assign(
-        base=answers["base"].texts, tuned=tuned_answers.texts, changed=[len(at) for at in changed]
+        base=answers["base"].texts,
+        tuned=tuned_answers.texts,
+        changed=[len(at) for at in changed],
     )
-    scores = {name: a.right if measure == "accuracy" else a.rewards for name, a in answers.items()}
+    scores = {
+        name: a.right if measure == "accuracy" else a.rewards for name, a in answers.items()
+    }
     scores = pd.DataFrame(scores, dtype=float)
     return Changes(task.name, measure, table, pd.DataFrame(tokens), scores, tokenizer)
 
 
-def _check_models(base: Any, tuned: Any, tokenizer: PreTrainedTokenizerBase, largest_id: int) -> None:
+def _check_models(
+    base: Any, tuned: Any, tokenizer: PreTrainedTokenizerBase, largest_id: int
+) -> None:
     for name, model in (("base", base), ("tuned", tuned)):
         if not hasattr(model, "parameters") and (name, model) != ("base", None):
-            raise ValueError(f"{name}={model!r:.100} is no loaded model; kit.load_policy gives one")
+            raise ValueError(
+                f"{name}={model!r:.100} is no loaded model; kit.load_policy gives one"
+            )
     rows = close_rows(tuned, tokenizer)
     if largest_id >= rows:
         raise ValueError(
             f"tokenizer writes token {largest_id}, tuned has {rows} tokens; give the model's own"
         )
     if base is None and not has_adapters(tuned):
-        raise ValueError("base=None, and tuned has no peft adapters; give the model before training")
+        raise ValueError(
+            "base=None, and tuned has no peft adapters; give the model before training"
+        )
     if base is not None and base_model(base) is base_model(tuned):
-        raise ValueError("base is tuned itself; load the untrained model, or give base=None for adapters")
+        raise ValueError(
+            "base is tuned itself; load the untrained model, or give base=None for adapters"
+        )
     if base is not None and (base_rows := close_rows(base, tokenizer)) != rows:
-        raise ValueError(f"base has {base_rows} tokens, tuned {rows}; give the model that was trained")
+        raise ValueError(
+            f"base has {base_rows} tokens, tuned {rows}; give the model that was trained"
+        )
 
 
 @torch.no_grad()
-def _first_choices(model: Any, prompt: Sequence[int], ids: Sequence[int]) -> tuple[list[int], list[int]]:
+def _first_choices(
+    model: Any, prompt: Sequence[int], ids: Sequence[int]
+) -> tuple[list[int], list[int]]:
     """At each position of ids behind the prompt: the model's first choice, and the place of the token in its list."""
     row = torch.tensor([[*prompt, *ids]], device=next(model.parameters()).device)  # (1, T)
     firsts, ranks = [], []
@@ -265,14 +329,21 @@ def _first_choices(model: Any, prompt: Sequence[int], ids: Sequence[int]) -> tup
             token = row[0, begin : begin + _TILE, None]  # (n, 1)
             read = row[:, : begin + len(token) - 1]
             logits = logits_of(model, read, torch.ones_like(read), len(token))[0]  # (n, V)
-            own, lower = logits.gather(1, token), torch.arange(logits.size(1), device=row.device) < token
+            own, lower = (
+                logits.gather(1, token),
+                torch.arange(logits.size(1), device=row.device) < token,
+            )
             firsts += logits.argmax(1).tolist()  # of equals the first
             ranks += ((logits > own) | (logits == own) & lower).sum(1).tolist()
     return firsts, ranks
 
 
 def _go_on(
-    model: Any, tokenizer: Any, prompts: list[list[int]], begun: dict[int, tuple[int, ...]], request: Request
+    model: Any,
+    tokenizer: Any,
+    prompts: list[list[int]],
+    begun: dict[int, tuple[int, ...]],
+    request: Request,
 ) -> dict[int, Completion]:
     """row -> the completion that begins like this, and that the model goes on with, greedily, to the usual limit."""
     if not begun:
@@ -281,12 +352,18 @@ def _go_on(
     read = [[*prompts[row], *ids] for row, ids in begun.items()]
     room = limit - min(map(len, begun.values()))
     ends = complete(
-        model, tokenizer, read, max_completion_tokens=room, batch_size=request.at_once(model, read)
+        model,
+        tokenizer,
+        read,
+        max_completion_tokens=room,
+        batch_size=request.at_once(model, read),
     )
     hidden, completions = template_tokens(tokenizer, stops), {}
     for (row, beginning), end in zip(begun.items(), ends, strict=True):
         ids = (*beginning, *end.ids)[:limit]
-        text = tokenizer.decode([token for token in ids if token not in hidden], skip_special_tokens=False)
+        text = tokenizer.decode(
+            [token for token in ids if token not in hidden], skip_special_tokens=False
+        )
         completions[row] = Completion(text, len(ids), ids[-1] not in stops, ids)
     return completions
 

@@ -83,7 +83,9 @@ class MemoryPlan:
             labels = [f"{gib:.1f}" if gib >= 0.03 * width else "" for gib in row]
             axes.bar_label(bars, labels, label_type="center", color="white", fontsize=8)
             left += row
-        axes.set_yticks(range(len(left)), [f"{moment}\n{total:.1f}" for moment, total in left.items()])
+        axes.set_yticks(
+            range(len(left)), [f"{moment}\n{total:.1f}" for moment, total in left.items()]
+        )
         axes.axvline(self.usable_gib, zorder=2.5, color="black", linestyle="--", linewidth=1.2)
         axes.text(
             self.usable_gib,

@@ -51,7 +51,8 @@ def counted(name: str, rank: int) -> Counts:
     return count(config_of(name), rank)
 
 
-USABLE = 0.92  # of a card's name: 24 GB cards report 22.0 (L4, A10G, with ECC) to 23.7 GiB (3090, 4090)
+# of a card's name: 24 GB cards report 22.0 (L4, A10G, with ECC) to 23.7 GiB (3090, 4090)
+USABLE = 0.92
 CONTEXT_GIB = 0.6  # CUDA context, cuBLAS and kernels: an estimate
 FRAGMENTATION = 0.05  # of what is allocated: an estimate
 
@@ -124,7 +125,9 @@ class Request:
             return 0.0
         return self.counts.linear * self.compute
 
-    def plan(self, chunk_tokens: int | None = None, checkpointed_layers: int | None = None) -> MemoryPlan:
+    def plan(
+        self, chunk_tokens: int | None = None, checkpointed_layers: int | None = None
+    ) -> MemoryPlan:
         """The plan without advice; None: cut as the trainer would cut the update."""
         state, stepping = self._optimizer()
         weights = self._weights()
@@ -147,11 +150,22 @@ class Request:
         parts = {}
         for moment, of_moment in moments.items():
             sizes = static | of_moment
-            parts[moment] = {name: float(sizes.get(name, 0.0)) for name in COLOURS if name != "reserve"}
-            parts[moment]["reserve"] = CONTEXT_GIB * GIB + FRAGMENTATION * sum(parts[moment].values())
+            parts[moment] = {
+                name: float(sizes.get(name, 0.0)) for name in COLOURS if name != "reserve"
+            }
+            parts[moment]["reserve"] = CONTEXT_GIB * GIB + FRAGMENTATION * sum(
+                parts[moment].values()
+            )
         checkpoint = state + (weights if self.full else self.trained_bytes)
         return MemoryPlan(
-            self._title(), parts, self.usable / GIB, tokens, checkpointed, self.layers, checkpoint / GIB, []
+            self._title(),
+            parts,
+            self.usable / GIB,
+            tokens,
+            checkpointed,
+            self.layers,
+            checkpoint / GIB,
+            [],
         )
 
     def _optimizer(self) -> tuple[float, float]:
@@ -206,7 +220,9 @@ class Request:
             prompts=cfg.prompts_per_step,
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
-            narrowed_by=[name for name, default in defaults.items() if getattr(cfg, name) != default],
+            narrowed_by=[
+                name for name, default in defaults.items() if getattr(cfg, name) != default
+            ],
         )
         return {"cast weights": cast, **sizes}
 

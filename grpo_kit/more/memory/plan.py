@@ -64,14 +64,18 @@ def plan_memory(
     (True, [])
     """
     if not isinstance(cfg, Config | str):
-        raise ValueError(f"cfg={cfg!r} must be a Config or the name of a preset, such as 'gpu24'")
+        raise ValueError(
+            f"cfg={cfg!r} must be a Config or the name of a preset, such as 'gpu24'"
+        )
     cfg = preset(cfg, **({} if tuning is None else {"tuning": tuning}))
     if config is not None and not isinstance(config, PretrainedConfig):
         raise ValueError(
             f"config={config!r:.100} must be a transformers PretrainedConfig, such as model.config"
         )
     if config is None and cfg.model is None:
-        raise ValueError("model=None: the config names no model, so nothing can be counted; give it one")
+        raise ValueError(
+            "model=None: the config names no model, so nothing can be counted; give it one"
+        )
     attention = attention or ("sdpa" if cfg.preset in WITHOUT_BFLOAT16 else "flex_attention")
     check_choice("attention", attention, ("flex_attention", "sdpa"))
     gpu_gb = WITHOUT_BFLOAT16.get(cfg.preset, 24.0) if gpu_gb is None else gpu_gb
@@ -83,10 +87,14 @@ def plan_memory(
     counts = counted(cfg.model, rank) if config is None else count(config, rank)
     config = config or config_of(cfg.model)
     if completion_tokens is None:
-        completion_tokens = cfg.max_completion_tokens or cfg.task_options.get("max_completion_tokens")
+        completion_tokens = cfg.max_completion_tokens or cfg.task_options.get(
+            "max_completion_tokens"
+        )
         completion_tokens = completion_tokens or cfg.make_task().max_completion_tokens
     usable = gpu_gb * USABLE * GIB
-    request = Request(cfg, config, prompt_tokens, completion_tokens, attention, rank, usable, counts)
+    request = Request(
+        cfg, config, prompt_tokens, completion_tokens, attention, rank, usable, counts
+    )
     plan = request.plan()
     return plan if plan.fits else replace(plan, advice=advice(request, plan))
 

@@ -18,7 +18,8 @@ from grpo_kit.rewards.form import ngrams, words
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
 
-_TOO_LONG = 50  # times the longest reference; the overlap of a longer answer is about 1/50 at most
+# times the longest reference; the overlap of a longer answer is about 1/50 at most
+_TOO_LONG = 50
 _KEYWORDS = (
     "water oxygen hydrogen carbon nitrogen sodium chloride acid base salt ion electron proton atom molecule cell "
     "nucleus protein enzyme membrane energy light heat gas liquid solid plant animal reaction equilibrium"
@@ -30,7 +31,14 @@ _POINTS = re.compile(
 )
 _UNSEEN = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")
 # Other scripts' marks as their ASCII kin, which sacrebleu's tokenizers split off.
-_MARKS = {".": "。।॥۔။។።", ",": "、،၊፣", ";": "؛፤", "?": "؟፧", '"': "“”„‟«»「」『』", "'": "‘’‚‛"}
+_MARKS = {
+    ".": "。।॥۔။។።",
+    ",": "、،၊፣",
+    ";": "؛፤",
+    "?": "؟፧",
+    '"': "“”„‟«»「」『』",
+    "'": "‘’‚‛",
+}
 _PLAIN = {ord(mark): plain for plain, marks in _MARKS.items() for mark in marks}
 
 
@@ -103,8 +111,14 @@ class Bleu(_OverlapReward):
             )
         check_choice("tokenize", tokenize, ("13a", "intl", "zh", "char"))
         if importlib.util.find_spec("sacrebleu") is None:
-            raise ImportError('Bleu needs the package sacrebleu: run `pip install "grpo-kit[rewards]"`')
-        self.lowercase, self.max_order, self.tokenize = bool(lowercase), int(max_order), tokenize
+            raise ImportError(
+                'Bleu needs the package sacrebleu: run `pip install "grpo-kit[rewards]"`'
+            )
+        self.lowercase, self.max_order, self.tokenize = (
+            bool(lowercase),
+            int(max_order),
+            tokenize,
+        )
 
     def _overlap(self, answer: str, golds: list[str]) -> float | None:
         if not golds:
@@ -115,7 +129,8 @@ class Bleu(_OverlapReward):
         metric = _sacrebleu(self.lowercase, self.max_order, self.tokenize)
         score = metric.sentence_score(answer, golds).score / 100
         _forget(metric)
-        return 1.0 if score > 1 - 1e-9 else score  # rounding may leave a full score above or below 1
+        # rounding may leave a full score above or below 1
+        return 1.0 if score > 1 - 1e-9 else score
 
 
 class Rouge(_OverlapReward):
@@ -187,7 +202,9 @@ def _too_long(answer: str, golds: list[str]) -> bool:
 def _sacrebleu(lowercase: bool, max_order: int, tokenize: str) -> BLEU:
     from sacrebleu.metrics.bleu import BLEU
 
-    return BLEU(lowercase=lowercase, max_ngram_order=max_order, tokenize=tokenize, effective_order=True)
+    return BLEU(
+        lowercase=lowercase, max_ngram_order=max_order, tokenize=tokenize, effective_order=True
+    )
 
 
 def _forget(metric: BLEU) -> None:

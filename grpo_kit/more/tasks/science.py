@@ -41,7 +41,10 @@ _SMALL = frozenset(
 
 
 def science(
-    *, overlap: Literal["rougeL", "bleu"] = "rougeL", prefill: str | None = None, answer_tag: str = "answer"
+    *,
+    overlap: Literal["rougeL", "bleu"] = "rougeL",
+    prefill: str | None = None,
+    answer_tag: str = "answer",
 ) -> Task:
     """Rows "What is osmosis?" -> "the diffusion of water across a semipermeable membrane".
 

@@ -9,7 +9,10 @@ from grpo_kit.models import load_policy
 
 MAX_LEN = 60
 dataset = Dataset.from_list(
-    [{"problem": f"What is {a} * {a}?", "solution": str(a * a), "level": a} for a in (3, 5, 7, 9)]
+    [
+        {"problem": f"What is {a} * {a}?", "solution": str(a * a), "level": a}
+        for a in (3, 5, 7, 9)
+    ]
 )
 
 
@@ -28,7 +31,8 @@ def accuracy_reward(completions, solution, **kwargs):
     """None for a row that cannot be verified: both rewards skip it."""
     contents = [completion[0]["content"] for completion in completions]
     return [
-        None if sol == "81" else float(is_right(c, sol)) for c, sol in zip(contents, solution, strict=True)
+        None if sol == "81" else float(is_right(c, sol))
+        for c, sol in zip(contents, solution, strict=True)
     ]
 
 
@@ -37,7 +41,9 @@ def get_cosine_scaled_reward(min_wrong=-10.0, max_wrong=-0.5, min_right=0.5, max
         rewards = []
         for completion, sol in zip(completions, solution, strict=True):
             content = completion[0]["content"]
-            low, high = (min_right, max_right) if is_right(content, sol) else (max_wrong, min_wrong)
+            low, high = (
+                (min_right, max_right) if is_right(content, sol) else (max_wrong, min_wrong)
+            )
             cosine = math.cos(min(len(content) / MAX_LEN, 1) * math.pi)
             rewards.append(None if sol == "81" else low + 0.5 * (high - low) * (1.0 + cosine))
         return rewards
@@ -65,6 +71,10 @@ training_args = GRPOConfig(
     report_to=[],
 )
 trainer = GRPOTrainer(
-    model, [accuracy_reward, get_cosine_scaled_reward()], training_args, dataset, processing_class=tokenizer
+    model,
+    [accuracy_reward, get_cosine_scaled_reward()],
+    training_args,
+    dataset,
+    processing_class=tokenizer,
 )
 trainer.train()

@@ -25,7 +25,10 @@ def extract_xml_answer(text):
 dataset = Dataset.from_list(
     [
         {
-            "prompt": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}],
+            "prompt": [
+                {"role": "system", "content": SYSTEM},
+                {"role": "user", "content": question},
+            ],
             "answer": solution.split("####")[1].strip(),
         }
         for question, solution in ROWS
@@ -36,7 +39,10 @@ dataset = Dataset.from_list(
 def correctness_reward_func(prompts, completions, answer, **kwargs):
     responses = [completion[0]["content"] for completion in completions]
     assert prompts[0][-1]["role"] == "user"
-    return [2.0 if extract_xml_answer(r) == a else 0.0 for r, a in zip(responses, answer, strict=True)]
+    return [
+        2.0 if extract_xml_answer(r) == a else 0.0
+        for r, a in zip(responses, answer, strict=True)
+    ]
 
 
 def int_reward_func(completions, **kwargs):
@@ -55,7 +61,9 @@ def soft_format_reward_func(completions, **kwargs):
 
 
 def count_xml(text):
-    count = 0.125 * (text.count("<reasoning>\n") == 1) + 0.125 * (text.count("\n</reasoning>\n") == 1)
+    count = 0.125 * (text.count("<reasoning>\n") == 1) + 0.125 * (
+        text.count("\n</reasoning>\n") == 1
+    )
     if text.count("\n<answer>\n") == 1:
         count += 0.125 - len(text.split("\n</answer>\n")[-1]) * 0.001
     if text.count("\n</answer>") == 1:

@@ -8,15 +8,25 @@ from trl import GRPOConfig, GRPOTrainer
 
 from grpo_kit.models import load_policy
 
-START, END, OPEN, CLOSE = "<start_working_out>", "<end_working_out>", "<SOLUTION>", "</SOLUTION>"
+START, END, OPEN, CLOSE = (
+    "<start_working_out>",
+    "<end_working_out>",
+    "<SOLUTION>",
+    "</SOLUTION>",
+)
 SYSTEM = f"Think between {START} and {END}, answer between {OPEN} and {CLOSE}."
 match_format = re.compile(rf"{END}.*?{OPEN}(.+?){CLOSE}\s*$", flags=re.MULTILINE | re.DOTALL)
-match_numbers = re.compile(OPEN + r".*?[\s]{0,}([-]?[\d\.\,]{1,})", flags=re.MULTILINE | re.DOTALL)
+match_numbers = re.compile(
+    OPEN + r".*?[\s]{0,}([-]?[\d\.\,]{1,})", flags=re.MULTILINE | re.DOTALL
+)
 
 dataset = Dataset.from_list(
     [
         {
-            "prompt": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"{a} + {b} = ?"}],
+            "prompt": [
+                {"role": "system", "content": SYSTEM},
+                {"role": "user", "content": f"{a} + {b} = ?"},
+            ],
             "answer": str(a + b),
         }
         for a, b in ((2, 3), (10, 5), (7, 7))
@@ -25,14 +35,19 @@ dataset = Dataset.from_list(
 
 
 def match_format_exactly(completions, **kwargs):
-    return [3.0 if match_format.search(completion[0]["content"]) else 0.0 for completion in completions]
+    return [
+        3.0 if match_format.search(completion[0]["content"]) else 0.0
+        for completion in completions
+    ]
 
 
 def match_format_approximately(completions, **kwargs):
     scores = []
     for completion in completions:
         response = completion[0]["content"]
-        scores.append(sum(0.5 if response.count(tag) == 1 else -1.0 for tag in (END, OPEN, CLOSE)))
+        scores.append(
+            sum(0.5 if response.count(tag) == 1 else -1.0 for tag in (END, OPEN, CLOSE))
+        )
     return scores
 
 
@@ -50,7 +65,9 @@ def check_answer(prompts, completions, answer, **kwargs):
         else:
             try:
                 ratio = float(guess) / float(true_answer)
-                scores.append(2.0 if 0.9 <= ratio <= 1.1 else 1.5 if 0.8 <= ratio <= 1.2 else -2.5)
+                scores.append(
+                    2.0 if 0.9 <= ratio <= 1.1 else 1.5 if 0.8 <= ratio <= 1.2 else -2.5
+                )
             except ValueError:
                 scores.append(-4.5)
     return scores
@@ -60,7 +77,12 @@ def check_numbers(prompts, completions, answer, **kwargs):
     question = prompts[0][-1]["content"]
     responses = [completion[0]["content"] for completion in completions]
     guesses = [m.group(1) if (m := match_numbers.search(r)) else None for r in responses]
-    print("*" * 20, f"Question:\n{question}", f"\nAnswer:\n{answer[0]}", f"\nExtracted:\n{guesses[0]}")
+    print(
+        "*" * 20,
+        f"Question:\n{question}",
+        f"\nAnswer:\n{answer[0]}",
+        f"\nExtracted:\n{guesses[0]}",
+    )
     return [
         -2.5 if guess is None else 3.5 if float(guess.replace(",", "")) == float(true) else -1.5
         for guess, true in zip(guesses, answer, strict=True)
@@ -90,8 +112,15 @@ training_args = GRPOConfig(
 trainer = GRPOTrainer(
     model=model,
     processing_class=tokenizer,
-    peft_config=LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]),
-    reward_funcs=[match_format_exactly, match_format_approximately, check_answer, check_numbers],
+    peft_config=LoraConfig(
+        r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]
+    ),
+    reward_funcs=[
+        match_format_exactly,
+        match_format_approximately,
+        check_answer,
+        check_numbers,
+    ],
     args=training_args,
     train_dataset=dataset,
 )

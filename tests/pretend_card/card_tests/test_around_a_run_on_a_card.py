@@ -46,7 +46,9 @@ def on_card():
 def test_evaluation_and_readiness(on_card):
     found = kit.evaluate(*on_card, task(), samples=2, k=(1,), max_completion_tokens=4)
     assert found.strict.n == len(found.rows) == 4
-    ready = kit.readiness(*on_card, task(), samples=2, group_size=2, max_completion_tokens=4, seconds=None)
+    ready = kit.readiness(
+        *on_card, task(), samples=2, group_size=2, max_completion_tokens=4, seconds=None
+    )
     assert str(ready)
 
 
@@ -60,11 +62,19 @@ def test_an_export_holds_what_was_trained(on_card, tmp_path):
     model, tokenizer = on_card
     proof = "card" not in sys.modules
     made = kit.export(
-        model, tokenizer, tmp_path / "out", task=task(), quant="f32", temperature=0.7, proof=proof
+        model,
+        tokenizer,
+        tmp_path / "out",
+        task=task(),
+        quant="f32",
+        temperature=0.7,
+        proof=proof,
     )
     stored = load_file(made.folder / "model.safetensors")
     wanted = dict(model.named_parameters())
-    assert stored and all(torch.equal(stored[name], wanted[name].detach().cpu()) for name in stored)
+    assert stored and all(
+        torch.equal(stored[name], wanted[name].detach().cpu()) for name in stored
+    )
 
 
 def test_a_run_that_is_killed_goes_on(tmp_path):
@@ -77,7 +87,10 @@ def test_a_run_that_is_killed_goes_on(tmp_path):
 
     pretend = "card" in sys.modules
     folder = str(tmp_path / "run")
-    paths, precision = [str(HERE), str(TESTS), str(TESTS.parent)], torch.get_float32_matmul_precision()
+    paths, precision = (
+        [str(HERE), str(TESTS), str(TESTS.parent)],
+        torch.get_float32_matmul_precision(),
+    )
     code = KILLED.format(paths=paths, pretend=pretend, folder=folder, precision=precision)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
@@ -92,6 +105,7 @@ def test_a_run_that_is_killed_goes_on(tmp_path):
         assert same(one, other)
     else:
         apart, moved = (
-            sum(float((one[name] - there[name]).square().sum()) for name in start) for there in (other, start)
+            sum(float((one[name] - there[name]).square().sum()) for name in start)
+            for there in (other, start)
         )
         assert apart < 0.25 * moved

@@ -39,7 +39,9 @@ def _decoded(counter, layers, tuning, tokens, options):
     if tuning == "LoRA":
         model = add_adapters(model, "lora", {}, 0)
     engine = RolloutEngine(model)
-    how = GenerationConfig(max_new_tokens=tokens, do_sample=True, pad_token_id=0, eos_token_id=[], **options)
+    how = GenerationConfig(
+        max_new_tokens=tokens, do_sample=True, pad_token_id=0, eos_token_id=[], **options
+    )
     engine.generate([[5, 6, 7]] * 4, how, seed=1)
     counter.reset()
     engine.generate([[5, 6, 7]] * 4, how, seed=1)
@@ -49,9 +51,12 @@ def _decoded(counter, layers, tuning, tokens, options):
 
 
 @pytest.mark.parametrize(
-    ("tuning", "options"), [("full", {}), ("LoRA", {}), ("full", {"top_p": 0.9, "temperature": 0.7})]
+    ("tuning", "options"),
+    [("full", {}), ("LoRA", {}), ("full", {"top_p": 0.9, "temperature": 0.7})],
 )
-def test_a_decoded_token_waits_for_nothing_and_sends_nothing_to_the_card(counter, tuning, options):
+def test_a_decoded_token_waits_for_nothing_and_sends_nothing_to_the_card(
+    counter, tuning, options
+):
     few, _ = decoded(counter, 2, tuning, 8, **options)
     many, _ = decoded(counter, 2, tuning, 24, **options)
     assert many["replays"] - few["replays"] == 16
@@ -76,7 +81,9 @@ def test_bytes_of_sampling_only_fall(counter, name, options):
     sampler(logits, rows, None, None, chances[:, 0])
     counter.reset()
     sampler(logits, rows, None, None, chances[:, 0])
-    assert counter.counts()["bytes"] / logits.numel() <= MOST[f"bytes of sampling, bfloat16{name}"]
+    assert (
+        counter.counts()["bytes"] / logits.numel() <= MOST[f"bytes of sampling, bfloat16{name}"]
+    )
     assert counter.counts()["waits"] == 0 and "aten::sort.stable" not in counter.operators()
     assert not sampler.too_few()
 
@@ -94,7 +101,8 @@ def test_top_p_that_looked_at_too_few_tokens_is_done_again_by_sorting(counter):
     assert engine._sorts and counter.operators()["aten::topk"] == 3 + 3 + 3
     model = model.cpu()
     assert made == [
-        RolloutEngine(model).generate([[5, 6, 7]] * 4, how, seed=seed).completion_ids for seed in (1, 2)
+        RolloutEngine(model).generate([[5, 6, 7]] * 4, how, seed=seed).completion_ids
+        for seed in (1, 2)
     ]
 
 
@@ -104,7 +112,11 @@ def test_a_norm_of_the_update_is_one_kernel_each_way(counter):
     counter.reset()
     step(update, model, ragged(), autocast="none")
     operators = counter.operators()
-    assert operators["aten::_fused_rms_norm"] == operators["aten::_fused_rms_norm_backward"] == 2 * 3 + 1
+    assert (
+        operators["aten::_fused_rms_norm"]
+        == operators["aten::_fused_rms_norm_backward"]
+        == 2 * 3 + 1
+    )
     assert "aten::rsqrt" not in operators
 
 

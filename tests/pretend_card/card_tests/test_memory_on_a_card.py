@@ -45,12 +45,16 @@ def room(counter, free):
 def pool_bytes():
     """What the private pools of graphs hold, besides a real card's workspace: cuBLAS takes one for a capture."""
     private = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) != (0, 0)]
-    return sum(s["total_size"] for s in private if "card" in sys.modules or s["total_size"] < 32 * MIB)
+    return sum(
+        s["total_size"] for s in private if "card" in sys.modules or s["total_size"] < 32 * MIB
+    )
 
 
 def generated(model, rows=16):
     engine = RolloutEngine(model)
-    how = GenerationConfig(max_new_tokens=140, do_sample=True, pad_token_id=0, eos_token_id=list(range(60)))
+    how = GenerationConfig(
+        max_new_tokens=140, do_sample=True, pad_token_id=0, eos_token_id=list(range(60))
+    )
     prompts = [[70 + i] * 40 for i in range(rows) for _ in range(4)]
     return engine, engine.generate(prompts, how, seed=1)
 
@@ -71,7 +75,8 @@ def test_captures_share_one_stream(counter):
     made = counter.get("streams_made")
     engine, _ = generated(qwen(torch.bfloat16, vocabulary=4096))
     assert engine._decoder.graphs.captures > 1
-    assert counter.get("streams_made") - made <= 2  # the warm-ups', and at most torch.cuda.graph's own
+    # the warm-ups', and at most torch.cuda.graph's own
+    assert counter.get("streams_made") - made <= 2
 
 
 def workspaces():
@@ -84,16 +89,27 @@ def workspaces():
 
 @pytest.mark.parametrize(
     ("prompt_tokens", "vocabulary", "narrowed"),
-    [(512, 4096, {}), (64, 16384, {}), (64, 16384, {"top_p": 0.9}), (64, 16384, {"repetition_penalty": 1.1})],
+    [
+        (512, 4096, {}),
+        (64, 16384, {}),
+        (64, 16384, {"top_p": 0.9}),
+        (64, 16384, {"repetition_penalty": 1.1}),
+    ],
 )
-def test_the_plan_of_a_rollout_is_within_ten_percent_of_the_allocators(prompt_tokens, vocabulary, narrowed):
+def test_the_plan_of_a_rollout_is_within_ten_percent_of_the_allocators(
+    prompt_tokens, vocabulary, narrowed
+):
     """The second rollout, which finds the keys, values and graphs of the first."""
     model = qwen(torch.bfloat16, hidden=256, vocabulary=vocabulary)
     config = Preset(dtype="bfloat16", prompts_per_step=8, group_size=8, **narrowed)
-    plan = plan_memory(config, config=model.config, prompt_tokens=prompt_tokens, completion_tokens=6)
+    plan = plan_memory(
+        config, config=model.config, prompt_tokens=prompt_tokens, completion_tokens=6
+    )
     planned = plan.parts["rollout"]
     prompts = [[20 + group] * prompt_tokens for group in range(8) for _ in range(8)]
-    how = GenerationConfig(max_new_tokens=6, do_sample=True, pad_token_id=0, eos_token_id=[], **narrowed)
+    how = GenerationConfig(
+        max_new_tokens=6, do_sample=True, pad_token_id=0, eos_token_id=[], **narrowed
+    )
     workspaces()  # an earlier test's
     before = torch.cuda.memory_allocated()
     engine = RolloutEngine(model)
@@ -105,12 +121,16 @@ def test_the_plan_of_a_rollout_is_within_ten_percent_of_the_allocators(prompt_to
     assert planned["keys and values"] == pytest.approx(slots.nbytes(), rel=0.1)
     # Top-p on an H200 took 37 MB more, and why is not known: its kernels' own memory, or one more workspace.
     apart = 0.1 * measured + (0 if "card" in sys.modules or "top_p" not in narrowed else 40e6)
-    assert planned["keys and values"] + planned["logits and sampling"] == pytest.approx(measured, abs=apart)
+    assert planned["keys and values"] + planned["logits and sampling"] == pytest.approx(
+        measured, abs=apart
+    )
 
 
 def test_a_block_mask_takes_next_to_nothing():
     """The plan leaves it out: torch's own way to it takes 3 bytes a pair of positions."""
-    packed = pack_rows([((7,), list(range(8, 4104)))], torch.device("cuda"), multiple=FLEX_BLOCK)
+    packed = pack_rows(
+        [((7,), list(range(8, 4104)))], torch.device("cuda"), multiple=FLEX_BLOCK
+    )
     before, length = torch.cuda.memory_allocated(), len(packed.end)
     torch.cuda.reset_peak_memory_stats()
     mask = packed.block_mask()
@@ -161,7 +181,9 @@ def test_the_plan_knows_the_optimizers_scratch():
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     optimizer.step()
-    assert torch.cuda.max_memory_allocated() - before == pytest.approx(request._SPLIT_SCRATCH, rel=0.1)
+    assert torch.cuda.max_memory_allocated() - before == pytest.approx(
+        request._SPLIT_SCRATCH, rel=0.1
+    )
 
 
 def test_out_of_memory_in_a_rollout_halves_the_rows_and_writes_the_same(counter, capsys):
@@ -171,12 +193,17 @@ def test_out_of_memory_in_a_rollout_halves_the_rows_and_writes_the_same(counter,
     wanted = RolloutEngine(model).generate(prompts, how).completion_ids
     with room(counter, 16 * MIB):
         found = RolloutEngine(model).generate(prompts, how).completion_ids
-    assert counter.get("out_of_memory") > 0 and "rows do not fit in memory" in capsys.readouterr().out
+    assert (
+        counter.get("out_of_memory") > 0
+        and "rows do not fit in memory" in capsys.readouterr().out
+    )
     assert found == wanted
 
 
 @pytest.mark.parametrize("chunk", [1, 2])
-def test_out_of_memory_in_an_update_halves_the_chunk_and_gives_the_same(chunk, counter, capsys, monkeypatch):
+def test_out_of_memory_in_an_update_halves_the_chunk_and_gives_the_same(
+    chunk, counter, capsys, monkeypatch
+):
     """Somebody else takes the card's memory once the update has planned with it, or half of it is computed."""
     model = qwen(vocabulary=32768)  # logits that no gap which an earlier test left holds
     packed, batch = PackedUpdate(model, Config()), ragged()
@@ -189,7 +216,9 @@ def test_out_of_memory_in_an_update_halves_the_chunk_and_gives_the_same(chunk, c
         tried.append(len(rows))
         if len(tried) == chunk:
             torch.cuda.empty_cache()
-            counter.put("fraction", (torch.cuda.memory_reserved() + MIB) / torch.cuda.mem_get_info()[1])
+            counter.put(
+                "fraction", (torch.cuda.memory_reserved() + MIB) / torch.cuda.mem_get_info()[1]
+            )
         try:
             return forward(self, model, rows, *rest)
         finally:

@@ -15,7 +15,9 @@ def on_card(*shape, dtype=torch.float32):
 
 def test_it_is_a_card(counter):
     x = on_card(3)
-    assert x.is_cuda and str(x.device) == "cuda:0" and torch.cuda.get_device_capability() == (8, 9)
+    assert (
+        x.is_cuda and str(x.device) == "cuda:0" and torch.cuda.get_device_capability() == (8, 9)
+    )
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         x + torch.randn(3)
     assert (x + torch.tensor(1.0)).is_cuda  # a number
@@ -41,8 +43,18 @@ def test_bytes_are_what_is_read_and_what_is_written(counter):
     x, y = on_card(100), torch.empty(100, device="cuda", dtype=torch.float64)
     counter.reset()
     x + x, x.add_(1), torch.exp(x, out=x), y.copy_(x), y.zero_(), x.sum()
-    moved = {name.split("::")[1].split(".")[0]: moved for name, (_, moved) in counter.traffic().items()}
-    assert moved == {"add": 1200, "add_": 800, "exp": 800, "copy_": 1200, "zero_": 800, "sum": 404}
+    moved = {
+        name.split("::")[1].split(".")[0]: moved
+        for name, (_, moved) in counter.traffic().items()
+    }
+    assert moved == {
+        "add": 1200,
+        "add_": 800,
+        "exp": 800,
+        "copy_": 1200,
+        "zero_": 800,
+        "sum": 404,
+    }
 
 
 @pytest.mark.parametrize(
@@ -50,7 +62,9 @@ def test_bytes_are_what_is_read_and_what_is_written(counter):
     # add_ with a number reads and writes one list: 110 tensors a launch, and 320 blocks of 65,536
     [(10, 1, 1), (10, 110, 1), (10, 111, 2), (65536 * 320, 1, 1), (65536 * 320 + 1, 1, 2)],
 )
-def test_a_list_of_tensors_takes_as_many_launches_as_torch_makes(counter, numbers, tensors, launches):
+def test_a_list_of_tensors_takes_as_many_launches_as_torch_makes(
+    counter, numbers, tensors, launches
+):
     made = [torch.zeros(numbers, device="cuda") for _ in range(tensors)]
     counter.reset()
     torch._foreach_add_(made, 1.0)
@@ -61,7 +75,10 @@ def test_a_value_read_on_the_host_is_a_wait(counter):
     x = on_card(4)
     counter.reset()
     x.sum().item(), (x > 0).nonzero()  # a number, and a size that only the card knows
-    assert counter.counts()["waits"] == 2 and counter.waits() == {"_local_scalar_dense": 1, "nonzero": 1}
+    assert counter.counts()["waits"] == 2 and counter.waits() == {
+        "_local_scalar_dense": 1,
+        "nonzero": 1,
+    }
 
 
 def test_a_copy_into_pinned_memory_is_late(counter):
@@ -74,9 +91,12 @@ def test_a_copy_into_pinned_memory_is_late(counter):
 
 def test_memory_is_counted_capped_and_given_back(counter):
     before = torch.cuda.memory_allocated()
-    x = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")  # no gap that an earlier test left holds it
+    # no gap that an earlier test left holds it
+    x = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
     assert torch.cuda.memory_allocated() - before == 64 * MIB
-    counter.put("fraction", (torch.cuda.memory_reserved() + 64 * MIB) / torch.cuda.mem_get_info()[1])
+    counter.put(
+        "fraction", (torch.cuda.memory_reserved() + 64 * MIB) / torch.cuda.mem_get_info()[1]
+    )
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 1.00 GiB"):
         torch.empty(2**30, dtype=torch.uint8, device="cuda")
     del x
@@ -119,7 +139,11 @@ def test_a_capture_puts_back_what_it_wrote_and_forbids_waits(counter):
     with pytest.raises(Exception, match="capture"):
         captured(lambda: x.sum().item() if torch.cuda.is_current_stream_capturing() else None)
     with pytest.raises(Exception, match="capture"):
-        captured(lambda: torch.ones(4).to("cuda") if torch.cuda.is_current_stream_capturing() else None)
+        captured(
+            lambda: (
+                torch.ones(4).to("cuda") if torch.cuda.is_current_stream_capturing() else None
+            )
+        )
 
 
 def test_a_graph_that_reads_memory_that_was_given_back_fails(counter):
@@ -166,8 +190,16 @@ def test_attention_takes_the_kernel_that_cuda_takes(counter, dtype, masked, kern
     counter.reset()
     out = F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
     out.sum().backward()
-    found = [name.split("product_")[1] for name in counter.operators() if "_scaled_dot_product" in name]
+    found = [
+        name.split("product_")[1]
+        for name in counter.operators()
+        if "_scaled_dot_product" in name
+    ]
     assert found == ([f"{kernel}_attention", f"{kernel}_attention_backward"] if kernel else [])
     r = q.detach().float().cpu().requires_grad_()
-    F.scaled_dot_product_attention(r, r, r, attn_mask=None if mask is None else mask.cpu()).sum().backward()
-    assert torch.allclose(q.grad.float().cpu(), r.grad, atol=1e-6 if dtype == torch.float32 else 0.05)
+    F.scaled_dot_product_attention(
+        r, r, r, attn_mask=None if mask is None else mask.cpu()
+    ).sum().backward()
+    assert torch.allclose(
+        q.grad.float().cpu(), r.grad, atol=1e-6 if dtype == torch.float32 else 0.05
+    )

@@ -28,7 +28,9 @@ CARD = torch.device("cuda")
 
 
 def greedy(engine, prompts, tokens=8):
-    config = GenerationConfig(max_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=[])
+    config = GenerationConfig(
+        max_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=[]
+    )
     return engine.generate(prompts, config).completion_ids
 
 
@@ -53,7 +55,9 @@ def test_adapters_that_are_switched_off_are_off_in_graphs():
 
 def pools():
     """Of graphs, by their numbers."""
-    return {tuple(segment["segment_pool_id"]) for segment in torch.cuda.memory_snapshot()} - {(0, 0)}
+    return {tuple(segment["segment_pool_id"]) for segment in torch.cuda.memory_snapshot()} - {
+        (0, 0)
+    }
 
 
 def test_all_graphs_take_their_memory_from_one_pool():
@@ -92,13 +96,15 @@ def test_under_autocast_weights_are_cast_once_a_rollout_to_fixed_addresses():
 def is_fused(counter, autocast):
     """Are two prompts, with shared key heads, computed without their scores? Of one token, so nothing is decoded."""
     engine = RolloutEngine(qwen())
-    greedy(engine, [[5]], tokens=1)  # the first use, which compares it with the model's own forward pass
+    # the first use, which compares it with the model's own forward pass
+    greedy(engine, [[5]], tokens=1)
     counter.reset()
     with nullcontext() if autocast is None else torch.autocast("cuda", autocast):
         greedy(engine, [[5, 6, 7]] * 4 + [[8] * 20] * 4, tokens=1)
     found = counter.operators()
     softmaxes = sum(count for name, count in found.items() if "softmax" in name)
-    return any("_scaled_dot_product" in name for name in found) and softmaxes == 1  # the sampler's
+    # the sampler's
+    return any("_scaled_dot_product" in name for name in found) and softmaxes == 1
 
 
 @pytest.mark.parametrize("autocast", [None, torch.float16])
@@ -145,7 +151,9 @@ def test_autocast_holds_in_rollout_and_update(tmp_path):
 
     trainer.update.gradients = in_the_update
     for layer in model.model.layers:
-        layer.mlp.down_proj.register_forward_hook(lambda module, inputs, out: seen[now[0]].add(out.dtype))
+        layer.mlp.down_proj.register_forward_hook(
+            lambda module, inputs, out: seen[now[0]].add(out.dtype)
+        )
     trainer.train()
     assert seen == {"rollout": {wanted}, "update": {wanted}}
 
@@ -155,7 +163,12 @@ def test_the_scaler_changes_no_gradient(tmp_path):
     for autocast in ("none", "float16"):
         model = few_words.policy()[0].cuda()
         trainer = make(
-            tmp_path / autocast, model=model, seams="fast", steps=1, autocast=autocast, temperature=1.0
+            tmp_path / autocast,
+            model=model,
+            seams="fast",
+            steps=1,
+            autocast=autocast,
+            temperature=1.0,
         )
         trainer.train()
         norms[autocast] = record(trainer.folder)[0][0]["grad_norm"]
@@ -172,7 +185,9 @@ def test_the_cards_random_numbers_go_on_as_if_nobody_had_trained(tmp_path):
 
 
 @pytest.mark.parametrize("system", ["WSL", "Linux"])
-def test_where_drivers_go_on_in_system_memory_torch_stays_on_the_card(system, counter, monkeypatch):
+def test_where_drivers_go_on_in_system_memory_torch_stays_on_the_card(
+    system, counter, monkeypatch
+):
     """On Windows and WSL nothing raises out of memory, so torch is given a limit below what is free."""
     release = "6.6.0-microsoft-standard" if system == "WSL" else "6.6.0"
     monkeypatch.setattr(cuda.platform, "release", lambda: release)
@@ -193,7 +208,9 @@ def assert_limited(system):
         torch.empty(nearly_all, dtype=torch.uint8, device="cuda")
 
 
-def test_flex_attention_within_its_limit_of_shapes_or_sdpa_with_a_line(counter, capsys, monkeypatch):
+def test_flex_attention_within_its_limit_of_shapes_or_sdpa_with_a_line(
+    counter, capsys, monkeypatch
+):
     """Torch would go on unfused, with a warning alone; in an update, also where the backward pass compiles."""
     model, shapes = qwen(vocabulary=4096), set()
     update = PackedUpdate(model, Config())
@@ -203,7 +220,10 @@ def test_flex_attention_within_its_limit_of_shapes_or_sdpa_with_a_line(counter, 
     def compiled(query, *given, **more):
         shapes.add(query.shape)
         limits = torch._dynamo.config
-        assert limits.fail_on_recompile_limit_hit and limits.recompile_limit == update_memory._SHAPES > 8
+        assert (
+            limits.fail_on_recompile_limit_hit
+            and limits.recompile_limit == update_memory._SHAPES > 8
+        )
         if len(shapes) > 1:
             raise torch._dynamo.exc.FailOnRecompileLimitHit("recompile_limit reached")
         return plain(query, *given, **more)
@@ -224,4 +244,6 @@ def test_scores_are_not_rounded_to_16_bits():
     a, b = (torch.randn(2, 3, 8, 64, device="cuda").to(dtype) for _ in range(2))
     found = float32_product(a, b.mT)
     assert found.dtype == torch.float32
-    assert torch.allclose(found.cpu(), a.float().cpu() @ b.float().cpu().mT, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(
+        found.cpu(), a.float().cpu() @ b.float().cpu().mT, rtol=1e-5, atol=1e-5
+    )

@@ -121,12 +121,20 @@ def run_python_batch(
             or len(program) != 2
             or not all(isinstance(text, str) for text in program)
         ):
-            raise ValueError(f"programs[{index}] is {program!r:.80}: give (code, stdin), two strings")
+            raise ValueError(
+                f"programs[{index}] is {program!r:.80}: give (code, stdin), two strings"
+            )
     if not programs:
         return []
-    limits = {"seconds": float(seconds), "memory_mb": int(memory_mb), "output_kb": int(output_kb)}
+    limits = {
+        "seconds": float(seconds),
+        "memory_mb": int(memory_mb),
+        "output_kb": int(output_kb),
+    }
     # A lone surrogate becomes invalid UTF-8, which is then the program's error and not the kit's.
-    encoded = [tuple(text.encode("utf-8", "surrogatepass") for text in program) for program in programs]
+    encoded = [
+        tuple(text.encode("utf-8", "surrogatepass") for text in program) for program in programs
+    ]
     pool = _pool(allow_unsafe)
     try:
         results = pool.run(encoded, limits, workers or os.cpu_count() or 1)
@@ -141,7 +149,9 @@ def isolation() -> Literal["sandlock", "bubblewrap"] | None:
 
 
 def _result(fields: dict, stdout: bytes, stderr: bytes) -> SandboxResult:
-    return SandboxResult(stdout.decode("utf-8", "replace"), stderr.decode("utf-8", "replace"), **fields)
+    return SandboxResult(
+        stdout.decode("utf-8", "replace"), stderr.decode("utf-8", "replace"), **fields
+    )
 
 
 def _pool(allow_unsafe: bool) -> Pool:
@@ -185,7 +195,9 @@ def _try_out() -> tuple[Literal["sandlock", "bubblewrap"] | None, list[str]]:
     for kind in ("sandlock", "bubblewrap"):
         limits = {"seconds": 30.0, "memory_mb": 256, "output_kb": 64}
         try:
-            fields, stdout, stderr = _shared_pool(kind).run([(b"print('runs')", b"")], limits, 1)[0]
+            fields, stdout, stderr = _shared_pool(kind).run(
+                [(b"print('runs')", b"")], limits, 1
+            )[0]
         except (LauncherError, OSError) as problem:
             problems.append(f"{kind}: {problem}")
             continue

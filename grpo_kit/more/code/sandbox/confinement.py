@@ -41,7 +41,11 @@ def drop_capabilities() -> None:
 def install_filter(program: bytes) -> None:
     """Install the seccomp filter of syscalls.py, for this process and all its programs."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
-    prctl(PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(_FilterProgram(len(program) // 8, program)))
+    prctl(
+        PR_SET_SECCOMP,
+        _SECCOMP_MODE_FILTER,
+        ctypes.byref(_FilterProgram(len(program) // 8, program)),
+    )
 
 
 def landlock(python: dict, home: str, work: str, package_folder: str) -> None:
@@ -61,7 +65,13 @@ def landlock(python: dict, home: str, work: str, package_folder: str) -> None:
     import sandlock
 
     sys.path.remove(package_folder)
-    readable = [home, python["executable"], *python["entries"], *python["libraries"], "/etc/ld.so.cache"]
+    readable = [
+        home,
+        python["executable"],
+        *python["entries"],
+        *python["libraries"],
+        "/etc/ld.so.cache",
+    ]
     protection = sandlock.Protection
     sandlock.confine(
         sandlock.Sandbox(
@@ -97,6 +107,19 @@ def bubblewrap(bwrap: str, python: dict, work: str, filter_file: int) -> list[st
             arguments += ["--ro-bind", path, path]
     for folder in python["masked"]:
         arguments += ["--tmpfs", folder, "--remount-ro", folder]
-    arguments += ["--dev-bind", "/dev/null", "/dev/null", "--bind", os.path.join(work, "box"), "/box"]
-    arguments += ["--ro-bind", os.path.join(work, "program.py"), "/program.py", "--chdir", "/box"]
+    arguments += [
+        "--dev-bind",
+        "/dev/null",
+        "/dev/null",
+        "--bind",
+        os.path.join(work, "box"),
+        "/box",
+    ]
+    arguments += [
+        "--ro-bind",
+        os.path.join(work, "program.py"),
+        "/program.py",
+        "--chdir",
+        "/box",
+    ]
     return [*arguments, "--remount-ro", "/", "--"]

@@ -20,7 +20,11 @@ _NOT_NEEDED = ("_tkinter", "_curses", "_curses_panel", "readline")
 def _load_extensions(folder: str) -> None:
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         module = name.split(".")[0]
-        if name.endswith(".so") and module not in _NOT_NEEDED and not module.startswith(("_test", "xx")):
+        if (
+            name.endswith(".so")
+            and module not in _NOT_NEEDED
+            and not module.startswith(("_test", "xx"))
+        ):
             try:
                 importlib.import_module(module)
             except ImportError:
@@ -31,8 +35,14 @@ def _aliases(path: str) -> list[str]:
     """`path` and the links beside it that lead to it: the loader opens libz.so.1, the file is libz.so.1.2.13."""
     folder = os.path.dirname(path)
     stem = os.path.basename(path).split(".so")[0]
-    siblings = [os.path.join(folder, name) for name in os.listdir(folder) if name.startswith(stem + ".so")]
-    return [path] + [sibling for sibling in siblings if sibling != path and os.path.realpath(sibling) == path]
+    siblings = [
+        os.path.join(folder, name)
+        for name in os.listdir(folder)
+        if name.startswith(stem + ".so")
+    ]
+    return [path] + [
+        sibling for sibling in siblings if sibling != path and os.path.realpath(sibling) == path
+    ]
 
 
 def describe() -> dict:

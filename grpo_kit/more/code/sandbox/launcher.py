@@ -25,7 +25,8 @@ import syscalls  # noqa: E402
 from program_watch import Watch, empty  # noqa: E402
 
 FILE_BYTES, OPEN_FILES, STACK_BYTES = 8 << 20, 40, 8 << 20
-FLAGS = ("-s", "-S", "-B", "-P", "-X", "utf8")  # no user site, no packages; the environment is the launcher's
+# no user site, no packages; the environment is the launcher's
+FLAGS = ("-s", "-S", "-B", "-P", "-X", "utf8")
 _LINUX = sys.platform == "linux"
 
 
@@ -43,7 +44,8 @@ class Launcher:
             confinement.prctl(confinement.PR_SET_CHILD_SUBREAPER, 1)
             try:
                 with open("/proc/self/oom_score_adj", "w") as score:
-                    score.write("500")  # short of memory, the kernel kills a program before the trainer
+                    # short of memory, the kernel kills a program before the trainer
+                    score.write("500")
             except OSError:
                 pass  # a read-only /proc; only a preference
         if self.kind == "sandlock":
@@ -62,7 +64,10 @@ class Launcher:
             os.write(writer, syscalls.seccomp_filter(None))
             os.close(writer)
             os.set_inheritable(filter_file, True)
-            command = [*confinement.bubblewrap(self.bwrap, self.python, self.work, filter_file), *command]
+            command = [
+                *confinement.bubblewrap(self.bwrap, self.python, self.work, filter_file),
+                *command,
+            ]
             program, box, home = "/program.py", "/box", self.python["prefix"]
         environment = {
             **self.environment,
@@ -79,7 +84,8 @@ class Launcher:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         limits = {
             resource.RLIMIT_AS: job["memory_mb"] << 20,
-            resource.RLIMIT_CPU: int(job["seconds"]) + 2,  # the clock stops it first, unless it hangs
+            # the clock stops it first, unless it hangs
+            resource.RLIMIT_CPU: int(job["seconds"]) + 2,
             resource.RLIMIT_FSIZE: FILE_BYTES,
             resource.RLIMIT_NOFILE: OPEN_FILES,
             resource.RLIMIT_STACK: STACK_BYTES,
@@ -107,7 +113,8 @@ class Launcher:
         for name, content in (("program.py", code), ("stdin", stdin)):
             with open(os.path.join(self.work, name), "wb") as file:
                 file.write(content)
-        source = os.open(os.path.join(self.work, "stdin"), os.O_RDONLY)  # a file: no pipe reader to wait for
+        # a file: no pipe reader to wait for
+        source = os.open(os.path.join(self.work, "stdin"), os.O_RDONLY)
         # stdout, stderr, and problems before exec
         readers, writers = zip(*(os.pipe() for _ in range(3)), strict=True)
         started = time.monotonic()
@@ -134,7 +141,9 @@ class Launcher:
         for file in readers:
             os.close(file)
         if problem:
-            raise OSError(f"the program could not be started: {problem.decode(errors='replace')}")
+            raise OSError(
+                f"the program could not be started: {problem.decode(errors='replace')}"
+            )
         wrapped = self.kind == "bubblewrap"
         fields, stdout, stderr = watch.result(status, wrapped)
         empty(self.work)
@@ -226,7 +235,8 @@ def serve(setup: dict) -> None:
 
 def main() -> None:
     """Two processes, since the one that confines itself cannot remove its own folder."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer decides how to handle an interrupt
+    # the trainer decides how to handle an interrupt
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     setup = receive()[0]
     child = os.fork()
     if child == 0:

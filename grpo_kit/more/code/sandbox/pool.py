@@ -43,7 +43,9 @@ def interpreter() -> dict:
         command, capture_output=True, stdin=subprocess.DEVNULL, env=environment(), timeout=60
     )
     if process.returncode:
-        raise LauncherError(f"{executable} does not run: {process.stderr.decode(errors='replace')[-500:]}")
+        raise LauncherError(
+            f"{executable} does not run: {process.stderr.decode(errors='replace')[-500:]}"
+        )
     return json.loads(process.stdout)
 
 
@@ -62,7 +64,8 @@ class Launcher:
         self.ready = False  # set by its first message; a program may be sent before
         self.deadline = 0.0
         command = [python["executable"], "-I", "-S", "-B", str(HERE / "launcher.py")]
-        self.process = subprocess.Popen(  # vfork: the cost does not depend on the memory of this process
+        # vfork: the cost does not depend on the memory of this process
+        self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -106,7 +109,10 @@ class Launcher:
     def start(self, code: bytes, stdin: bytes, limits: dict) -> None:
         """Send a program; `receive` its result."""
         self.deadline = (
-            time.monotonic() + limits["seconds"] + _GRACE_SECONDS + _START_SECONDS * (not self.ready)
+            time.monotonic()
+            + limits["seconds"]
+            + _GRACE_SECONDS
+            + _START_SECONDS * (not self.ready)
         )
         self.send(limits, code, stdin)
 
@@ -122,7 +128,9 @@ class Launcher:
             ready = _wait_for([self], self.deadline)
             part = self.process.stdout.read(size) if ready else b""
             if not part:
-                raise LauncherError("the launcher has ended" if ready else "the launcher does not answer")
+                raise LauncherError(
+                    "the launcher has ended" if ready else "the launcher does not answer"
+                )
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
@@ -152,7 +160,9 @@ def _wait_for(launchers: list[Launcher], deadline: float) -> list[Launcher]:
     by_file = {launcher.fileno(): launcher for launcher in launchers}
     for file in by_file:
         poll.register(file, select.POLLIN)
-    return [by_file[file] for file, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)]
+    return [
+        by_file[file] for file, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+    ]
 
 
 class _Running:
@@ -162,8 +172,15 @@ class _Running:
     disk, say), LauncherError. A program whose second launcher ends while it runs is "killed".
     """
 
-    def __init__(self, pool: Pool, programs: Sequence[tuple[bytes, bytes]], limits: dict, workers: int):
-        self._pool, self._programs, self._limits, self._workers = pool, programs, limits, workers
+    def __init__(
+        self, pool: Pool, programs: Sequence[tuple[bytes, bytes]], limits: dict, workers: int
+    ):
+        self._pool, self._programs, self._limits, self._workers = (
+            pool,
+            programs,
+            limits,
+            workers,
+        )
         self._waiting = deque(range(len(programs)))
         self._busy: dict[Launcher, int] = {}
         self._refused: set[int] = set()
@@ -196,11 +213,16 @@ class _Running:
     def _ready(self) -> list[Launcher]:
         """Wait for launchers with something to read, or for the first that is overdue."""
         while True:
-            ready = _wait_for(list(self._busy), min(launcher.deadline for launcher in self._busy))
+            ready = _wait_for(
+                list(self._busy), min(launcher.deadline for launcher in self._busy)
+            )
             time_now = time.monotonic()
-            for launcher in ready:  # on a busy machine the rest of its message may take a moment
+            # on a busy machine the rest of its message may take a moment
+            for launcher in ready:
                 launcher.deadline = max(launcher.deadline, time_now + _GRACE_SECONDS)
-            ready = ready or [launcher for launcher in self._busy if launcher.deadline <= time_now]
+            ready = ready or [
+                launcher for launcher in self._busy if launcher.deadline <= time_now
+            ]
             if ready:
                 return ready
 
@@ -211,7 +233,8 @@ class _Running:
         except LauncherError as problem:
             launcher.close()
             del self._busy[launcher]
-            if number not in self._refused:  # killed from outside, perhaps; not the program's fault
+            # killed from outside, perhaps; not the program's fault
+            if number not in self._refused:
                 return self._once_more(number)
             if not launcher.ready:
                 raise
@@ -259,7 +282,9 @@ class Pool:
         with self._lock:
             self._idle.append(launcher)
 
-    def run(self, programs: Sequence[tuple[bytes, bytes]], limits: dict, workers: int) -> list[tuple]:
+    def run(
+        self, programs: Sequence[tuple[bytes, bytes]], limits: dict, workers: int
+    ) -> list[tuple]:
         """(fields, stdout, stderr) of each (code, stdin), in their order; at most `workers` at a time.
 
         Raises LauncherError like `_Running`.

@@ -13,7 +13,8 @@ import time
 
 DISK_BYTES, ENTRIES = 32 << 20, 1000  # of the program: all files together, files and folders
 _MAX_DEPTH = 32  # folders within folders; a deeper tree counts as over the limit
-_LOOK_SECONDS = 0.02  # between two checks of the folder; writes in that time may exceed the limit
+# between two checks of the folder; writes in that time may exceed the limit
+_LOOK_SECONDS = 0.02
 _OUT_OF_MEMORY = (  # printed if memory does not even suffice for a traceback
     b"Cannot recover from MemoryErrors",
     b"object type name: MemoryError",
@@ -30,7 +31,15 @@ class Watch:
     folder: all that the program can write to; ours: bytes of the launcher's own files in it, which do not count.
     """
 
-    def __init__(self, pid: int, outputs: tuple[int, int], started: float, job: dict, folder: str, ours: int):
+    def __init__(
+        self,
+        pid: int,
+        outputs: tuple[int, int],
+        started: float,
+        job: dict,
+        folder: str,
+        ours: int,
+    ):
         self.pid, self.started, self.folder = pid, started, folder
         self.disk_bytes = DISK_BYTES + ours
         self.deadline = started + job["seconds"]
@@ -69,7 +78,10 @@ class Watch:
                     break
                 if time.monotonic() >= look:
                     if over_limit(self.folder, self.disk_bytes, ENTRIES):
-                        self.stopped, self.note = "killed", b"sandbox: stopped, too much in its folder\n"
+                        self.stopped, self.note = (
+                            "killed",
+                            b"sandbox: stopped, too much in its folder\n",
+                        )
                     look = time.monotonic() + _LOOK_SECONDS
         finally:
             self.seconds = time.monotonic() - self.started
@@ -114,17 +126,26 @@ class Watch:
             code = None
         elif code == 0:
             verdict = "ok"
-        elif code in (-signal.SIGXCPU, -signal.SIGKILL) and self.seconds >= self.deadline - self.started:
+        elif (
+            code in (-signal.SIGXCPU, -signal.SIGKILL)
+            and self.seconds >= self.deadline - self.started
+        ):
             verdict, code = "timeout", None
         elif code is None or code < 0:
             verdict = "killed"
         else:
             verdict = "error"
         last_line = stderr.rstrip().rpartition(b"\n")[2]
-        starved = last_line.startswith(b"MemoryError") or any(words in stderr for words in _OUT_OF_MEMORY)
+        starved = last_line.startswith(b"MemoryError") or any(
+            words in stderr for words in _OUT_OF_MEMORY
+        )
         if verdict in ("error", "killed") and not self.stopped and starved:
             verdict = "memory"
-        return {"status": verdict, "exit_code": code, "seconds": self.seconds}, stdout, stderr + self.note
+        return (
+            {"status": verdict, "exit_code": code, "seconds": self.seconds},
+            stdout,
+            stderr + self.note,
+        )
 
 
 def over_limit(top: str, max_bytes: int, max_entries: int) -> bool:
@@ -174,7 +195,8 @@ def empty(top: str) -> None:
             for inner in os.listdir(path):
                 inner_path = os.path.join(path, inner)
                 if stat.S_ISDIR(os.lstat(inner_path).st_mode):
-                    os.chmod(inner_path, 0o700)  # a folder without write permission cannot be moved
+                    # a folder without write permission cannot be moved
+                    os.chmod(inner_path, 0o700)
                     while os.path.lexists(target := os.path.join(top, f"moved{moved}")):
                         moved += 1
                     os.rename(inner_path, target)

@@ -53,7 +53,8 @@ _CHECKED = """
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 # Duplicates, flags, locks. Never F_SETOWN with F_SETSIG, which would send any signal to any process of this user.
 _FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
-_ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH_*
+# column above, AUDIT_ARCH_*
+_ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 # BPF_LD|W|ABS, JEQ|K, JGE|K, ALU|AND|K, RET|K
 _LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06

@@ -14,13 +14,18 @@ from grpo_kit.loop import Config
 from grpo_kit.models import load_policy
 
 pytestmark = pytest.mark.skipif(
-    torch.cuda.get_device_capability() >= (8, 0), reason="this card has bfloat16 and the flash kernel"
+    torch.cuda.get_device_capability() >= (8, 0),
+    reason="this card has bfloat16 and the flash kernel",
 )
 
 
 @pytest.mark.parametrize(
     ("dtype", "masked", "kernel"),
-    [(torch.float16, False, "efficient"), (torch.float16, True, "efficient"), (torch.bfloat16, False, None)],
+    [
+        (torch.float16, False, "efficient"),
+        (torch.float16, True, "efficient"),
+        (torch.bfloat16, False, None),
+    ],
 )
 def test_attention_has_no_flash_kernel(counter, dtype, masked, kernel):
     q = torch.randn(1, 4, 16, 64, device="cuda").to(dtype)

@@ -20,7 +20,9 @@ from grpo_kit.loop import Config
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.models import load_policy
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="Triton is installed")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is not None, reason="Triton is installed"
+)
 
 
 def test_the_update_takes_sdpa_and_gives_the_padded_gradient():
@@ -35,9 +37,13 @@ def test_what_is_free_suffices_for_the_chunks_that_it_plans(monkeypatch):
     model = qwen(torch.bfloat16, hidden=128, layers=4, vocabulary=512).train()
     draw, batch = torch.Generator().manual_seed(0), ragged()
     batch.prompt_ids = [[5]] * 12
-    batch.completion_ids = [torch.randint(500, (400,), generator=draw).tolist() for _ in range(4)] + [[]] * 8
+    batch.completion_ids = [
+        torch.randint(500, (400,), generator=draw).tolist() for _ in range(4)
+    ] + [[]] * 8
     batch.cut_off = [False] * 12
-    whole = ChunkMemory(model.config, 2, mask_keys=1600).peak(tokens=1600, checkpointed_layers=0)
+    whole = ChunkMemory(model.config, 2, mask_keys=1600).peak(
+        tokens=1600, checkpointed_layers=0
+    )
     free = 0.85 * (whole.kept + whole.working) / USED_OF_FREE
     update = PackedUpdate(model, Config())
     step(update, model, batch)  # gradients exist from here on
