@@ -215,9 +215,10 @@ def table(result: dict[str, Any]) -> str:
             for t, s in zip(row["tokens"][later], row["rollout_seconds"][later], strict=False)
         ]
         gaps = ", ".join(f"{gap:.1g}" for gap in row["gap_mean"]) or "-"
-        middle = lambda values, digits=1: (
-            f"{statistics.median(values):.{digits}f}" if values else "-"
-        )  # noqa: E731
+
+        def middle(values, digits=1):
+            return f"{statistics.median(values):.{digits}f}" if values else "-"
+
         peak = f"{row['peak_gib']:.1f}" + (
             f" + {row['server_peak_gib']:.1f}" if row["server_peak_gib"] else ""
         )

@@ -26,16 +26,14 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
 
 # ruff: noqa: I001  the order is the reader's: prompts, rewards, schedules first
 
-# What editors and type checkers read, and lazy() at run time: the one list of where a name stands.
+# What editors read, and lazy() at run time: the one list of where a name stands.
 if TYPE_CHECKING:
     from grpo_kit._support.lazy import check_builds  # is a torchvision of another torch here?
 
     # Prompts: what the model sees.
     from grpo_kit.prompts import build_prompt  # one question, rendered, ending in the prefill
     from grpo_kit.prompts import build_dataset  # rows as TRL wants them, with the row's columns
-
-    # how tags are cut into tokens, and what beside them changes it
-    from grpo_kit.prompts import audit_tags
+    from grpo_kit.prompts import audit_tags  # how tags are cut into tokens, and what changes it
 
     # Rewards: what a completion is worth.
     from grpo_kit import rewards  # rewards.ExactAnswer(), rewards.check_rewards(...), ...
@@ -48,30 +46,19 @@ if TYPE_CHECKING:
     from grpo_kit.trainer.presets import preset  # a Config that fits this machine
     from grpo_kit.more.memory.plan import plan_memory  # does it fit the card?
     from grpo_kit.models import load_policy  # a model and its tokenizer
-
-    # can GRPO learn anything from this model here?
-    from grpo_kit.evaluation.readiness import readiness
+    from grpo_kit.evaluation.readiness import readiness  # can GRPO learn anything here?
     from grpo_kit.evaluation.lengths import length_probe  # how long must a completion be?
 
     # Training.
     from grpo_kit.loop.config import Config  # every number of a run, with its unit
-
-    # the loop, with engine, chart, red flags, controls
-    from grpo_kit.trainer.grpo_trainer import GRPOTrainer
-
-    # what is done around the steps of a run: four methods
-    from grpo_kit.loop.protocols import Hook
+    from grpo_kit.trainer.grpo_trainer import GRPOTrainer  # the loop, with chart and flags
+    from grpo_kit.loop.protocols import Hook  # what is done around a run's steps: four methods
     from grpo_kit.loop.processes import Stopped  # what train() raises where it was stopped
-
-    # accuracy on a small fixed set while it trains
-    from grpo_kit.trainer.held_out import HeldOut
-
-    # a TRL script's pieces; a ready trl.GRPOTrainer
-    from grpo_kit.more.bridges.trl import from_trl, to_trl
+    from grpo_kit.trainer.held_out import HeldOut  # accuracy on a small set while it trains
+    from grpo_kit.more.bridges.trl import from_trl, to_trl  # from a TRL script, and to one
 
     # Several turns.
-    # episodes.grid(), episodes.View(...), episodes.RecordedEnv(...), ...
-    from grpo_kit.more import episodes
+    from grpo_kit.more import episodes  # episodes.grid(), episodes.View(...), ...
 
     # Watching.
     from grpo_kit.watch.chart import plot_run  # the chart of a run folder
@@ -83,33 +70,17 @@ if TYPE_CHECKING:
 
     # After training.
     from grpo_kit.engine.complete import complete  # text that the model writes after a prompt
-
-    # accuracy on held-out rows, with intervals
-    from grpo_kit.evaluation.accuracy import evaluate
+    from grpo_kit.evaluation.accuracy import evaluate  # accuracy on held-out rows
     from grpo_kit.evaluation.comparison import compare  # base beside tuned, with a paired test
-
-    # what the runs of a folder came to, side by side
-    from grpo_kit.evaluation.comparison import results
+    from grpo_kit.evaluation.comparison import results  # the runs of a folder, side by side
     from grpo_kit.more.lab.rescore import rescore  # what another reward would have taught
-
-    # weights, prompt and temperature in a folder that proves itself
-    from grpo_kit.more.export import export
-
-    # try it: a question in, the response out, base beside tuned
-    from grpo_kit.more.export.chat import chat
-
-    # what was trained, on what, and what came of it
-    from grpo_kit.watch.run_card import model_card
-
-    # scored samples: pairs, labels, accepted ones
-    from grpo_kit.more.lab.preferences import scored_samples
+    from grpo_kit.more.export import export  # a folder that proves itself
+    from grpo_kit.more.export.chat import chat  # a question in, the response out
+    from grpo_kit.watch.run_card import model_card  # what was trained, and what came of it
+    from grpo_kit.more.lab.preferences import scored_samples  # pairs, labels, accepted ones
     from grpo_kit.more.lab.branch import branch, branches  # an exact what-if; the tree of a run
-
-    # how many seeds show a difference, and what they cost
-    from grpo_kit.more.lab.power import power
-
-    # lab.compare_arms(arms, seeds): several settings, several seeds
-    from grpo_kit.more import lab
+    from grpo_kit.more.lab.power import power  # how many seeds show it, and their cost
+    from grpo_kit.more import lab  # lab.compare_arms(arms, seeds), ...
     from grpo_kit import objectives  # every loss by hand
 
 # Names that stood here, and where each is now: what an AttributeError says.

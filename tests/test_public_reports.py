@@ -131,9 +131,10 @@ def batch_of(lengths, advantage, cut_off=None, groups=None):
 def test_no_score_is_no_zero(folder):
     """A completion that nothing can judge enters no mean and gets no advantage."""
     assert advantages([1.0, 0.0, None], [0, 0, 0], scale="none") == [0.5, -0.5, 0.0]
-    judged = lambda completions, **_: [
-        None if i % 2 else float(i) for i in range(len(completions))
-    ]  # noqa: E731
+
+    def judged(completions, **_):
+        return [None if i % 2 else float(i) for i in range(len(completions))]
+
     make(folder, task=paid_by(judged), steps=1).train()
     assert rows(folder)[0]["reward"] == 3.0  # of 0, 2, 4 and 6
 

@@ -64,9 +64,8 @@ def offences(text: str, *, code: bool = False) -> list[tuple[str, str]]:
         found += [
             (word, lines[n - 1].strip()) for n in _lines_with(text, word) if n not in fine
         ]
-    flowing = re.sub(
-        r"\s*\n\s*(?:#:? )?", " ", text
-    )  # a phrase may go over the end of a line, of comments too
+    # A phrase may go over the end of a line, of comments too.
+    flowing = re.sub(r"\s*\n\s*(?:#:? )?", " ", text)
     found += [("groups", match[0]) for match in GROUP_WORDS.finditer(flowing)]
     return found
 

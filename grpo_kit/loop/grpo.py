@@ -123,18 +123,13 @@ class Loop:
         self.starts_from = trained_before(model, self.folder)
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.optimizer_name = choose_optimizer(config.optimizer, model)
-        rates = [
-            config.at(step).learning_rate for step in (0, config.steps // 2, config.steps - 1)
-        ]
+        steps = (0, config.steps // 2, config.steps - 1)
+        rate, decay = max(config.at(step).learning_rate for step in steps), config.weight_decay
         self.optimizer = make_optimizer(
-            self.optimizer_name,
-            model,
-            learning_rate=max(rates),
-            weight_decay=config.weight_decay,
+            self.optimizer_name, model, learning_rate=rate, weight_decay=decay
         )
-        self.scaler = torch.amp.GradScaler(
-            self.device.type, enabled=config.autocast == "float16"
-        )
+        needs_scale = config.autocast == "float16"
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=needs_scale)
         self.reference = None
         if config.beta != 0:  # of the KL: the weights that the run begins with
             self.reference = {name: p.detach().clone() for name, p in self.trained.items()}

@@ -134,21 +134,16 @@ def countdown(
     True
     """
     low, high = check_range("numbers", numbers, 2, 4)
-    for name, value in (
-        ("think", think),
-        ("balanced", balanced),
-        ("partial_credit", partial_credit),
-    ):
+    flags = {"think": think, "balanced": balanced, "partial_credit": partial_credit}
+    for name, value in flags.items():
         check_choice(name, value, (True, False))
     check_whole("seed", seed, 0)
     if not is_whole(highest, 10) or highest > 999:
         raise ValueError(f"highest={highest!r} must lie in 10..999")
-    rng = random.Random(f"countdown {seed}")
     counts = range(low, high + 1)
-    if think:  # one of each count, then the second of each
-        first, second = _SEARCHES
-        examples = [_thinking(*first[count]) for count in counts]
-        examples += [_thinking(*second[count]) for count in counts]
+    if think:
+        # one of each count, then the second of each
+        examples = [_thinking(*searches[n]) for searches in _SEARCHES for n in counts]
         system = "Think in <think> tags, then: answer in <answer> tags with one expression."
         task_prefill, length, reasoning_tag = "<think>\n", 64 * high, "think"
     else:
@@ -163,7 +158,7 @@ def countdown(
     if max_completion_tokens is None:
         max_completion_tokens = length
     train, held_out = split_distinct(
-        partial(_draw_row, rng, low, high, highest, balanced),
+        partial(_draw_row, random.Random(f"countdown {seed}"), low, high, highest, balanced),
         n_train,
         n_held_out,
         what=f"countdown with numbers={numbers!r}",

@@ -82,9 +82,10 @@ def test_where_no_arm_could_be_measured_the_command_says_so_and_begins_anew(
 ):
     arguments = ["--size", "smoke", "--arms", "kit", "--out", str(tmp_path)]
     killed = {"error": "killed"}
-    answered = lambda request, kit, **how: (
-        killed if "arm" in request else answered_here(request)
-    )  # noqa: E731
+
+    def answered(request, kit, **how):
+        return killed if "arm" in request else answered_here(request)
+
     with (
         monkeypatch.context() as patch,
         pytest.raises(SystemExit, match=r"no arm was measured \(kit: killed\)"),

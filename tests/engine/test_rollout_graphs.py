@@ -251,7 +251,10 @@ def test_a_capture_that_fails_in_a_rollout_changes_nothing(monkeypatch):
     assert rollout(engine, True) == rollout(plain, True)
     assert len([w for w in said if "CUDA graphs" in str(w.message)]) == 1 and counts(
         engine
-    ) == (0, 0)
+    ) == (
+        0,
+        0,
+    )
 
 
 @pytest.mark.parametrize("hidden", [False, True])

@@ -257,7 +257,12 @@ def test_outside_a_notebook_a_row_has_its_whole_conversation(run):
     table = browse(run.path)
     assert table["response"].tolist()[:2] == ["left", "up"] and table["number"].tolist()[
         2:6
-    ] == [1, 1, 1, 0]
+    ] == [
+        1,
+        1,
+        1,
+        0,
+    ]
     assert table["turns"].tolist() == [2, 2, 3, 3, 3, 1, 4, 4, 4, 4]
     first = table["conversation"].iloc[0]
     assert first == (

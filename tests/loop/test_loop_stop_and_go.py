@@ -185,7 +185,10 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
         said = capsys.readouterr().out
         assert (
             "checkpoint-3 is damaged and is passed over" in said and "Going on from" in said
-        ), (name, how)
+        ), (
+            name,
+            how,
+        )
         assert same(weights(trainer), undisturbed("full")[0]), (name, how)
 
 

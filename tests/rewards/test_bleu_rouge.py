@@ -170,7 +170,10 @@ def test_the_answer_is_the_models_own(reward, completion, prefill, expected, rea
 def test_without_a_tag_the_whole_completion_counts_and_the_prefill_does_not(family):
     assert family(tag=None)(
         ["water", " "], prefill=["salt", "water"], answer=["water"] * 2
-    ) == [1.0, 0.0]
+    ) == [
+        1.0,
+        0.0,
+    ]
 
 
 def test_options_change_what_they_say():

@@ -294,7 +294,10 @@ def test_rewards_that_judge_no_answer_leave_it_to_the_text_of_the_rows_answer(re
     assert task.answer_rewards == []
     assert readings(task, " 18 </answer>") == (True, True) and readings(
         task, "17</answer>"
-    ) == (False, False)
+    ) == (
+        False,
+        False,
+    )
     assert readings(task, "so 18") == (False, True)
 
 

@@ -31,9 +31,8 @@ _GLUED = re.compile(r"<[^<>]{1,40}>|\[/?[A-Z_]{2,20}\]")
 _END_TOKENS = re.compile(
     r"(?:(?:<[|｜][^<>]{1,40}[|｜]>|</s>|<(?:eos|eot|pad|end_of_turn|end_of_text)>)\s*)+\Z"
 )
-_LANGUAGE = re.compile(
-    r"[{\s.]*([A-Za-z_+#-]*)"
-)  # {python}, .python, python3, python:file.py, python title=x
+# {python}, .python, python3, python:file.py, python title=x
+_LANGUAGE = re.compile(r"[{\s.]*([A-Za-z_+#-]*)")
 _THOUGHT = "think|thinking|thoughts?|reasoning|reflection|scratchpad"
 _THINKS = re.compile(rf"^[ \t]*(?:<(?:{_THOUGHT})>|\[THINK\])", re.IGNORECASE | re.MULTILINE)
 _THOUGHT_ENDS = re.compile(rf"</(?:{_THOUGHT})>|\[/THINK\]", re.IGNORECASE)

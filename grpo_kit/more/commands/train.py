@@ -14,31 +14,30 @@ from grpo_kit.more.commands import MAIN, NEW_TASK, PRESET, SETTINGS, CommandEnds
 
 BEFORE, AFTER, RESULTS, MODEL = "before.json", "after.json", "results.json", "model"
 
+TUNING = Option(None, help="what is trained; default: full")
+RANK = Option(None, min=1, help="of LoRA adapters; their alpha is twice that")
+FOLDER = Option(None, metavar="RUN", help="of the run; default: the next free runs/<task>")
+RESUME = Option(None, metavar="RUN", help="go on with the run in this folder")
+HELD_OUT_EVERY = Option(
+    None, min=0, help="look at held-out rows so often; default: 8; 0: never"
+)
+KEEP = Option(None, help="which weights in the end; default: last")
+ON_FLAG = Option(None, help="what a red flag does; default: warn")
+REPORT_TO = Option(None, metavar="NAME", help="a tracker: tensorboard, trackio, wandb")
+
 
 def train(
     task: str | None = NEW_TASK,
     preset: Preset = PRESET,
     settings: list[str] | None = SETTINGS,
-    tuning: Literal["full", "lora", "qlora"] | None = Option(
-        None, help="what is trained; default: full"
-    ),
-    rank: int | None = Option(None, min=1, help="of LoRA adapters; their alpha is twice that"),
-    folder: str | None = Option(
-        None, metavar="RUN", help="of the run; default: the next free runs/<task>"
-    ),
-    resume: str | None = Option(None, metavar="RUN", help="go on with the run in this folder"),
-    held_out_every: int | None = Option(
-        None, min=0, help="look at held-out rows so often; default: 8; 0: never"
-    ),
-    keep: Literal["last", "best"] | None = Option(
-        None, help="which weights in the end; default: last"
-    ),
-    on_flag: Literal["warn", "stop"] | None = Option(
-        None, help="what a red flag does; default: warn"
-    ),
-    report_to: list[str] | None = Option(
-        None, metavar="NAME", help="a tracker: tensorboard, trackio, wandb"
-    ),
+    tuning: Literal["full", "lora", "qlora"] | None = TUNING,
+    rank: int | None = RANK,
+    folder: str | None = FOLDER,
+    resume: str | None = RESUME,
+    held_out_every: int | None = HELD_OUT_EVERY,
+    keep: Literal["last", "best"] | None = KEEP,
+    on_flag: Literal["warn", "stop"] | None = ON_FLAG,
+    report_to: list[str] | None = REPORT_TO,
 ) -> None:
     """Train a model: readiness, accuracy before, GRPO, accuracy after, model and card; what notebook 05 does.
 

@@ -85,22 +85,10 @@ def write_files(
             merged.resize_token_embeddings(token_rows(model))
         if format == "gguf":
             file = f"{target.name}-{stored}.gguf"
-            write_gguf(
-                part / file,
-                merged,
-                served,
-                stored,
-                name=target.name,
-                temperature=temperature,
-                license=license,
+            path = part / file
+            notes += _write_gguf(
+                path, merged, served, prompting, ends, stored, sampling, license
             )
-            try:
-                text = modelfile(
-                    served, prompting, file, temperature=temperature, tokens=tokens, ends=ends
-                )
-                (part / "Modelfile").write_text(text, encoding="utf-8")
-            except ExportError as error:
-                notes.append(f"no Modelfile for Ollama: {error}")
             return file, notes
         merged = _stored_as(merged, stored)
         merged.generation_config = config
@@ -108,6 +96,32 @@ def write_files(
     served.save_pretrained(part)
     config.save_pretrained(part)
     return None, notes
+
+
+def _write_gguf(
+    path: Path,
+    merged: Any,
+    served: Any,
+    prompting: Prompting,
+    ends: list[int],
+    stored: str,
+    sampling: dict[str, Any],
+    license: str | None,
+) -> list[str]:
+    """Write the file and its Modelfile beside it. Returns notes to print."""
+    temperature, tokens = sampling["temperature"], sampling["max_completion_tokens"]
+    name = path.stem.removesuffix(f"-{stored}")
+    write_gguf(
+        path, merged, served, stored, name=name, temperature=temperature, license=license
+    )
+    try:
+        text = modelfile(
+            served, prompting, path.name, temperature=temperature, tokens=tokens, ends=ends
+        )
+    except ExportError as error:
+        return [f"no Modelfile for Ollama: {error}"]
+    path.with_name("Modelfile").write_text(text, encoding="utf-8")
+    return []
 
 
 def check_weights(model: Any) -> None:

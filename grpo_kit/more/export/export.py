@@ -137,14 +137,9 @@ def export(
     if trainer is not None:
         check_trained_prompts(trainer.task, tokenizer, prompting, task)
     sampling = _sampling(trainer, task, temperature, max_completion_tokens)
-    tokens = sampling["max_completion_tokens"]
+    temperature, tokens = sampling["temperature"], sampling["max_completion_tokens"]
     say_difference(
-        model,
-        task,
-        caller="export",
-        temperature=sampling["temperature"],
-        tokens=tokens,
-        run=run,
+        model, task, caller="export", temperature=temperature, tokens=tokens, run=run
     )
     served = with_serving_template(tokenizer, prompting)
     rows = _rows(task, rows)
@@ -160,26 +155,13 @@ def export(
         )
         size = sum(path.stat().st_size for path in files_of(part))
         exported = Exported(target, format, stored, size, None, tuple(notes), file)
-        objections: list[str] = []
+        objections: Sequence[str] = ()
         if proof:
-            try:
-                result = prove(
-                    model, tokenizer, part, exported, prompting, questions, tokens, task, rows
-                )
-                exported = replace(exported, proof=result)
-                objections = result.objections
-            except ProofError as error:
-                objections = [str(error)]
-        license = license or terms
-        write_card(
-            part,
-            exported,
-            base=base,
-            question=questions[0],
-            run=run,
-            comparison=comparison,
-            license=license,
-        )
+            exported, objections = _proved(
+                exported, model, tokenizer, part, prompting, questions, tokens, task, rows
+            )
+        about = {"base": base, "run": run, "comparison": comparison}
+        write_card(part, exported, question=questions[0], license=license or terms, **about)
         _report(part, exported, base, prompting, sampling, objections)
         if objections:
             target = next_run_folder(target.parent, f"{target.name}-refused")
@@ -187,6 +169,17 @@ def export(
     if objections:
         raise _refusal(exported, objections, target)
     return exported
+
+
+def _proved(
+    exported: Exported, model: Any, tokenizer: Any, part: Path, *asked: Any
+) -> tuple[Exported, Sequence[str]]:
+    """The export with its proof, and what speaks against it. asked: as prove() takes it."""
+    try:
+        result = prove(model, tokenizer, part, exported, *asked)
+    except ProofError as error:
+        return exported, [str(error)]
+    return replace(exported, proof=result), result.objections
 
 
 def _checked_format(

@@ -2,7 +2,8 @@
 
 Every run has its own run folder, folder/<arm>/seed-<n>, with result.json once it is finished. A finished run is never
 repeated, so a killed laboratory continues where it was. Several processes may work on one folder. Functions and
-classes among the settings are identified by name: after changing one's code, rename the arm.
+classes among the settings are identified by name: after changing one's code, rename the arm. Longer than 300 lines
+because the runs and the table that reads them check the same settings.
 """
 
 from __future__ import annotations
@@ -218,23 +219,13 @@ def compare_arms(
     >>> compare_arms(arms, [0, 1, 2], kit.preset("cpu", steps=12), folder="runs/cold")  # doctest: +SKIP
     """
     folder = run_path(folder)
-    for seed in seeds:
-        if not is_whole(seed, 0):
-            raise ValueError(f"seeds holds {seed!r}; use whole numbers of at least 0")
-    seeds = [int(seed) for seed in seeds]
-    if not arms or not seeds or len(set(seeds)) != len(seeds):
-        raise ValueError(
-            f"arms={list(arms)}, seeds={seeds}: give at least one of each, no seed twice"
-        )
     # All checks come before the first run.
+    seeds = _checked_seeds(arms, seeds)
     settings = _checked_arms(folder, arms, config, shared)
     (folder / ".locks").mkdir(parents=True, exist_ok=True)
     runs = [(seed, arm) for seed in seeds for arm in arms]
-    waiting = [
-        (seed, arm)
-        for seed, arm in runs
-        if not (folder / arm / f"seed-{seed}" / RESULT).exists()
-    ]
+    results = {run: folder / run[1] / f"seed-{run[0]}" / RESULT for run in runs}
+    waiting = [run for run in runs if not results[run].exists()]
     finished = len(runs) - len(waiting)
     printed_flags: set[tuple[str, str]] = set()
     with progress_line(f"laboratory {folder.name}") as line:
@@ -245,10 +236,9 @@ def compare_arms(
         for number, (seed, arm) in enumerate(runs, 1):
             path = folder / arm / f"seed-{seed}"
             label = f"{number}/{len(runs)} {arm}, seed {seed}"
+            lock_path = folder / ".locks" / f"{arm}--{seed}.lock"
             try:
-                lock = FileLock(folder / ".locks" / f"{arm}--{seed}.lock").acquire(
-                    blocking=False
-                )
+                lock = FileLock(lock_path).acquire(blocking=False)
             except Timeout:
                 line.print(f"{label}: another process is at it")
                 continue
@@ -279,6 +269,18 @@ def compare_arms(
                     f"{arm} differs from {lab.against} in more than its settings: {'; '.join(differences)}"
                 )
     return lab
+
+
+def _checked_seeds(arms: Mapping[str, Any], seeds: Sequence[int]) -> list[int]:
+    for seed in seeds:
+        if not is_whole(seed, 0):
+            raise ValueError(f"seeds holds {seed!r}; use whole numbers of at least 0")
+    seeds = [int(seed) for seed in seeds]
+    if not arms or not seeds or len(set(seeds)) != len(seeds):
+        raise ValueError(
+            f"arms={list(arms)}, seeds={seeds}: give at least one of each, no seed twice"
+        )
+    return seeds
 
 
 def _checked_arms(

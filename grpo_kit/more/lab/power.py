@@ -224,10 +224,8 @@ def power(
     used_spread = {"spreads": spreads, "noise": NOISE[kind], "rows": ROWS[kind]}
     questions = min(len(task.held_out), config.held_out)
     run_seconds = None
-    # a question of the evaluation takes no longer than a completion of a step
     if step_seconds is not None:
-        completions = config.prompts_per_step * config.group_size
-        run_seconds = step_seconds * (config.steps + questions / completions)
+        run_seconds = step_seconds * _steps_worth(config, questions)
     elif model is not None:
         run_seconds = _timed(task, model, tokenizer, config, questions)
     if ready is None and model is not None:
@@ -240,15 +238,13 @@ def power(
         signal = ready.signal_reward().value * config.prompts_per_step
     seeds_for = partial(_seeds_for, difference, **used_spread)
     enough = _enough(seeds_for)
+    between = tuple(seeds_for(questions, spreads=(one,)) for one in (spreads[0], spreads[-1]))
     return Power(
         task=task.name,
         difference=difference,
         hours=hours,
         seeds=seeds_for(questions),
-        between=(
-            seeds_for(questions, spreads=spreads[:1]),
-            seeds_for(questions, spreads=spreads[-1:]),
-        ),
+        between=between,
         questions=questions,
         enough=enough,
         steps=config.steps,
@@ -301,6 +297,11 @@ def _warnings(
             f"Of held-out questions only {questions} are there: with {enough} fewer seeds do."
         )
     return warnings
+
+
+def _steps_worth(config: Config, questions: int) -> float:
+    """A run's steps and its evaluation, of which a question takes no longer than a completion of a step."""
+    return config.steps + questions / (config.prompts_per_step * config.group_size)
 
 
 def _timed(task: Any, model: Any, tokenizer: Any, config: Config, questions: int) -> float:

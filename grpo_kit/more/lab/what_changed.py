@@ -1,4 +1,7 @@
-"""What did training change? The tokens that the tuned model chooses otherwise than its base, by forward passes only."""
+"""What did training change? The tokens that the tuned model chooses otherwise than its base, by forward passes only.
+
+Longer than 300 lines because the measurement and its page read the same tokens.
+"""
 
 from __future__ import annotations
 
@@ -226,15 +229,7 @@ def what_changed(
 
     >>> print(kit.lab.what_changed(None, model, tokenizer, task, rows=task.held_out[:64]))  # doctest: +SKIP
     """
-    check_task(task)
-    check_tokenizer(tokenizer)
-    if hasattr(task, "play"):
-        raise ValueError(
-            f"task {task.name!r} is played in turns; give one whose rows are answered once"
-        )
-    rows = check_rows(task.held_out if rows is None else rows)
-    for k in most:
-        check_whole("most", k)
+    rows = _checked(tokenizer, task, rows, most)
     prompts = tokenizer(task.render(tokenizer, rows))["input_ids"]
     _check_models(base, tuned, tokenizer, max(map(max, prompts)))
     follower = tuned if base is None else base
@@ -246,9 +241,8 @@ def what_changed(
     tuned_answers = answer(tuned, tokenizer, task, rows, decoding)
     completions, measure = tuned_answers.completions, tuned_answers.measure
     with as_base():
-        answers: dict[Any, Answers] = {
-            "base": answer(follower, tokenizer, task, rows, decoding)
-        }
+        base_answers = answer(follower, tokenizer, task, rows, decoding)
+    answers: dict[Any, Answers] = {"base": base_answers}
     tokens, changed = [], []  # changed: the positions in each row
     with progress_line(f"{task.name}, first choices") as progress:
         for place, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
@@ -256,27 +250,22 @@ def what_changed(
             firsts, _ = _first_choices(tuned, prompt, completion.ids)
             with as_base():
                 base_firsts, ranks = _first_choices(follower, prompt, completion.ids)
-            for i, token in enumerate(completion.ids):
-                rank = ranks[i] if firsts[i] != base_firsts[i] else 0
-                tokens.append(
-                    {"row": place, "token": token, "base_token": base_firsts[i], "rank": rank}
-                )
-            changed.append(
-                [i for i, token in enumerate(tokens[-len(completion.ids) :]) if token["rank"]]
-            )
+            differs = [a != b for a, b in zip(firsts, base_firsts, strict=True)]
+            columns = zip(completion.ids, base_firsts, ranks, differs, strict=True)
+            for token, base_token, rank, is_changed in columns:
+                rank = rank if is_changed else 0
+                tokens.append((place, token, base_token, rank))
+            changed.append([i for i, is_changed in enumerate(differs) if is_changed])
     request = Request(tuned_answers.settings, batch_size, 0, None, 16, progress)
     for k in sorted(set(most)):
-        # With k changes or fewer it is the tuned model's answer.
-        begun = {
-            row: completions[row].ids[: at[k - 1] + 1]
-            for row, at in enumerate(changed)
-            if len(at) > k
-        }
+        begun = {}
+        for row, at in enumerate(changed):
+            if len(at) > k:  # else it is the tuned model's answer
+                begun[row] = completions[row].ids[: at[k - 1] + 1]
         with as_base():
             ended = _go_on(follower, tokenizer, prompts, begun, request)
-        answers[k] = replace(
-            tuned_answers, completions=[ended.get(i, c) for i, c in enumerate(completions)]
-        )
+        mixed = [ended.get(row, completion) for row, completion in enumerate(completions)]
+        answers[k] = replace(tuned_answers, completions=mixed)
     answers["tuned"] = tuned_answers
     table = tuned_answers.table()[["question", "answer", "tokens"]].assign(
         base=answers["base"].texts,
@@ -287,7 +276,21 @@ def what_changed(
         name: a.right if measure == "accuracy" else a.rewards for name, a in answers.items()
     }
     scores = pd.DataFrame(scores, dtype=float)
-    return Changes(task.name, measure, table, pd.DataFrame(tokens), scores, tokenizer)
+    tokens = pd.DataFrame(tokens, columns=["row", "token", "base_token", "rank"])
+    return Changes(task.name, measure, table, tokens, scores, tokenizer)
+
+
+def _checked(tokenizer: Any, task: Any, rows: Any, most: Sequence[int]) -> list[dict]:
+    """The rows. Raises ValueError, with what would do, for arguments that what_changed cannot take."""
+    check_task(task)
+    check_tokenizer(tokenizer)
+    if hasattr(task, "play"):
+        raise ValueError(
+            f"task {task.name!r} is played in turns; give one whose rows are answered once"
+        )
+    for k in most:
+        check_whole("most", k)
+    return check_rows(task.held_out if rows is None else rows)
 
 
 def _check_models(
