@@ -15,7 +15,6 @@ from grpo_kit.more.code.sandbox import isolation
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-MOST_LINES = 15  # of a code cell
 # Behind the cell `parameters`, as papermill puts what it is given. Two seeds take every path that three take; each arm
 # of notebook 03 is a process that loads everything (tests/benchmarks measures the other arms).
 FEWER = {
@@ -65,8 +64,6 @@ def test_anatomy(path):
     )
     tagged = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
     assert len(tagged) == 1 and tagged[0].cell_type == "code", "one cell tagged `parameters`"
-    long = {number: n for number, cell in enumerate(notebook.cells) if (n := _too_long(cell))}
-    assert not long, f"code cells of more than {MOST_LINES} lines, by number: {long}"
     prose = sum(cell.cell_type == "markdown" for cell in notebook.cells)
     assert prose >= len(_code(notebook)), "at least as many cells of prose as of code"
     failed = [
@@ -133,11 +130,6 @@ def exercises(notebook):
         prose.partition("\n## Exercises")[2],
         re.MULTILINE | re.DOTALL,
     )
-
-
-def _too_long(cell):
-    lines = len(cell.source.strip().splitlines())
-    return lines if cell.cell_type == "code" and lines > MOST_LINES else 0
 
 
 def _give(notebook, values):
