@@ -43,7 +43,7 @@ class Processes:
             and not dist.is_initialized()
         ):
             backend = "nccl" if device.type == "cuda" else "gloo"
-            # the others wait for an evaluation
+            # The other processes wait while one evaluates.
             dist.init_process_group(backend, timeout=timedelta(days=1))
         if dist.is_available() and dist.is_initialized():
             self.rank, self.count = dist.get_rank(), dist.get_world_size()
@@ -277,6 +277,6 @@ def autocast(config: Config, device: torch.device) -> Any:
     """The context in which the model's products are computed in config.autocast."""
     if config.autocast == "none":
         return nullcontext()
-    # inside a caller's context it would hold copies of weights before their last step
+    # Inside a caller's context the cache would hold copies of weights before their last step.
     torch.clear_autocast_cache()
     return torch.autocast(device.type, getattr(torch, config.autocast))

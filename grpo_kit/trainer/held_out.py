@@ -129,7 +129,7 @@ class HeldOutHook(Hook):
     def __init__(self, held_out: HeldOut, keep: str = "last") -> None:
         self.held_out, self.keep = held_out, keep
         self._best: tuple[float, int] | None = None
-        # does the model have the best step's weights, not the last one's?
+        # Does the model have the best step's weights, not the last one's?
         self._has_best = False
 
     def begin(self, trainer: Any) -> None:
@@ -142,7 +142,7 @@ class HeldOutHook(Hook):
         for step, value in zip(metrics["step"], metrics[name], strict=True):
             self._note(trainer, float(value), int(step))
         self._keep_or_forget_best(trainer)
-        # or it was cut short
+        # An evaluation that is due may have been cut short.
         if self._is_due(trainer) and trainer.step not in set(metrics["step"]):
             self._measure(trainer, {})
             if f"checkpoint-{trainer.step}" in trainer.kept_checkpoints:

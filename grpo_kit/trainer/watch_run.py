@@ -113,7 +113,7 @@ class OffScale(Hook):
 
     def __init__(self) -> None:
         self._named: set[str] = set()
-        # lowest and highest score of each reward
+        # Lowest and highest score of each reward.
         self._ranges: dict[str, tuple[float, float]] = {}
 
     def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:

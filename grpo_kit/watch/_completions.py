@@ -113,7 +113,7 @@ class Pages:
 
     def texts(self, table: pd.DataFrame) -> pd.Series:
         """Each row's text, for searching."""
-        # the prompt ends in the prefill
+        # The prompt ends in the prefill, the completion continues it.
         return table["prompt"].fillna("") + table["completion"].fillna("")
 
     def whole(self, table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:

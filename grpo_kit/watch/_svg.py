@@ -141,7 +141,7 @@ def _columns(run: RunState, parts: Sequence[str]) -> Columns:
     names = ["step", "reward_std", *HELD_OUT, *_WORDS]
     for measure in ("reward", *parts):
         names += [measure, *scale_columns(measure)]
-    # None: NaN
+    # None becomes NaN.
     return {name: np.array([row.get(name) for row in rows], dtype=float) for name in names}
 
 
@@ -198,7 +198,7 @@ class _Page:
             return [_Panel([name], _WORDS[name], _width(4)) for name in names]
         names = ["completion_length", "entropy", "grad_norm", "temperature", "learning_rate"]
         panels = [_Panel([name], _WORDS[name], _width(3)) for name in names]
-        # the legend is the title
+        # The legend stands in the title's place.
         panels.insert(1, _Panel(_SHARES, "", _width(3), *self._legend(_SHARES, WIDTH)))
         return panels
 
