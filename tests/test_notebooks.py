@@ -119,6 +119,18 @@ def test_is_committed_as_jupyterlab_writes_it(path):
     assert all("id" in cell for cell in notebook.cells)
 
 
+def test_code_that_only_draws_is_folded(path):
+    """A diagram's boxes and arrows teach nothing by their code: Lab and the site show it on a click."""
+    notebook = nbformat.read(path, as_version=4)
+    shown = [
+        cell.id
+        for cell in _code(notebook)
+        if re.search(r"^(\w+ = )?diagram\(", cell.source, re.MULTILINE)
+        and not cell.metadata.get("jupyter", {}).get("source_hidden")
+    ]
+    assert not shown
+
+
 def exercises(notebook):
     """The code of a notebook's exercises and solutions: blocks of Python in the prose behind the heading.
 
