@@ -57,6 +57,7 @@ class WatchRun(Hook):
         """Take up the steps that are there; show the chart."""
         rows = read_metrics(trainer.folder).to_dict("records")
         self._monitor.begin(trainer.folder, run_settings(trainer.folder) or {}, rows)
+        trainer.guard.say = self.say
         if self._chart is not None:
             first_step = trainer.config.at(trainer.step)
             self._chart.start(trainer.config.steps, trainer.folder, vars(first_step))
@@ -140,7 +141,9 @@ class StillStep(Hook):
     """
 
     def __init__(self) -> None:
-        self._printed, self._weights, self._distance = False, None, None
+        self._printed = False
+        self._weights = None
+        self._distance = None
 
     def before_step(self, trainer: Any) -> None:
         """Keep some of the weights that the step begins with."""
@@ -235,7 +238,8 @@ class Watchdog(Hook):
 
     def before_step(self, trainer: Any) -> None:
         """From here on the step's time counts."""
-        usual, limit = None, _FIRST
+        usual = None
+        limit = _FIRST
         if self._seconds:
             usual = median(self._seconds)
             limit = self.factor * usual
