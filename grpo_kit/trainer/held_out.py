@@ -127,7 +127,8 @@ class HeldOutHook(Hook):
     """
 
     def __init__(self, held_out: HeldOut, keep: str = "last") -> None:
-        self.held_out, self.keep = held_out, keep
+        self.held_out = held_out
+        self.keep = keep
         self._best: tuple[float, int] | None = None
         # Does the model have the best step's weights, not the last one's?
         self._has_best = False
@@ -164,7 +165,8 @@ class HeldOutHook(Hook):
                 f"cannot be kept: {path} is damaged ({damage}). The best evaluation from here on will be.",
                 flush=True,
             )
-            self._best, trainer.kept_checkpoints = None, set()
+            self._best = None
+            trainer.kept_checkpoints = set()
 
     def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
         """Measure where it is due."""

@@ -137,10 +137,8 @@ class Pages:
 
 def pages_of(table: pd.DataFrame) -> Pages:
     """The pages of a table from read_completions, by the columns that it has."""
-    if "turn" in table:
-        conversations = import_module(_CONVERSATIONS).pages_of(table)
-        if conversations:
-            return conversations
+    if "turn" in table and (pages := import_module(_CONVERSATIONS).pages_of(table)):
+        return pages
     return Pages()
 
 
