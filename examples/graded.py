@@ -5,7 +5,7 @@
 trains a tiny random model for two steps, to see that it runs; leave --preset out for what fits this machine. In
 Python, in the repository's folder: `from examples.graded import Near, graded`, then `graded()` is a task.
 
-Advised where right or wrong leaves too many groups without a signal. Measured on `largest`: notebook 15, smooth-rewards.
+Advised where right or wrong leaves too many groups without a signal. Measured: `smooth-rewards` of notebook 15.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from grpo_kit.tasks import Task, largest
 class Near(AnswerReward):
     """exp(-a * |answer - gold|) of the number in the answer tags, in [0, 1]; 0.0 where it is no number.
 
-    a: at least 0, per unit of the answer: a = log(2) / 5 halves the pay every 5; at 0 any number is paid in full. Numbers
-    are read as NumericAnswer reads them, without their units. None if the gold is no number.
+    a: at least 0, per unit of the answer: a = log(2) / 5 halves the pay every 5; at 0 any number is paid in full.
+    Numbers are read as NumericAnswer reads them, without their units. None if the gold is no number.
     Not for counting what is right: at 1e-17 from the gold the pay is 1.0.
 
     >>> Near(a=math.log(2) / 5)(["<answer>80</answer>", "<answer>eighty-five</answer>"], answer=["85", "85"])

@@ -32,39 +32,21 @@ def model_card(
 
     comparison: of base and tuned (grpo_kit.compare), printed as it prints. Without it the card has the run's own
     held-out accuracy, or states that none was measured. null: the comparison of the same run with shuffled rewards
-    (grpo_kit.lab.null); the card then has the gain beside it, as beside_null says it.
+    (grpo_kit.lab.null); the card then has the gain beside it (Comparison.beside).
     Raises RunFolderError (a ValueError) if the folder has no run.json, and ValueError for a null without a comparison.
 
     >>> model_card("runs/full", comparison, null=null_comparison)  # doctest: +SKIP
     """
     if null is not None:
-        comparison = f"{comparison}\n{beside_null(comparison, null)}."
+        for name, value in (("comparison", comparison), ("null", null)):
+            if not hasattr(value, "beside"):
+                raise ValueError(
+                    f"{name}={value!r:.100} is no comparison; kit.compare(base, tuned) makes one"
+                )
+        comparison = f"{comparison}\n{comparison.beside(null)}."
     target = path_of(folder) / "README.md"
     write_whole(target, card_text(folder, comparison).encode())
     return target
-
-
-def beside_null(comparison: Any, null: Any) -> str:
-    """The gain of a run, and which part of it comes without the right reward, each from its own base and tuned model.
-
-    comparison, null: of the run, and of the same run with shuffled rewards (grpo_kit.compare). Both gains are of the
-    measure that leads the comparison: points of accuracy, or the mean reward.
-    Raises ValueError for what is no comparison.
-
-    >>> beside_null(comparison, null_comparison)  # doctest: +SKIP
-    '+66.8 points [60.5, 73.0], of which +3.1 points [-2.0, 8.2] come without the right reward'
-    """
-    for name, value in (("comparison", comparison), ("null", null)):
-        if not hasattr(value, "difference"):
-            raise ValueError(
-                f"{name}={value!r:.100} is no comparison; kit.compare(base, tuned) makes one"
-            )
-    measure = comparison.leads
-    gain, without = (
-        each.difference[measure].words(measure == "strict", change=True)
-        for each in (comparison, null)
-    )
-    return f"{gain}, of which {without} come without the right reward"
 
 
 def card_text(

@@ -117,7 +117,7 @@ def test_the_gain_is_said_beside_the_null():
     """By hand: 2 and 8 of 10 right, and 2 and 3 of 10 in the null. The words are those of the comparison's sentence."""
     run = comparison([True] * 2 + [False] * 8, [True] * 8 + [False] * 2)
     null_run = comparison([True] * 2 + [False] * 8, [True] * 3 + [False] * 7)
-    said = lab.beside_null(run, null_run)
+    said = run.beside(null_run)
     points = r"\+60\.0 points \[[\d.]+, [\d.]+\], of which \+10\.0 points \[[\d.]+, [\d.]+\]"
     assert re.fullmatch(f"{points} come without the right reward", said)
     assert said.split(", of which")[0] in run.sentence
@@ -126,7 +126,7 @@ def test_the_gain_is_said_beside_the_null():
 def test_where_nothing_is_right_or_wrong_the_mean_reward_is_said_beside_the_null():
     run = comparison([0.25] * 8, [0.75] * 8, "reward")
     null_run = comparison([0.25] * 8, [0.125] * 8, "reward")
-    said = lab.beside_null(run, null_run)
+    said = run.beside(null_run)
     numbers = r"\+0\.500 \[[-\d., ]+\], of which -0\.125 \[[-\d., ]+\]"
     assert re.fullmatch(f"{numbers} come without the right reward", said)
     assert said.split(", of which")[0] in run.sentence
@@ -138,7 +138,7 @@ def test_a_card_says_the_gain_beside_the_null(tmp_path):
     null_run = comparison([False] * 10, [False] * 9 + [True])
     folder = tmp_path / "trained/seed-0"
     text = kit.model_card(folder, run, null=null_run).read_text()
-    assert f"{run}\n{lab.beside_null(run, null_run)}.\n```" in text
+    assert f"{run}\n{run.beside(null_run)}.\n```" in text
     assert "without the right reward" not in kit.model_card(folder, run).read_text()
     for wrong, name in (
         ((None, run), "comparison=None"),

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from grpo_kit.more.lab.null import null
     from grpo_kit.more.lab.rounding import update_survival
     from grpo_kit.more.lab.what_changed import what_changed
-    from grpo_kit.watch.run_card import beside_null
 
 # A name that stood here, and what it is called today: what an AttributeError says.
 _MOVED = {"compare": "kit.lab.compare_arms"}
