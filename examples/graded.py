@@ -1,17 +1,22 @@
-"""Graded credit for a number by its distance: exp(-a * |difference|); and a task that pays it.
+"""Two rewards of one's own: a number paid by its distance, a completion by how it differs; and a task that pays them.
 
     python -m grpo_kit train examples/graded.py:graded --preset smoke
 
 trains a tiny random model for two steps, to see that it runs; leave --preset out for what fits this machine. In
-Python, in the repository's folder: `from examples.graded import Near, graded`, then `graded()` is a task.
+Python, in the repository's folder: `from examples.graded import Near, different, graded`, then `graded()` is a task.
 
-Advised where right or wrong leaves too many groups without a signal. Measured: `smooth-rewards` of notebook 15.
+Near is advised where right or wrong leaves too many groups without a signal; measured: `smooth-rewards` of notebook 15.
+`different` is advised against mode collapse; to be measured: `python -m benchmarks.null --beside diversity`.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby, pairwise
+from statistics import fmean
 from typing import Any
 
 from grpo_kit.rewards import ExactAnswer, SoftFormat
@@ -48,17 +53,58 @@ class Near(AnswerReward):
         return math.exp(-self.a * float(difference))
 
 
+def different(
+    completions: Sequence[str], prompts: Sequence[Any] | None = None, **columns: Any
+) -> list[float | None]:
+    """How unlike the others of its group each completion is, in [0, 1]: its mean Jaccard distance to them.
+
+    The distance of two: 1 - (what both have) / (what either has), of their words, signs and pairs of adjacent ones.
+    A group: adjacent completions of equal prompts, which trainers give; without prompts nothing can be judged.
+    A blank completion earns 0.0; one without others None.
+    It pays noise as well as thought, so give it a small weight, or put it behind a right answer:
+    `Gated(different, on=ExactAnswer())`.
+
+    >>> different(["a b", "a c", "a b"], prompts=["p"] * 3)  # a b and a c share 1 of 5: a distance of 0.8
+    [0.4, 0.8, 0.4]
+    """
+    if prompts is None:
+        return [None] * len(completions)
+    scores: list[float | None] = []
+    pieces = [_pieces(text) for text in completions]
+    for _, group in groupby(range(len(pieces)), key=lambda place: prompts[place]):
+        places = list(group)
+        for place in places:
+            others = [pieces[other] for other in places if other != place]
+            if not others:
+                scores.append(None)
+            elif not pieces[place]:
+                scores.append(0.0)
+            else:
+                scores.append(fmean(_distance(pieces[place], other) for other in others))
+    return scores
+
+
+def _pieces(text: str) -> set[Any]:
+    words = re.findall(r"\w+|[^\w\s]", text.lower())
+    return {*words, *pairwise(words)}
+
+
+def _distance(one: set[Any], other: set[Any]) -> float:
+    return 1 - len(one & other) / len(one | other)
+
+
 def graded(*, n_train: int = 512, n_held_out: int = 256, a: float = 0.1, seed: int = 0) -> Task:
-    """The largest of some numbers; half the reward is for the exact number, a quarter for being near, a quarter format.
+    """The largest of some numbers: half is paid for the exact one, a quarter for being near, an eighth for the format
+    and an eighth for being different.
 
     Right, as accuracy counts it, is the exact number.
 
     >>> [reward.__name__ for reward in graded().rewards]
-    ['exact_answer', 'near', 'soft_format']
+    ['exact_answer', 'near', 'soft_format', 'different']
     """
     return replace(
         largest(n_train=n_train, n_held_out=n_held_out, seed=seed),
         name="graded",
-        rewards=[ExactAnswer(), Near(a), SoftFormat(think=None)],
-        reward_weights=[0.5, 0.25, 0.25],
+        rewards=[ExactAnswer(), Near(a), SoftFormat(think=None), different],
+        reward_weights=[0.5, 0.25, 0.125, 0.125],
     )
