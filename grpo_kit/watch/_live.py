@@ -69,7 +69,8 @@ class LiveChart:
         self._status = ""
         self._is_over = False
         self._panel = uuid.uuid4().hex  # the name of its buttons in the page
-        self._answer, self._is_paused = "", False  # the trainer's last answer to a button
+        self._answer = ""  # the trainer's last one to a button
+        self._is_paused = False
         self._handles = {}  # of the displays, by their place in the page
         self._bundles = {}  # what each of them shows
         self._drawn_at = self._clock()

@@ -59,10 +59,14 @@ class RunState:
         ]
         state = cls({}, read_flags(folder), changes)
         state.add(read_metrics(folder).to_dict("records"))
-        if is_locked(path_of(folder)) is False:
+        path = path_of(folder)
+        if is_locked(path) is False:
+            way = "a new folder, then trainer.train(): no step was saved"
+            if any(path.glob("checkpoint-*")):
+                way = f"folder={str(folder)!r}, then trainer.train(resume=True)"
             state.stopped = (
-                f"{killed_words(state.step, steps_asked_for(folder))}; to go on: run the cells up to the trainer, with "
-                f"folder={str(folder)!r}, then trainer.train(resume=True)."
+                f"{killed_words(state.step, steps_asked_for(path))}; to go on: run the cells up to the trainer, "
+                f"with {way}."
             )
         return state
 

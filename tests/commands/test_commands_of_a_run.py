@@ -348,8 +348,12 @@ def test_where_a_run_is_in_a_sentence(runs, tmp_path):
         "This run stopped when its kernel was restarted or its process killed, at step 2 of 4"
     )
     assert where_it_is(folder)[0].startswith(killed)
+    for old in folder.glob("checkpoint-*"):
+        shutil.rmtree(old)
     below = RunState.read(folder).stopped
-    assert below.startswith(killed) and below.endswith(
+    assert below.startswith(killed) and below.endswith("trainer.train(): no step was saved.")
+    (folder / "checkpoint-2").mkdir()
+    assert RunState.read(folder).stopped.endswith(
         f"with folder={str(folder)!r}, then trainer.train(resume=True)."
     )
     assert "This run stopped when" in kit.plot_run(folder)._repr_svg_()
