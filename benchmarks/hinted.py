@@ -73,7 +73,7 @@ def task_of(*, hint: bool) -> EpisodeTask:
 
 def one_turn(*, hint: bool) -> Task:
     """The largest of some numbers, without a prefill; with the hint in its own system message or not."""
-    task = largest(n_train=512, n_held_out=64, prefill="", max_completion_tokens=14)
+    task = largest(n_train=512, n_held_out=64, prefill="", max_completion_tokens=16)
     return replace(task, system=f"{task.system}\n{HINT}") if hint else task
 
 
