@@ -12,8 +12,8 @@ sampled and trained both without, and both with it. All are evaluated without th
 Writes benchmarks/results/hinted_smollm2-135m-instruct.json: of 64 held-out rows the episodes of 4 that succeed, at
 temperature 1; and how far the sampled tokens' log-probabilities with and without the hint lie apart, step by step.
 
---one-turn: the largest of some numbers, with one worked example and no prefill, so that an answer is rarely in its
-tags. The hint: three more examples, as text in the system message. "no hint": neither sampled nor trained with it;
+--one-turn: the largest of some numbers, with a prefill and no worked example, so that an answer rarely closes its tag.
+The hint: three examples, as text in the system message. "no hint": neither sampled nor trained with it;
 "hint while sampling": grpo_kit.more.tasks.hinted.Hinted; "hint that stays": in the task's own system message. 16 steps
 of 4 rows x 8 completions, rate 2e-5, importance_sampling_cap 2, of 64 held-out rows 4 completions, temperature 1.
 Writes benchmarks/results/hinted_one_turn_smollm2-135m-instruct.json.
@@ -72,9 +72,10 @@ def task_of(*, hint: bool) -> EpisodeTask:
 
 
 def one_turn(*, hint: bool) -> Task:
-    """The largest of some numbers, without a prefill; with the hint in its own system message or not."""
-    task = largest(n_train=512, n_held_out=64, prefill="", max_completion_tokens=16)
-    return replace(task, system=f"{task.system}\n{HINT}") if hint else task
+    """The largest of some numbers, without a worked example; with the hint in its own system message or not."""
+    task = largest(n_train=512, n_held_out=64)
+    system = f"{task.system} Such as <answer>82</answer>."
+    return replace(task, examples=(), system=f"{system}\n{HINT}" if hint else system)
 
 
 class HintedSample:
