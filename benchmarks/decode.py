@@ -2,6 +2,7 @@
 
     python -m benchmarks.decode
     python -m benchmarks.decode --rows 1 32
+    python -m benchmarks.decode --products    # the products of one token alone, by the ways that torch has
 
 Rows are completions of up to four prompts of 160 to 350 tokens, sampled at temperature 1. A step is the time between
 two calls of the sampler. The floor is the larger of weight bytes / bandwidth and 2 x parameters x rows / peak FLOP/s,
@@ -9,24 +10,32 @@ both measured in the same run; attention is not in it. The profile is torch's ow
 number of rows up to 32. The least and the median of all steps are given: on a busy machine the least says more.
 "rollouts" are whole ones, prompts included, of what has little or nothing to share: few rows, prompts of their own,
 LoRA, a tiny model. Writes results/decode.json.
+
+--products writes results/decode_products.json: all products of one token, weights read from memory each time, by
+torch's linear layer, by the kit's choice, and by oneDNN over weights that it laid out before (and, with joined
+matrices, query, key and value in one, gate and up in one), in float32 and bfloat16; what laying out costs, once a
+rollout; and the layers without attention, eager and by torch.compile, its cold start counted.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
+from torch.nn.functional import linear, rms_norm, silu
 from transformers import GenerationConfig
 
 from benchmarks.result import RESULTS, WEIGHTS, command_line, origin, save
 from benchmarks.step.floor import device_peaks
 from grpo_kit.engine import RolloutEngine
+from grpo_kit.engine.cpu._matmul import product
 from grpo_kit.engine.sampling import Sampler
 from grpo_kit.models import load_policy
 
@@ -125,6 +134,102 @@ def shares(profile: dict[str, list[float]], least: float = 0.01) -> dict[str, di
     return table
 
 
+# ---- products alone ------------------------------------------------------------------------------------------------
+
+WIDTH, INNER, KEYS, LAYERS, VOCABULARY = 576, 1536, 192, 30, 49_152  # of SmolLM2-135M
+TRIES = 9
+_DNN = torch.ops.mkldnn._linear_pointwise
+
+
+def products(rows: list[int]) -> dict[str, Any]:
+    """Milliseconds of a token's products, by way and rows; of laying out; of the layers eager and compiled."""
+    sizes = [(WIDTH, WIDTH), (KEYS, WIDTH), (KEYS, WIDTH), (WIDTH, WIDTH)]
+    sizes += [(INNER, WIDTH), (INNER, WIDTH), (WIDTH, INNER)]
+    joined = [(WIDTH + 2 * KEYS, WIDTH), (WIDTH, WIDTH), (2 * INNER, WIDTH), (WIDTH, INNER)]
+    plain, fused = (
+        [torch.randn(size) for size in layer * LAYERS + [(VOCABULARY, WIDTH)]]
+        for layer in (sizes, joined)
+    )
+    ways: dict[str, dict[int, float]] = {}
+    laying_out = []
+    for n in rows:
+        inputs = {width: torch.randn(n, width) for width in (WIDTH, INNER)}
+        start = time.perf_counter()
+        packed = [_REORDER(weight, n) for weight in plain]
+        laying_out.append(time.perf_counter() - start)
+        rounded = [_REORDER(weight.bfloat16(), n) for weight in plain]
+        arms = {
+            "linear": (linear, plain),
+            "the kit's": (lambda x, weight: product(weight, x), plain),
+            "laid out": (_oneDNN, packed),
+            "joined, laid out": (_oneDNN, [_REORDER(weight, n) for weight in fused]),
+            "bfloat16, laid out": (lambda x, w: _oneDNN(x.bfloat16(), w), rounded),
+        }
+        for name, (way, weights) in arms.items():
+            by_width = [(inputs[weight.shape[1]], weight) for weight in weights]
+            ways.setdefault(name, {})[n] = _least(lambda: [way(*pair) for pair in by_width])  # noqa: B023
+    eager_and_compiled, cold_start = _compiled(rows)
+    return {
+        "milliseconds": ways,
+        "laying out, ms": 1e3 * min(laying_out),
+        "eager and compiled": eager_and_compiled,
+        "cold start, s": cold_start,
+    }
+
+
+_REORDER = torch.ops.mkldnn._reorder_linear_weight
+
+
+def _oneDNN(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return _DNN(x, weight, None, "none", [], "")
+
+
+def _least(work: Callable[[], Any]) -> float:
+    """Milliseconds of the fastest of TRIES."""
+    seconds = []
+    for _ in range(TRIES):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return 1e3 * min(seconds)
+
+
+@torch.no_grad()
+def _compiled(rows: list[int]) -> tuple[dict[str, dict[int, float]], float]:
+    """The layers without attention, eager and compiled, by rows; seconds of the first compiled token."""
+    weights = [
+        [
+            torch.randn(*size) / 50
+            for size in ((WIDTH, WIDTH), (INNER, WIDTH), (INNER, WIDTH), (WIDTH, INNER))
+        ]
+        for _ in range(LAYERS)
+    ]
+    ones = torch.ones(WIDTH)
+
+    def layer(x: torch.Tensor, out: Any, gate: Any, up: Any, down: Any) -> torch.Tensor:
+        x = x + linear(rms_norm(x, (WIDTH,), ones, 1e-5), out)
+        h = rms_norm(x, (WIDTH,), ones, 1e-5)
+        return x + linear(silu(linear(h, gate)) * linear(h, up), down)
+
+    def token(layer: Callable, x: torch.Tensor) -> torch.Tensor:
+        for matrices in weights:
+            x = layer(x, *matrices)
+        return x
+
+    torch._dynamo.reset()
+    fast = torch.compile(layer, dynamic=True)
+    start = time.perf_counter()
+    token(fast, torch.randn(8, WIDTH))
+    cold_start = time.perf_counter() - start
+    table: dict[str, dict[int, float]] = {"eager": {}, "compiled": {}}
+    for n in rows:
+        x = torch.randn(n, WIDTH)
+        for name, way in (("eager", layer), ("compiled", fast)):
+            token(way, x)
+            table[name][n] = _least(lambda: token(way, x))  # noqa: B023
+    return table, cold_start
+
+
 def main() -> None:
     """Measure in turn, save, print."""
     parser = command_line(__doc__)
@@ -133,10 +238,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--products", action="store_true", help="products alone")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     load = os.getloadavg()[0]
+    if options.products:
+        result = origin("python -m benchmarks.decode --products", "torch")
+        result |= {
+            "threads": options.threads,
+            "load average before": load,
+            "unit": "ms a token",
+        }
+        result |= {"n": f"the least of {TRIES}", "weights": "random, of SmolLM2-135M's shapes"}
+        result |= products(options.rows)
+        print(save(options.out, "decode_products", result))
+        for name in ("milliseconds", "eager and compiled"):
+            print(pd.DataFrame(result[name]).round(1).to_string())
+        print({name: round(result[name], 2) for name in ("laying out, ms", "cold start, s")})
+        return
     measure = Measure(options.model, options.tokens)
     steps: dict[int, list[float]] = {rows: [] for rows in options.rows}
     rollouts: dict[str, list[float]] = {name: [] for name in ROLLOUTS}

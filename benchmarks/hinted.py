@@ -14,7 +14,7 @@ temperature 1; and how far the sampled tokens' log-probabilities with and withou
 
 --one-turn: the largest of some numbers, with a prefill and no worked example, so that an answer rarely closes its tag.
 The hint: three examples, as text in the system message. "no hint": neither sampled nor trained with it;
-"hint while sampling": grpo_kit.more.tasks.hinted.Hinted; "hint that stays": in the task's own system message. 16 steps
+"hint while sampling": examples.hinted.Hinted; "hint that stays": in the task's own system message. 16 steps
 of 4 rows x 8 completions, rate 2e-5, importance_sampling_cap 2, of 64 held-out rows 4 completions, temperature 1.
 Writes benchmarks/results/hinted_one_turn_smollm2-135m-instruct.json.
 """
@@ -41,6 +41,7 @@ from benchmarks.result import (
     read_result,
     write_result,
 )
+from examples.hinted import Hinted
 from grpo_kit import Config, GRPOTrainer, load_policy, next_run_folder, preset
 from grpo_kit.evaluation.generate_and_score import Decoding, answer
 from grpo_kit.loop.batch import Batch, padded
@@ -50,7 +51,6 @@ from grpo_kit.more.episodes import EpisodeTask
 from grpo_kit.more.episodes._episode_sample import fast_episodes
 from grpo_kit.more.episodes.observation import Renderer, View
 from grpo_kit.more.lab.statistics import over_seeds
-from grpo_kit.more.tasks.hinted import Hinted
 from grpo_kit.record.files import read_metrics
 from grpo_kit.tasks import Task, largest
 

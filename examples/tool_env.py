@@ -32,39 +32,34 @@ class ToolCall(NamedTuple):
     arguments: dict[str, Any]
 
 
-def read_call(text: str) -> ToolCall | None:
-    """The first tool call in a model's text; None if there is none. Nothing is evaluated.
+def read_calls(text: str) -> list[ToolCall | None]:
+    """The tool calls in a model's text, in order; None for one that is begun and cannot be read. Nothing is evaluated.
 
-    >>> read_call('<tool_call>{"name": "look", "arguments": {"x": 3}}</tool_call>')
-    ToolCall(name='look', arguments={'x': 3})
-    >>> read_call("I look. look(x=3)"), read_call("nothing to call")
-    (ToolCall(name='look', arguments={'x': 3}), None)
+    >>> read_calls('<tool_call>{"name": "look", "arguments": {"x": 3}}</tool_call><tool_call>{"na</tool_call>')
+    [ToolCall(name='look', arguments={'x': 3}), None]
+    >>> read_calls("I look. look(x=3), then look(x=4)")
+    [ToolCall(name='look', arguments={'x': 3}), ToolCall(name='look', arguments={'x': 4})]
+    >>> read_calls("nothing to call")
+    []
     """
-    tagged = _TAGGED.search(text)
-    for candidate in ([tagged[2]] if tagged else []) + _braced(text):
-        try:
-            found = json.loads(candidate)
-        except ValueError:
-            continue
-        found = found[0] if isinstance(found, list) and found else found
-        if not isinstance(found, dict):
-            continue
-        name, given = found.get("name"), found.get("arguments", found.get("parameters", {}))
-        if isinstance(given, str):
-            try:
-                given = json.loads(given)
-            except ValueError:
-                continue
-        if isinstance(name, str) and isinstance(given, dict):
-            return ToolCall(name, given)
-    return _python_call(text)
+    pieces = [match[2] for match in _TAGGED.finditer(text)]
+    rest = _TAGGED.sub("", text)
+    unclosed = _BEGUN.search(rest)
+    if unclosed:
+        pieces.append(rest[unclosed.end() :])
+    if not pieces:
+        return _calls_in(text)
+    return [call for piece in pieces for call in _calls_in(piece) or [None]]
 
 
 def from_tools(
     tools: Sequence[Callable[..., Any]], judge: Callable[[Mapping[str, Any], str], float]
 ) -> Callable[[], Environment]:
-    """Environments from plain functions, as trl's tools=. A turn calls one; a text without a call ends the episode.
+    """Environments from plain functions, as trl's tools=. A text without a call ends the episode.
 
+    All calls of a turn run, in their order, and the model reads their results in it: of several each in the tags of
+    Qwen2.5's template, <tool_response>. One that cannot be read or that fits no tool is answered in its place; the
+    others run, and the turn counts as invalid.
     judge: (row, last text) -> reward in [0, 1].
 
     If the last turn ends the episode, judge receives that turn's text.
@@ -186,20 +181,23 @@ class _Tools:
         return "\n".join(part for part in (begun, f"Tools:\n{offered}") if part)
 
     def step(self, text: str) -> tuple[str, float, bool]:
-        call, self.last = read_call(text), text
-        if call is None and _BEGUN.search(text):
-            self.invalid = True
-            return "That call could not be read.", 0.0, False
-        if call is None:
+        calls, self.last = read_calls(text), text
+        if not calls:
             return "", self._reward(text), True
+        results = [self._result_of(call) for call in calls]
+        if len(results) > 1:
+            results = [f"<tool_response>\n{result}\n</tool_response>" for result in results]
+        return "\n".join(results), 0.0, False
+
+    def _result_of(self, call: ToolCall | None) -> str:
+        """What the model reads of a call; sets `invalid` where it fits no tool."""
+        if call is None:
+            self.invalid = True
+            return "That call could not be read."
         tool = self.tools.get(call.name)
         if tool is None:
             self.invalid = True
-            return (
-                f"There is no tool {call.name}; there are {', '.join(self.tools)}.",
-                0.0,
-                False,
-            )
+            return f"There is no tool {call.name}; there are {', '.join(self.tools)}."
         places = sorted((name for name in call.arguments if name.isdigit()), key=int)
         named = {name: value for name, value in call.arguments.items() if not name.isdigit()}
         try:
@@ -208,11 +206,11 @@ class _Tools:
             )
         except TypeError as error:
             self.invalid = True
-            return f"{call.name}: {error}", 0.0, False
+            return f"{call.name}: {error}"
         try:
-            return str(tool(*bound.args, **bound.kwargs)), 0.0, False
+            return str(tool(*bound.args, **bound.kwargs))
         except Exception as error:  # the model reads a tool's error, as in trl
-            return f"{type(error).__name__}: {error}", 0.0, False
+            return f"{type(error).__name__}: {error}"
 
     def settle(self) -> float:
         return self._reward(self.last)
@@ -241,6 +239,39 @@ def _check_not_async(tool: Callable[..., Any]) -> None:
         )
 
 
+def _calls_in(text: str) -> list[ToolCall | None]:
+    """The calls of a text without tags: JSON, else JSON between words, else Python's call syntax."""
+    calls = _json_calls(text)
+    if not any(calls):
+        calls = [call for each in _braced(text) for call in _json_calls(each) if call]
+    if calls:
+        return calls
+    return _python_calls(text)
+
+
+def _json_calls(text: str) -> list[ToolCall | None]:
+    """The call of a JSON object, or those of a list of them; None for an entry that is none."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return []
+    return [_json_call(each) for each in (found if isinstance(found, list) else [found])]
+
+
+def _json_call(found: Any) -> ToolCall | None:
+    if not isinstance(found, dict):
+        return None
+    name, given = found.get("name"), found.get("arguments", found.get("parameters", {}))
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            return None
+    if isinstance(name, str) and isinstance(given, dict):
+        return ToolCall(name, given)
+    return None
+
+
 def _braced(text: str) -> list[str]:
     """Balanced {...} in the text, the outermost."""
     found, depth, start = [], 0, 0
@@ -254,19 +285,18 @@ def _braced(text: str) -> list[str]:
     return found
 
 
-def _python_call(text: str) -> ToolCall | None:
-    """The first name(...) of plain values; the inside of a name(...) that is no call is not searched."""
-    start = 0
+def _python_calls(text: str) -> list[ToolCall]:
+    """Every name(...) of plain values; the inside of a name(...) that is no call is not searched."""
+    calls, start = [], 0
     while match := re.compile(r"(?<![\w.])[A-Za-z]\w*\(").search(text, start):
         start = _closing(text, match.end() - 1)
         try:
             call = call_from_text(text[match.start() : start])
         except ValueError:
             continue
-        return ToolCall(
-            call.name, {str(i): value for i, value in enumerate(call.arguments)} | call.keywords
-        )
-    return None
+        by_place = {str(i): value for i, value in enumerate(call.arguments)}
+        calls.append(ToolCall(call.name, by_place | call.keywords))
+    return calls
 
 
 def _closing(text: str, opening: int) -> int:

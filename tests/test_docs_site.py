@@ -333,6 +333,8 @@ def test_a_notebook_is_shown_with_its_outputs(built, notebook):
     assert page.count("<svg") + page.count("image/svg+xml") >= len(drawn)
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert page.count('<div class="highlight"><pre><code>') >= len(code)
+    hidden = [cell for cell in code if cell["metadata"].get("jupyter", {}).get("source_hidden")]
+    assert page.count('<details class="folded">') == len(hidden) > 0, "code that only draws"
     assert len(page) < notebook.stat().st_size + 400_000, "JupyterLab's styles are in it"
     assert "clipboard-copy" not in page and "$$" not in page
     assert "<math" in page or not any("$$" in "".join(cell["source"]) for cell in cells)

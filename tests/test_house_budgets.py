@@ -37,16 +37,16 @@ BUDGETS = {
     "entries at the top": 15,
     "fields of a config": 37,
     "names at the front door": 46,
-    "tokens": 294414,
-    "tokens beside more/ and verdicts/": 164122,
+    "tokens": 294413,
+    "tokens beside more/ and verdicts/": 164126,
 }
 
 ROOM_TOKENS = {
-    "engine": 43355, "verdicts": 27318, "watch": 22922, "loop": 21240, "more/episodes": 20474, "more/lab": 19787,
+    "engine": 43355, "verdicts": 27318, "watch": 22922, "loop": 21240, "more/episodes": 20474, "more/lab": 19782,
     "more/code": 18966, "evaluation": 15384, "more/bridges": 14932, "rewards": 13862, "more/export": 12601,
     "tasks": 11772, "models": 8397, "trainer": 7247, "record": 5801, "more/tasks": 5548, "_support": 5053,
     "more/doctor": 4340, "objectives": 4284, "prompts": 3186, "more/memory": 3181, "more/commands": 3099,
-    "schedules": 836, "__init__": 429, "__main__": 354, "more/__init__": 46,
+    "schedules": 836, "__init__": 433, "__main__": 354, "more/__init__": 46,
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from latex2mathml.converter import convert
 
@@ -23,20 +23,36 @@ CELL = re.compile(
     r'<div class="zeroclipboard-container">.*?<pre>(.*?)</pre></div>\s*<div class="clipboard-copy-txt".*?</div>',
     re.S,
 )
+INPUT = re.compile(
+    r'(jp-CodeCell[^"]*" id="cell-id=([^"]+)">.*?)(<div class="highlight"><pre><code>.*?</code></pre></div>)',
+    re.S,
+)
 LINK = re.compile(r'(<a [^>]*?href=")(?!\w+:|#)([^"#]+)')
 
 
-def in_the_look_of_the_site(content: str, to_page: Callable[[str], str]) -> str:
-    """content: HTML of mkdocs-jupyter; to_page: a link of the repository -> one of the site."""
+def in_the_look_of_the_site(
+    content: str, to_page: Callable[[str], str], folded: Container[str] = ()
+) -> str:
+    """content: HTML of mkdocs-jupyter; to_page: a link of the repository -> one of the site.
+
+    folded: ids of the cells whose code is folded, as JupyterLab does where a cell's metadata ask for it.
+    """
     content = content[
         content.index('<div class="jupyter-wrapper">') : content.rindex("<style>")
     ]
     content = CELL.sub(r'<div class="highlight"><pre><code>\1</code></pre></div>', content)
+    content = INPUT.sub(
+        lambda cell: with_code_folded(cell) if cell[2] in folded else cell[0], content
+    )
     content = content.replace('class="anchor-link"', 'class="headerlink"').replace(
         ' border="1" class="dataframe"', ""
     )
     content = LINK.sub(lambda link: link[1] + to_page(html.unescape(link[2])), content)
     return WORDS.sub(lambda words: with_formulas(words[0]), content)
+
+
+def with_code_folded(cell: re.Match[str]) -> str:
+    return f'{cell[1]}<details class="folded"><summary>the code of this cell</summary>{cell[3]}</details>'
 
 
 def with_formulas(words: str) -> str:

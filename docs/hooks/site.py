@@ -7,6 +7,7 @@ page links to comes along: Markdown as a page, a folder as a list of its files, 
 from __future__ import annotations
 
 import html
+import json
 import logging
 import posixpath
 import re
@@ -105,7 +106,8 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
         )
 
     if page.file.src_uri.endswith(".ipynb"):
-        content = notebook_html.in_the_look_of_the_site(content, to_page)
+        folded = folded_cells(Path(page.file.abs_src_path))
+        content = notebook_html.in_the_look_of_the_site(content, to_page, folded)
         title, *others = page.toc.items  # the theme lists what is below the first
         title.children, page.toc.items = title.children + others, [title]
     else:
@@ -136,6 +138,14 @@ def on_post_build(config: MkDocsConfig) -> None:
                 *ids.get(file, [parts.fragment]),
             }:
                 log.warning(f"{path.relative_to(site)} has a link that leads nowhere: {link}")
+
+
+def folded_cells(notebook: Path) -> set[str]:
+    """Ids of the cells whose code JupyterLab folds: code that only draws or installs."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return {
+        cell["id"] for cell in cells if cell["metadata"].get("jupyter", {}).get("source_hidden")
+    }
 
 
 def target(uri: str, link: str) -> str:

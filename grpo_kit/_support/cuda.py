@@ -94,7 +94,7 @@ def stay_on_the_card() -> str | None:
     ):
         return None
     free, total = torch.cuda.mem_get_info()
-    # the driver takes some besides
+    # The driver takes some memory besides.
     share = round((free + torch.cuda.memory_reserved()) / total - 0.02, 2)
     torch.cuda.set_per_process_memory_fraction(share)
     return (

@@ -247,7 +247,7 @@ class RowAttention:
     def _buffer(self, name: str, *shape: int) -> torch.Tensor:
         size = torch.Size(shape).numel()
         if name not in self._buffers or self._buffers[name].numel() < size:
-            # room to grow
+            # A quarter more, so that the next tokens fit too.
             self._buffers[name] = torch.empty(size + size // 4, dtype=torch.float32)
         return self._buffers[name][:size].view(shape)
 
@@ -265,7 +265,7 @@ class BucketAttention:
     ) -> None:
         self._heads, self._groups = heads, groups
         zeros = partial(torch.zeros, dtype=torch.long, device=device)
-        # in the grid, then by row
+        # Places of the queries in the grid, then by row.
         self._queries = zeros((prompts * seats + rows) * heads * groups)
         self._to_rows = zeros(rows * heads)
         self._to_grid = zeros(prompts * seats * heads)
@@ -344,7 +344,7 @@ def _repeated_heads(
     groups = query.size(1) // key.size(1)
     key = key.repeat_interleave(groups, dim=1)
     value = value.repeat_interleave(groups, dim=1)
-    # without groups of its own
+    # A module without groups of its own, so that transformers repeats nothing.
     module = SimpleNamespace(is_causal=getattr(module, "is_causal", True))
     return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, *mask, **options)
 

@@ -322,7 +322,7 @@ class Decoder:
             torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)).tolist()
         )
         row_of_slot = list(range(len(prompt_of_slot)))
-        # the same on the device
+        # row_of_slot, on the device.
         output_rows = torch.arange(len(row_of_slot), device=self.device)
         prompt_lengths = output.prompt_width - output.padding  # (n,)
         first_prompts = torch.tensor(prompt_of_slot, device=self.device)

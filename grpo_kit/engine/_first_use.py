@@ -94,7 +94,7 @@ def guarded(part: str, work: Callable[[], Finding]) -> Finding:
     except torch.OutOfMemoryError:
         raise
     except (TypeError, AttributeError, LookupError, NotImplementedError):
-        # of another architecture's modules
+        # The modules are of another architecture.
         return Finding(part, "failed", why="the model's modules do not run in it")
     except Exception as error:  # of a kernel, a driver, a compiler: any
         first_line = str(error).partition("\n")[0]

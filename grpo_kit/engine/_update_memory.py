@@ -299,7 +299,7 @@ def _in_one_kernel(forward: Any) -> Any:
         weight = self.weight
         if hidden_states.dtype != weight.dtype:
             return forward(self, hidden_states)
-        # which would make 16 bits float32
+        # Autocast would make 16 bits float32.
         with torch.autocast(hidden_states.device.type, enabled=False):
             return rms_norm(hidden_states, weight.shape, weight, self.variance_epsilon)
 

@@ -323,7 +323,7 @@ class Config(_ByName):
     def at(self, step: int) -> StepNumbers:
         """The numbers of a step, counted from 0: a function of the step alone."""
         progress = min(step / max(self.steps - 1, 1), 1.0)
-        # steps outside the run, at which a rate is 0; stepwise is obeyed as it is
+        # Count the steps outside the run at which a rate is 0; stepwise is obeyed as it is.
         before = after = 0
         if callable(self.learning_rate) and not isinstance(self.learning_rate, stepwise):
             before = int(self._at("learning_rate", 0.0) == 0)

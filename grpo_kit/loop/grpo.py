@@ -146,13 +146,13 @@ class Loop:
         self.kept_checkpoints: set[str] = set()
         self._changes, self._is_open, self._has_trained = Changes(config), False, False
         self._run_id: str | None = None  # drawn when the run is opened
-        # after the last step that is done
+        # The sampler's state after the last step that is done.
         self._sample_state = optional(self.sample, "state", None)
-        # (parameter, tensor) of what is trained, as the step began
+        # (parameter, tensor) of all that is trained, as the step began.
         self._step_tensors: list[Any] = []
         self._save_failed = False  # the last checkpoint that was due
         self._hooks_to_end: list[Hook] = []
-        # between the first update of a step and its last line: weights of no step
+        # True between a step's first update and its last line: the weights are those of no step.
         self._half_done = False
         config.claim()
 
@@ -184,7 +184,7 @@ class Loop:
             self._begin(resume, locks)
             error: BaseException | None = None
             try:
-                # a hook may ask for more steps
+                # A hook may ask for more steps.
                 self.processes.from_main(self._call_hooks, "begin")
                 if self.step >= self.config.steps and self.processes.is_main:
                     print(
@@ -244,7 +244,7 @@ class Loop:
             lambda: f"checkpoint-{self.step}" in self.kept_checkpoints
         )
         is_due = self.config.save_steps and self.step % self.config.save_steps == 0
-        # weights that must not be lost: training ends where the disk does not take them
+        # These weights must not be lost: training ends where the disk does not take them.
         if is_kept:
             self.save()
         elif is_due or self._save_failed:
@@ -256,7 +256,7 @@ class Loop:
     def roll_out(self, numbers: StepNumbers) -> tuple[Batch, dict[str, float]]:
         """Sample, score and compare within groups; with dynamic_sampling again, until every group has a signal."""
         config, rollouts, reported, signals = self.config, [], {}, 0
-        # no dropout while sampling and scoring; no gradient of a pass beside the loop
+        # No dropout while sampling and scoring, and no gradient of a pass beside the loop.
         self.model.eval().zero_grad()
         for attempt in range(1 + config.dynamic_sampling):
             rows = self.processes.share(
@@ -318,14 +318,14 @@ class Loop:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)  # not a missing one: the moments still decay
         self.processes.add_gradients(self.trained.values())
-        # else none, where no loss was scaled
+        # Where no loss was scaled there would be no scale.
         self.scaler.scale(torch.zeros((), device=self.device))
         self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self.trained.values(), self.config.max_grad_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = numbers.learning_rate
         self.guard.begin_finish_first()
-        # half of an optimizer step is neither the old weights nor the new
+        # Half of an optimizer step is neither the old weights nor the new.
         self._half_done = True
         if norm.isfinite():
             self.scaler.step(self.optimizer)
@@ -523,7 +523,7 @@ class Loop:
         self._has_trained, self._half_done = True, False
         if self._sample_state is not None:
             with reading(self.folder / f"checkpoint-{self.step}"):
-                # of a step that was dropped nothing stays
+                # Nothing stays of a step that was dropped.
                 self.sample.load_state(self._sample_state)
         self.config.freeze()
         self.processes.from_main(lambda: self.log.go_on_from(self.step))
@@ -531,7 +531,7 @@ class Loop:
     def _save_where_it_stopped(self, reason: str) -> str:
         """Save what is done; the line that says how to go on."""
         self.guard.begin_finish_first()
-        # the stop may have come where other weights were in their place
+        # The stop may have come while other weights were in their place.
         for p, tensor in self._step_tensors:
             p.data = tensor
         self._step_tensors = []

@@ -60,7 +60,7 @@ class PolicyLoss:
         if config.importance_sampling_cap is not None and batch.sampler_logprobs is not None:
             self.sampler_logprobs = padded(batch.sampler_logprobs, self.mask.size(1), device)
         self.rows, self.tokens = len(batch), max(int(self.mask.sum()), 1)
-        # as the update computed them
+        # Log-probabilities as the update computes them.
         self.logprobs = torch.zeros_like(self.mask, dtype=torch.float32)
         self.scored = torch.zeros(len(batch), dtype=torch.bool, device=device)
         self.start_over()
@@ -163,7 +163,7 @@ class PolicyLoss:
         sums = {name: self.sums[name] for name in names}
         sums |= {"gap": 0.0, "compared": 0.0, "rows": float(len(self.batch))}
         sums["skipped"] = float((~self.scored).sum())
-        # the sampler gave none
+        # A sampler may give no entropies.
         sums["entropies"] = self.sums["tokens"] if self.batch.entropies is None else 0.0
         if fresh and self.batch.sampler_logprobs is not None:
             sampler_logprobs = padded(

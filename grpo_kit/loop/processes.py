@@ -16,7 +16,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from types import FrameType
 from typing import Any
@@ -36,14 +36,16 @@ class Processes:
     """
 
     def __init__(self, prompts: int, device: torch.device) -> None:
-        self.rank, self.count, self._runs_on_main = 0, 1, False
+        self.rank = 0
+        self.count = 1
+        self._runs_on_main = False
         if (
             int(os.environ.get("WORLD_SIZE", 1)) > 1
             and dist.is_available()
             and not dist.is_initialized()
         ):
             backend = "nccl" if device.type == "cuda" else "gloo"
-            # the others wait for an evaluation
+            # The other processes wait while one evaluates.
             dist.init_process_group(backend, timeout=timedelta(days=1))
         if dist.is_available() and dist.is_initialized():
             self.rank, self.count = dist.get_rank(), dist.get_world_size()
@@ -153,17 +155,20 @@ class InterruptGuard:
     `end_finish_first` it waits there too. One that waits is raised by `raise_if_pending`.
     The first one counts: until the guard closes nothing cuts short what it has set in motion. One that is raised where
     Python drops exceptions (in a `__del__`) waits as well.
+    say: given a sentence at the first one, at once.
     patient: it waits wherever it arrives, until somebody looks at `pending`.
     Off the main thread Python delivers no signals, so there it does nothing.
     """
 
     def __init__(self) -> None:
         self.pending = self.patient = False
+        self.say = print
         self._waits = False  # is an interrupt to wait?
         self._previous_handler = None
 
     def __enter__(self) -> InterruptGuard:
-        self.pending, self._waits = False, True
+        self.pending = False
+        self._waits = True
         if threading.current_thread() is threading.main_thread():
             self._previous_handler = signal.signal(signal.SIGINT, self._handle)
         return self
@@ -175,6 +180,11 @@ class InterruptGuard:
         self.pending = self._waits = False
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if not self.pending:
+            with suppress(RuntimeError):  # of a print that it interrupts
+                self.say(
+                    "Stop heard. The run ends as soon as nothing is half done, and is saved."
+                )
         self.pending = True
         if not self._waits:
             self.raise_if_pending()
@@ -197,7 +207,8 @@ class InterruptGuard:
     @contextmanager
     def at_once(self) -> Iterator[None]:
         """A long part (training, an evaluation inside a step) that an interrupt may cut short."""
-        waited, self._waits = self._waits, False
+        waited = self._waits
+        self._waits = False
         try:
             self.raise_if_pending()
             yield
@@ -224,14 +235,11 @@ def rows_of_step(
     """
     count = config.prompts_per_step
     per_pass = len(rows) // count
-    generator = torch.Generator()
+    seed, first = ("order", step // per_pass), step % per_pass * count
     if attempt:
-        generator.manual_seed(_seed_of(config.seed, step, "again", attempt))
-        places = torch.randperm(len(rows), generator=generator)[:count]
-    else:
-        generator.manual_seed(_seed_of(config.seed, "order", step // per_pass))
-        order = torch.randperm(len(rows), generator=generator)
-        places = order[step % per_pass * count :][:count]
+        seed, first = (step, "again", attempt), 0
+    generator = torch.Generator().manual_seed(_seed_of(config.seed, *seed))
+    places = torch.randperm(len(rows), generator=generator)[first:][:count]
     return [rows[place] for place in places.tolist()]
 
 
@@ -246,7 +254,8 @@ def seed_everything(*parts: Any) -> None:
 @contextmanager
 def random_state_comes_back() -> Iterator[None]:
     """Training draws what it likes inside; the notebook's own random numbers go on as if it had not."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
     with torch.random.fork_rng(range(torch.cuda.device_count()), device_type="cuda"):
         try:
             yield
@@ -262,7 +271,8 @@ def modes_of_training(device: str) -> Iterator[None]:
     Torch drops autocast's copies of the weights where the outermost autocast ends. So none is opened here, and inside
     a notebook's own no copies are kept: those of the first step would be read in all later ones.
     """
-    enabled, keeps_copies = torch.is_autocast_enabled(device), torch.is_autocast_cache_enabled()
+    enabled = torch.is_autocast_enabled(device)
+    keeps_copies = torch.is_autocast_cache_enabled()
     torch.set_autocast_enabled(device, False)
     torch.set_autocast_cache_enabled(keeps_copies and not enabled)
     try:
@@ -277,6 +287,6 @@ def autocast(config: Config, device: torch.device) -> Any:
     """The context in which the model's products are computed in config.autocast."""
     if config.autocast == "none":
         return nullcontext()
-    # inside a caller's context it would hold copies of weights before their last step
+    # Inside a caller's context the cache would hold copies of weights before their last step.
     torch.clear_autocast_cache()
     return torch.autocast(device.type, getattr(torch, config.autocast))

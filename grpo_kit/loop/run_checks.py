@@ -261,7 +261,7 @@ def lacks_room(
     optimizer: its name. step: steps that are done.
     """
     size = checkpoint_bytes(model, optimizer)
-    # the newest
+    # The newest checkpoints stay.
     saves = math.ceil((config.steps - step) / config.save_steps) if config.save_steps else 1
     count = len(checkpoints(folder))
     # The next one is written before the oldest goes.

@@ -289,7 +289,7 @@ def _check_same_run(
     changes: Mapping[str, list[Any]], before: Mapping[str, Any], checkpoint: str
 ) -> None:
     """Raises RunFolderError, with a table, for changes that would make it another run."""
-    # batches that wait were made of the rows of then
+    # Batches that wait were made of the rows that the task had then.
     obeyed = () if before.get("sample") else _OBEYED
     lines = [
         f"  {name}: {pair[0]!r}, now {pair[1]!r}"

@@ -298,6 +298,6 @@ def _look_of_base(model: Any) -> tuple[list[torch.Size], str]:
 
 
 def _is_the_bases(model: Any, name: str) -> bool:
-    # of the adapter's kind
+    # The prefix of this kind of adapter.
     prefix = getattr(getattr(model, "base_model", None), "prefix", "lora_")
     return not any(part in name for part in (prefix, ".modules_to_save.", ".quant_state."))

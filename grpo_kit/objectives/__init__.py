@@ -4,7 +4,7 @@ Shapes: R = B * G completions, those of one prompt adjacent, by T tokens; P pref
 minimised. Each docstring has the equation, its paper, and where TRL 1.16 differs.
 
 logprobs            of tokens and of completions, and means over them
-advantages          rewards -> advantages: a group's mean, leave-one-out, GAE, weights on positives
+advantages          rewards -> advantages: a group's mean, leave-one-out, GAE, weights on positives, filtered negatives
 ratios              how much likelier tokens and completions became, and the clip
 policy_gradient     REINFORCE, RLOO, PPO
 group_losses        GRPO and its relatives, all with the same call
@@ -19,6 +19,7 @@ from grpo_kit._support.lazy import lazy
 
 if TYPE_CHECKING:
     from grpo_kit.objectives.advantages import (
+        filter_negative_tokens,
         gae,
         group_advantages,
         rloo_advantages,

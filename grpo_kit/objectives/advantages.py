@@ -73,6 +73,36 @@ def weigh_advantages(advantages: Tensor, positive: float, negative: float) -> Te
     return torch.where(advantages > 0, advantages * positive, advantages * negative)
 
 
+def filter_negative_tokens(
+    advantages: Tensor, logprobs: Tensor, completion_mask: Tensor, *, keep: float = 0.1
+) -> Tensor:
+    """Advantages a token: where a completion's is below 0, only its least likely tokens have it, and the others 0.
+
+    Most tokens of a wrong completion are in right ones too; the likely ones are no longer pushed down.
+    advantages: (R,). logprobs: (R, T), of the policy that sampled. Returns (R, T), for a loss whose ratio is a token's
+    (`gspo_token`, not `gspo`): it divides by whole lengths as before, and a KL counts all tokens.
+    keep: share of a completion's tokens, in (0, 1], rounded up, so at least one; of equal ones the earlier.
+    Raises ValueError for shapes that differ and for another share.
+    Source: Wu et al., arXiv:2606.17250 (negative token filtering, there with keep 0.1).
+
+    >>> logprobs, mask = torch.tensor([[-0.1, -3.0, -0.2], [-0.1, -3.0, -0.2]]), torch.ones(2, 3)
+    >>> filter_negative_tokens(torch.tensor([1.0, -1.0]), logprobs, mask, keep=1 / 3).tolist()
+    [[1.0, 1.0, 1.0], [0.0, -1.0, 0.0]]
+    """
+    require_same_shape(logprobs=logprobs, completion_mask=completion_mask)
+    require_same_shape(rows=logprobs[:, 0], advantages=advantages)
+    if not 0 < keep <= 1:
+        raise ValueError(f"keep={keep!r} must lie in (0, 1], the share of tokens, such as 0.1")
+    is_token = completion_mask != 0
+    n_kept = torch.ceil(keep * is_token.sum(1, keepdim=True) - 1e-4)  # 0.1 of 30 is 3
+    by_probability = (
+        logprobs.detach().masked_fill(~is_token, torch.inf).argsort(dim=1, stable=True)
+    )
+    is_kept = by_probability.argsort(dim=1) < n_kept
+    by_token = advantages.unsqueeze(1)
+    return torch.where(is_token & (is_kept | (by_token >= 0)), by_token, 0.0)
+
+
 def soft_overlong_punishment(lengths: Tensor, *, max_length: int, cache: int) -> Tensor:
     """DAPO's length reward, in [-1, 0]: 0 up to max_length - cache, then straight down to -1 at max_length.
 

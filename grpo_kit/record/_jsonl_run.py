@@ -75,7 +75,7 @@ class RunLog:
             raise RunFolderError(
                 f"folder={str(path)!r}: {parent} is no folder that can be written; name another."
             )
-        # nothing is lost
+        # Nothing is lost by that: no step was done.
         is_before_first_step = (path / RUN).is_file() and not steps_done(path)
         if holds_run(path) and not is_before_first_step and not any(path.glob("checkpoint-*")):
             raise RunFolderError(
@@ -136,7 +136,7 @@ class RunLog:
                         changes = {name: after for name, (_, after) in line["changes"].items()}
                         rename_fields(changes)
                         self._later[line["step"]] = changes
-        # their metrics may have been lost
+        # The metrics of these completions may have been lost.
         if not repeated and last_step(self.path / COMPLETIONS_LINES) <= step:
             return
         for name in self._files:

@@ -54,7 +54,7 @@ def cancelled_groups(
             "read_completions gives them"
         )
     steps = table["step"].unique()
-    # None to NaN
+    # None becomes NaN.
     table = table.dropna(subset=["reward"]).astype(dict.fromkeys([*parts, "reward"], float))
     table = table[table.groupby(["step", "group"])["reward"].transform("size") > 1]
     groups = table.groupby(["step", "group"])[[*parts, "reward"]]

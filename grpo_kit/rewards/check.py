@@ -105,7 +105,7 @@ def _score(
         parts = score_cases(list(rewards.values()), cases, list(rewards))
     except RewardError as error:
         raise RewardCheckError(f"a reward breaks its contract: {error}") from error
-    # completions of one prompt
+    # All are completions of one prompt.
     weighted = totals(list(parts.values()), weights, [0] * len(cases))
     return pd.DataFrame(table | parts | {"total": weighted})
 

@@ -48,7 +48,7 @@ class _Composite:
         **columns: Any,
     ) -> list[float | None]:
         part_scores: dict[str, list[float | None]] = {}
-        # a part may log values of its own
+        # A part may log values of its own.
         loggers = {"log_metric": log_metric, "log_extra": log_extra}
         columns |= {key: log for key, log in loggers.items() if log is not None}
 
@@ -192,7 +192,7 @@ def score_in_full(
     Pay(scores=[0.875], verdicts=[True], credit=[1.0])
     """
     logged: dict[str, Scores] = {}
-    # it reports its parts' scores: none is called twice
+    # It reports its parts' scores, so none is called twice.
     if isinstance(reward, WeightedSum | Gated):
         columns = {**columns, "log_extra": logged.__setitem__}
 

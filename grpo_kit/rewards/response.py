@@ -264,7 +264,7 @@ def python_value(value: Any) -> Any:
         return next(
             (decimal for decimal in decimals if value.new_tensor(decimal) == value), item
         )
-    # of nanoseconds
+    # A whole number here counts nanoseconds.
     if kind.startswith(("datetime64", "timedelta64")) and isinstance(item, int):
         return value.astype(f"{value.dtype.kind}8[us]").item()
     return item

@@ -142,7 +142,7 @@ def countdown(
         raise ValueError(f"highest={highest!r} must lie in 10..999")
     counts = range(low, high + 1)
     if think:
-        # one of each count, then the second of each
+        # One search of each count of numbers, then the second of each.
         examples = [_thinking(*searches[n]) for searches in _SEARCHES for n in counts]
         system = "Think in <think> tags, then: answer in <answer> tags with one expression."
         task_prefill, length, reasoning_tag = "<think>\n", 64 * high, "think"

@@ -224,7 +224,8 @@ def _check_record(row_name: str, record: Mapping[str, Any], question: str, answe
     text = record[question]
     if not isinstance(text, str) or not text.strip():
         raise ValueError(
-            f"{row_name} has the question {text!r:.200}, a {type(text).__name__}; use text{cure_of(text)}"
+            f"{row_name} has the question {text!r:.200} in column {question!r}, a {type(text).__name__}; "
+            f"use text, or drop the row{cure_of(text)}"
         )
 
 

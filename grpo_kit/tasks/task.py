@@ -130,7 +130,7 @@ class Task:
                 f"task {self.name!r}: reward_weights={weights!r} must be >= 0, sum 1"
             )
         check_whole("max_completion_tokens", self.max_completion_tokens)
-        # another task's: replace()
+        # It was another task's: replace() copies it.
         if self.is_correct is None or isinstance(self.is_correct, PaidInFull):
             object.__setattr__(self, "is_correct", PaidInFull(self, self.is_correct))
 

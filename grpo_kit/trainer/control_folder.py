@@ -49,13 +49,11 @@ class ControlFolder(Hook):
         self._throw_away(trainer, self._hears_since, "It was sent while no run went on")
         self._hears_since = math.inf
         (trainer.folder / CONTROL).mkdir(exist_ok=True)  # pages write files, not folders
-        if self._obey(trainer, False):
-            self._pause(trainer)
+        self._obey_or_pause(trainer)
 
     def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
         """Obey what came during the step."""
-        if self._obey(trainer, False):
-            self._pause(trainer)
+        self._obey_or_pause(trainer)
 
     def end(self, trainer: Any, error: BaseException | None) -> None:
         """What came too late is named. An empty folder is not left behind."""
@@ -71,8 +69,10 @@ class ControlFolder(Hook):
                 f"Not obeyed: {json.dumps(request)}. {reason}; ask again, or set it in the trainer."
             )
 
-    def _pause(self, trainer: Any) -> None:
-        """Wait until a request ends the pause, or the stop button."""
+    def _obey_or_pause(self, trainer: Any) -> None:
+        """Obey; a pause waits until a request ends it, or the stop button."""
+        if not self._obey(trainer, False):
+            return
         start = time.monotonic()
         self._say(f"Paused after step {trainer.step}.")
         while self._obey(trainer, True):

@@ -159,7 +159,7 @@ class ReboundConfig(Hook):
 def _differing_fields(config: Config, other: Config) -> str:
     """The fields in which another config differs, in words; "" for none."""
     ours, theirs = config.values(), other.values()
-    # filled in by the trainer's task
+    # The trainer fills them in from its task.
     for name in ("task", "task_options", "max_completion_tokens"):
         if theirs.get(name) in (None, {}):
             theirs[name] = ours.get(name)

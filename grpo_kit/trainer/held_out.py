@@ -127,9 +127,10 @@ class HeldOutHook(Hook):
     """
 
     def __init__(self, held_out: HeldOut, keep: str = "last") -> None:
-        self.held_out, self.keep = held_out, keep
+        self.held_out = held_out
+        self.keep = keep
         self._best: tuple[float, int] | None = None
-        # does the model have the best step's weights, not the last one's?
+        # Does the model have the best step's weights, not the last one's?
         self._has_best = False
 
     def begin(self, trainer: Any) -> None:
@@ -142,7 +143,7 @@ class HeldOutHook(Hook):
         for step, value in zip(metrics["step"], metrics[name], strict=True):
             self._note(trainer, float(value), int(step))
         self._keep_or_forget_best(trainer)
-        # or it was cut short
+        # An evaluation that is due may have been cut short.
         if self._is_due(trainer) and trainer.step not in set(metrics["step"]):
             self._measure(trainer, {})
             if f"checkpoint-{trainer.step}" in trainer.kept_checkpoints:
@@ -164,7 +165,8 @@ class HeldOutHook(Hook):
                 f"cannot be kept: {path} is damaged ({damage}). The best evaluation from here on will be.",
                 flush=True,
             )
-            self._best, trainer.kept_checkpoints = None, set()
+            self._best = None
+            trainer.kept_checkpoints = set()
 
     def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
         """Measure where it is due."""

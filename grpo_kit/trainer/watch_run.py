@@ -57,8 +57,10 @@ class WatchRun(Hook):
         """Take up the steps that are there; show the chart."""
         rows = read_metrics(trainer.folder).to_dict("records")
         self._monitor.begin(trainer.folder, run_settings(trainer.folder) or {}, rows)
+        trainer.guard.say = self.say
         if self._chart is not None:
-            self._chart.start(trainer.config.steps, trainer.folder)
+            first_step = trainer.config.at(trainer.step)
+            self._chart.start(trainer.config.steps, trainer.folder, vars(first_step))
 
     def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
         """Measure, show, and raise flags."""
@@ -113,7 +115,7 @@ class OffScale(Hook):
 
     def __init__(self) -> None:
         self._named: set[str] = set()
-        # lowest and highest score of each reward
+        # Lowest and highest score of each reward.
         self._ranges: dict[str, tuple[float, float]] = {}
 
     def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
@@ -139,7 +141,9 @@ class StillStep(Hook):
     """
 
     def __init__(self) -> None:
-        self._printed, self._weights, self._distance = False, None, None
+        self._printed = False
+        self._weights = None
+        self._distance = None
 
     def before_step(self, trainer: Any) -> None:
         """Keep some of the weights that the step begins with."""
@@ -164,7 +168,7 @@ class StillStep(Hook):
         reason = "no completion has tokens that count, or weights and epsilon leave no gradient"
         if row.get("frac_reward_zero_std") == 1:
             reason = f"in none of its {len(set(batch.groups))} groups do the rewards differ"
-            rewards = {reward for reward in batch.rewards if reward is not None}
+            rewards = {*batch.rewards} - {None}
             if len(rewards) == 1:
                 reason += f", all are {rewards.pop():g}"
         movement = "No weight moved."
@@ -234,16 +238,16 @@ class Watchdog(Hook):
 
     def before_step(self, trainer: Any) -> None:
         """From here on the step's time counts."""
-        usual, limit = None, _FIRST
+        usual = None
+        limit = _FIRST
         if self._seconds:
             usual = median(self._seconds)
             limit = self.factor * usual
         limit = max(self.at_least, limit)
-        self._said, self._phases = (
-            False,
-            _PHASES | getattr(trainer.sample, "phases", Sampler.phases),
-        )
-        self._wait(limit, limit, usual, trainer.step + 1, threading.get_ident())
+        self._said = False
+        self._phases = _PHASES | getattr(trainer.sample, "phases", Sampler.phases)
+        self._thread = threading.get_ident()
+        self._wait(limit, limit, usual, trainer.step + 1)
         if self._file is not None:
             faulthandler.dump_traceback_later(self.stack_after or limit, file=self._file)
 
@@ -273,14 +277,12 @@ class Watchdog(Hook):
         if self._file is not None:
             faulthandler.cancel_dump_traceback_later()
 
-    def _wait(
-        self, seconds: float, so_far: float, usual: float | None, step: int, thread: int
-    ) -> None:
-        self._timer = threading.Timer(seconds, self._say, (so_far, usual, step, thread))
+    def _wait(self, seconds: float, so_far: float, usual: float | None, step: int) -> None:
+        self._timer = threading.Timer(seconds, self._say, (so_far, usual, step))
         self._timer.daemon = True
         self._timer.start()
 
-    def _say(self, so_far: float, usual: float | None, step: int, thread: int) -> None:
+    def _say(self, so_far: float, usual: float | None, step: int) -> None:
         median_words = (
             "" if usual is None else f" (the median of the steps before: {usual:.3g} s)"
         )
@@ -288,12 +290,12 @@ class Watchdog(Hook):
             "" if self._file is None else f" The stack of every thread goes to {self._stack}."
         )
         print(
-            f"Step {step} has taken {so_far:.3g} s{median_words} and is still in {where(thread, self._phases)}. "
+            f"Step {step} has taken {so_far:.3g} s{median_words} and is still in {where(self._thread, self._phases)}. "
             f"Interrupt it to stop the run; what is done is saved.{stack_words}",
             flush=True,
         )
         self._said = True
-        self._wait(so_far, 2 * so_far, usual, step, thread)
+        self._wait(so_far, 2 * so_far, usual, step)
 
 
 def where(thread: int, phases: Mapping[CodeType, str] = _PHASES) -> str:

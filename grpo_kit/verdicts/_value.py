@@ -103,7 +103,7 @@ class _Evaluator:
                 return self.call(name, [self.value(argument, env) for argument in arguments])
             case ("apply", name, *arguments):
                 values = [self.value(part, env) for part in (("sym", f"{name}("), *arguments)]
-                # a function without a law
+                # A function of which no law is known.
                 return reduce(lambda total, value: mp.atan(total + value), values)
         kind, *parts = tree
         values = [self.value(part, env) for part in parts]
@@ -145,7 +145,7 @@ class _Evaluator:
                     return self.power(first, exponent)
                 case "floor" | "ceil":
                     nearest = mp.nint(first)
-                    # whole, but for rounding
+                    # A whole number, but for rounding.
                     if abs(first - nearest) < mp.mpf(10) ** -(self.digits // 2):
                         return nearest
                     return getattr(mp, name)(first)

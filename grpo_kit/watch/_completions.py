@@ -113,7 +113,7 @@ class Pages:
 
     def texts(self, table: pd.DataFrame) -> pd.Series:
         """Each row's text, for searching."""
-        # the prompt ends in the prefill
+        # The prompt ends in the prefill, the completion continues it.
         return table["prompt"].fillna("") + table["completion"].fillna("")
 
     def whole(self, table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
@@ -137,10 +137,8 @@ class Pages:
 
 def pages_of(table: pd.DataFrame) -> Pages:
     """The pages of a table from read_completions, by the columns that it has."""
-    if "turn" in table:
-        conversations = import_module(_CONVERSATIONS).pages_of(table)
-        if conversations:
-            return conversations
+    if "turn" in table and (pages := import_module(_CONVERSATIONS).pages_of(table)):
+        return pages
     return Pages()
 
 
@@ -171,8 +169,8 @@ def side_by_side(name: str, question: str, answer: str, texts: Mapping[str, str]
     for author, text in texts.items():
         body = folded(text) if text else _EMPTY
         cards.append(card_html(f"<b>{escape(author)}</b>", body, colour=colours[author]))
-    row = {"prompt": question, "answer": answer}
-    return _in_page(_question_html(row, name) + _cards_html(cards))
+    head = _question_html({"prompt": question, "answer": answer}, name)
+    return _in_page(head + _cards_html(cards))
 
 
 def text_of(row: Row, name: str) -> str:
@@ -217,8 +215,7 @@ def _cards_html(cards: Iterable[str]) -> str:
 def question_of(row: Row) -> str:
     """The last user message in the row's prompt; the prompt's end if it is no chat."""
     prompt = _prompt_of(row)
-    messages = [prompt[-600:], *_USER_MESSAGE.findall(prompt)]
-    return messages[-1].strip()
+    return [prompt[-600:], *_USER_MESSAGE.findall(prompt)][-1].strip()
 
 
 def _prompt_of(row: Row) -> str:
@@ -261,9 +258,7 @@ def response_html(row: Row) -> str:
 def folded(text: str, *, before: str = "", look: str = "") -> str:
     """A text: its first lines, the rest behind a click. before: HTML in front of it."""
     line_ends = [place for place, letter in enumerate(text) if letter == "\n"]
-    end = _VISIBLE
-    if len(line_ends) >= _LINES:
-        end = min(end, line_ends[_LINES - 1])
+    end = min([_VISIBLE, *line_ends[_LINES - 1 : _LINES]])
     # Where possible it ends between two words.
     word_end = max(text.rfind(space, end // 2, end + 1) for space in (" ", "\n"))
     if word_end > 0:

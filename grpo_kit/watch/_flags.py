@@ -129,7 +129,7 @@ def _held_out_fall(steps: Steps) -> Sign:
     best = np.fmax.accumulate(share)
     rows = np.arange(len(steps.table))
     best_row = np.maximum.accumulate(np.where(share >= best, rows, 0))
-    # false where they are not known
+    # False where the best row's bounds are not known.
     touches = steps[f"{name}_high"] >= steps[f"{name}_low"][best_row]
     limit = np.where(share <= best / 2, 0.1, 0.2)
 

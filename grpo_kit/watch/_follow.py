@@ -54,11 +54,6 @@ class Follower:
         except RuntimeError:
             self._loop = None
 
-    @property
-    def running(self) -> bool:
-        """Does it check the files?"""
-        return self._run is not None
-
     def start(self, kind: str) -> bool:
         """Begin to check the files. Stops an earlier one of this kind at the same folder, so a rerun cell leaves none
         behind. From any thread. False if there is no event loop.
@@ -66,8 +61,8 @@ class Follower:
         if self._loop is None:
             return False
         key = kind, self.folder.resolve()
-        earlier = _ALONE.get(key)
-        if earlier not in (None, self):
+        earlier = _ALONE.get(key, self)
+        if earlier is not self:
             earlier.stop()
         _ALONE[key] = self
         if self._run is None:

@@ -69,7 +69,8 @@ class LiveChart:
         self._status = ""
         self._is_over = False
         self._panel = uuid.uuid4().hex  # the name of its buttons in the page
-        self._answer, self._is_paused = "", False  # the trainer's last answer to a button
+        self._answer = ""  # the trainer's last one to a button
+        self._is_paused = False
         self._handles = {}  # of the displays, by their place in the page
         self._bundles = {}  # what each of them shows
         self._drawn_at = self._clock()
@@ -77,16 +78,24 @@ class LiveChart:
         self._costs = deque(maxlen=5)  # seconds, of the last drawings
         self._pictures = self._may_draw and (in_notebook() or marimo_notebook() is not None)
 
-    def start(self, total_steps: int, folder: str | Path | None = None) -> None:
-        """Begin; if the folder holds steps of an earlier session, chart and time continue from them."""
+    def start(
+        self,
+        total_steps: int,
+        folder: str | Path | None = None,
+        numbers: Mapping[str, float] | None = None,
+    ) -> None:
+        """Begin; if the folder holds steps of an earlier session, chart and time continue from them.
+
+        numbers: learning rate and temperature of the first step, shown in the fields until it is done.
+        """
         self._reset(total_steps)
+        self._numbers = numbers or {}
         if folder is not None:
             self._folder = Path(folder)
             # a chart of this session only is better than no training
             with suppress(ValueError, OSError):
-                completions = last_step_of(read_completions(folder))
-                self._run = RunState.read(folder)
-                self._completions = completions
+                last = last_step_of(read_completions(folder))
+                self._run, self._completions = RunState.read(folder), last
         self._draw(
             self._show_progress,
             self._show_chart,
@@ -109,13 +118,14 @@ class LiveChart:
         """
         self._total = total_steps or self._total
         self._run.add(rows)
+        step = self._run.step
+        self._numbers = self._run.rows[step]
         if completions is not None:
             self._completions = completions
         self._updates += 1
         self._status = ""
         if self._handles:
             self._refresh(at_once=self._updates <= 2)
-        step = self._run.step
         self._guard(
             lambda: self._print(self._run.step_line(step, self._total), *held_out_lines(rows))
         )
@@ -143,10 +153,9 @@ class LiveChart:
         """Show the last state, at any cost, as a saved notebook keeps it."""
         self._status = ""
         self._is_over = True
-        if self._folder is not None:
+        if self._has_buttons:
             with suppress(OSError):
                 (self._folder / CONTROL / LIVE).unlink(missing_ok=True)
-        if self._has_buttons:
             self._draw(lambda: self._show("buttons", {}), lambda: self._show("answer", {}))
         self._draw(
             self._show_progress, self._show_flags, self._show_completions, self._show_chart
@@ -181,11 +190,10 @@ class LiveChart:
         if self._is_over:
             self._draw(self._show_progress)
         else:
-            wait = 0.0
             if self._costs and not at_once:
                 wait = min(self.LATEST, statistics.median(self._costs) / self.SHARE)
-            if start - self._drawn_at < wait:
-                return
+                if start - self._drawn_at < wait:
+                    return
             self._draw(
                 self._show_progress,
                 self._show_chart,
@@ -228,20 +236,19 @@ class LiveChart:
 
     def _show_progress(self) -> None:
         """Two lines under a bar: the step, with present work or errors, and the last step's measures."""
-        words = [self._step_text(), self._time_text()]
-        plain = [self.line()]
-        if self._status:
-            words.append(self._status)
-            plain.append(self._status)
+        status = [self._status] if self._status else []
+        words = [self._step_text(), self._time_text(), *status]
+        plain = [self.line(), *status]
         flag = ""
         if self._run.flags:
-            flag = self._run.flags[0].brief
+            first = self._run.flags[0]
+            flag = f"{first.name} since step {first.step}"
             if len(self._run.flags) > 1:
                 flag += f" (and {len(self._run.flags) - 1} more, below)"
             plain.append(f"red flag: {flag}")
         page = progress_page(self._run.step, self._total, words, flag, self._run.measures())
         if self._has_buttons and not self._is_over:
-            update = panel_update(self._values(), self._is_paused, self._panel)
+            update = panel_update(panel_values(self._numbers), self._is_paused, self._panel)
             page = f'<div data-kit-progress="{self._panel}">{page}</div>{update}'
         self._show("progress", {"text/plain": "  ".join(plain), "text/html": page})
 
@@ -251,21 +258,19 @@ class LiveChart:
             self._show("chart", RunChart({"": self._run}, last_step=end).bundle())
             return
         drawing = draw_svg({"": self._run}, last_step=end, full=False)
-        # a narrow page scrolls it: words stay legible
-        size = f"min-width:{WIDTH // 3}px;aspect-ratio:{WIDTH}/{HEIGHT}"
+        # a narrow page scrolls it: words keep 9 pixels
         page = (
             f'<div data-kit-chart="{self._panel}" style="max-width:{WIDTH // 2}px;overflow-x:auto">'
-            f'<div style="{size}">{drawing}</div></div>'
+            f'<div style="min-width:560px;aspect-ratio:{WIDTH}/{HEIGHT}">{drawing}</div></div>'
         )
         self._show("chart", {"text/plain": "the run's chart so far", "text/html": page})
-
-    def _values(self) -> dict[str, str]:
-        return panel_values(self._run.rows.get(self._run.step, {}))
 
     def _show_panel(self) -> None:
         """Buttons directly under the chart, and the line that answers them."""
         if self._folder is not None:
-            self._show("buttons", panel_row(self._folder, self._panel))
+            self._show(
+                "buttons", panel_row(self._folder, self._panel, panel_values(self._numbers))
+            )
             self._show("answer", panel_status("", self._panel))
 
     def _show_answer(self, text: str) -> None:
@@ -280,7 +285,11 @@ class LiveChart:
         """What a page reads that was opened again: the kernel's output does not reach it."""
         if not self._has_buttons or not (self._folder / CONTROL).is_dir():
             return
-        page = {"said": self._answer, "paused": self._is_paused, "values": self._values()}
+        page = {
+            "said": self._answer,
+            "paused": self._is_paused,
+            "values": panel_values(self._numbers),
+        }
         for name in ("progress", "chart"):
             page[name] = self._bundles[name]["text/html"].partition("<script>")[0]
         (self._folder / CONTROL / LIVE).write_text(json.dumps(page), encoding="utf-8")
@@ -289,10 +298,9 @@ class LiveChart:
         """Under the chart in a box of fixed height, so that the page does not move; the newest on top."""
         flags = self._run.flags
         lines = [f"{number}. {flag_line(flag)}" for number, flag in enumerate(flags, 1)]
+        plain = "\n".join(lines) or "No red flag."
         page = flags_page(flags, scrolls=not self._is_over)
-        self._show(
-            "flags", {"text/plain": "\n".join(lines) or "No red flag.", "text/html": page}
-        )
+        self._show("flags", {"text/plain": plain, "text/html": page})
 
     def _show_completions(self) -> None:
         plain, page = completions_page(self._completions, scrolls=not self._is_over)

@@ -33,16 +33,19 @@ _INSTEAD = (
 _SCRIPT = Path(__file__).with_name("panel.js")
 
 
-def panel_row(folder: str | Path, name: str) -> dict[str, str]:
+def panel_row(folder: str | Path, name: str, values: Mapping[str, str]) -> dict[str, str]:
     """The row of buttons as a notebook's display data: Pause / Go on, Stop, Save now, learning rate and temperature.
 
-    name: of this panel in the page, one word. A click writes a file into the run's folder control/, which the trainer
-    reads between two steps. If no button is possible the row shows the code to type instead.
+    name: of this panel in the page, one word. values: what the empty fields show, by panel_values. A click writes a
+    file into the run's folder control/, which the trainer reads between two steps. If no button is possible the row
+    shows the code to type instead.
     """
     control = path_of(folder) / CONTROL
     run = repr(control.parent.absolute().as_posix())
     paths = [path.as_posix() for path in dict.fromkeys([control.absolute(), control.resolve()])]
-    arguments = json.dumps([name, paths, _kernel_id(), str(folder)]).replace("<", "\\u003c")
+    arguments = json.dumps([name, paths, _kernel_id(), str(folder), values]).replace(
+        "<", "\\u003c"
+    )
     script = (
         _SCRIPT.read_text(encoding="utf-8")
         .replace("LIVE", LIVE)
@@ -88,17 +91,19 @@ def _kernel_id() -> str | None:
 def progress_page(
     step: int, total: int, words: Sequence[str], flag: str, measures: Sequence[str]
 ) -> str:
-    """A bar and two lines: the step and present work, with a red flag if there is one, and the last step's measures."""
+    """A bar and two lines: the step and present work, with a red flag if there is one, and the last step's measures.
+
+    The second has room for two lines of a page, so that the chart below stays where it is.
+    """
     first_line = [escape(word) for word in words]
     if flag:
         first_line.append(_badge("red flag") + escape(flag))
     bar = f'<progress value="{step}" max="{total}" style="width:100%;height:1em"></progress>'
-    look = "height:1.5em;white-space:nowrap;overflow:hidden;text-overflow:ellipsis"
-    lines = [
-        f'<div style="{look}">{line}</div>'
-        for line in (" · ".join(first_line), escape(" · ".join(measures)))
-    ]
-    return f'<div style="line-height:1.5;max-width:{WIDTH // 2}px">{bar}{"".join(lines)}</div>'
+    return (
+        f'<div style="line-height:1.5;max-width:{WIDTH // 2}px">{bar}'
+        f'<div style="min-height:1.5em">{" · ".join(first_line)}</div>'
+        f'<div style="min-height:3em">{escape(" · ".join(measures))}</div></div>'
+    )
 
 
 def flags_page(flags: Sequence[Flag], *, scrolls: bool) -> str:

@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 
 from grpo_kit._support.display import duration
-from grpo_kit.record.files import read_changes, read_metrics
+from grpo_kit.record._run_folder import is_locked, path_of
+from grpo_kit.record.files import read_changes, read_metrics, run_settings
 from grpo_kit.watch._red_flag import ACCURACY, REWARD, Flag
 from grpo_kit.watch.monitor import read_flags
 
@@ -34,7 +35,7 @@ Change = tuple[int, str]  # the first step trained with it, and the changed valu
 
 @dataclass
 class RunState:
-    """Rows of metrics by step, red flags and changes of a run so far.
+    """Rows of metrics by step, red flags and changes of a run so far. stopped: a sentence if it was killed, else "".
 
     >>> RunState({1: {"step": 1, "reward": 0.5, "seconds": 65.0}}).step_line(1, 2)
     'step 1/2  reward 0.50  1 min 5 s left'
@@ -43,6 +44,7 @@ class RunState:
     rows: dict[int, Row] = field(default_factory=dict)
     flags: list[Flag] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
+    stopped: str = ""
 
     @classmethod
     def read(cls, folder: str | Path) -> RunState:
@@ -57,6 +59,15 @@ class RunState:
         ]
         state = cls({}, read_flags(folder), changes)
         state.add(read_metrics(folder).to_dict("records"))
+        path = path_of(folder)
+        if is_locked(path) is False:
+            way = "a new folder, then trainer.train(): no step was saved"
+            if any(path.glob("checkpoint-*")):
+                way = f"folder={str(folder)!r}, then trainer.train(resume=True)"
+            state.stopped = (
+                f"{killed_words(state.step, steps_asked_for(path))}; to go on: run the cells up to the trainer, "
+                f"with {way}."
+            )
         return state
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -80,8 +91,8 @@ class RunState:
             return 0.0
         ends = [0.0, *(self.rows[step].get("seconds") or 0.0 for step in steps)]
         durations = np.diff(ends[-21:])
-        is_usual = durations <= 10 * np.median(durations)
-        return durations[is_usual].mean() * max(0, total - self.step)
+        usual = durations[durations <= 10 * np.median(durations)]
+        return usual.mean() * max(0, total - self.step)
 
     def measures(self) -> list[str]:
         """The last step's measures, a few words each; and the latest held-out accuracy or reward.
@@ -100,6 +111,22 @@ class RunState:
         if step < total:
             time = f"{duration(so_far.seconds_left(total))} left"
         return "  ".join([f"step {step}/{total}", *_measures(self.rows.get(step, {})), time])
+
+
+def steps_asked_for(folder: str | Path) -> int:
+    """How many steps a run is to have, with later changes of that; 0 if it does not say."""
+    steps = (run_settings(folder) or {}).get("config", {}).get("steps", 0)
+    for line in read_changes(folder):
+        steps = line.get("change", {}).get("steps", steps)
+    return steps
+
+
+def killed_words(step: int, total: int) -> str:
+    """The beginning of a sentence about a run whose process ended without a word."""
+    return (
+        f"This run stopped when its kernel was restarted or its process killed, at step {step} of {total} "
+        "(unless another machine trains it)"
+    )
 
 
 def _measures(row: Row) -> list[str]:
@@ -159,8 +186,7 @@ def change_text(change: Mapping[str, Any], was: Mapping[str, Any]) -> str:
 
 def held_out_lines(rows: Iterable[Row]) -> list[str]:
     """A line for each held-out evaluation in these rows."""
-    lines = map(held_out_words, rows)
-    return [line for line in lines if line is not None]
+    return [*filter(None, map(held_out_words, rows))]
 
 
 def held_out_words(row: Row) -> str | None:

@@ -25,6 +25,7 @@ from grpo_kit.watch._svg_axes import (
     INK,
     LETTER,
     ROW,
+    SIZE,
     TITLE,
     Axes,
     Columns,
@@ -34,11 +35,11 @@ from grpo_kit.watch._svg_axes import (
 )
 
 # half pixels: of one run without a name and with one line of words below
-WIDTH, HEIGHT = 1920, 1048
-_LEFT, _GAP, _RIGHT = 76, 96, 24
+WIDTH, HEIGHT = 1920, 1054
+_LEFT, _GAP, _RIGHT = 104, 114, 16
 # Heights: of the runs' names, of the row of main panels, of a row of small ones, of a line below.
-_NAMES, _MAIN, _SMALL, _LINE = 40, 500, 240, 34
-_WITH_ACCURACY = 800, 228, 600  # widths of reward, held-out accuracy and parts
+_NAMES, _MAIN, _SMALL, _LINE = 52, 520, 238, 44
+_WITH_ACCURACY = 700, 264, 608  # widths of reward, held-out accuracy and parts
 _LETTERS = int((WIDTH - _LEFT - _RIGHT) / LETTER)  # of a line
 _POINTS, _FEW = 600, 60  # in all lines of the main panels together; in a line of a small one
 _MARKS = 20  # most changes of a run that are marked, the last ones
@@ -50,7 +51,7 @@ _EPISODES = {
 }
 _WORDS = {
     "completion_length": "completion length, tokens",
-    "completion_cut_off": "share cut off",
+    "completion_cut_off": "cut off",
     "frac_reward_zero_std": "groups without a signal",
     "entropy": "entropy, nats a token",
     "kl": "KL to the reference",
@@ -96,7 +97,7 @@ def draw_svg(runs: Runs, *, last_step: int = 0, full: bool = True) -> str:
     main = page.main_panels(measures, parts, worse=_no_better_than_constant(runs))
     small = page.small_panels()
     middle = len(small) // 2
-    head = TITLE + ROW * max(panel.legend_rows for panel in main) + 20
+    head = TITLE + ROW * max(panel.legend_rows for panel in main) + 30
     points = max(20, _POINTS // (len(runs) * (4 + 2 * len(measures))))
 
     elements = []
@@ -112,13 +113,13 @@ def draw_svg(runs: Runs, *, last_step: int = 0, full: bool = True) -> str:
     for number, (line, colour) in enumerate(lines, 1):
         y = bottom + _LINE * number
         elements.append(f'<text x="{_LEFT}" y="{y}" fill="{colour}">{html.escape(line)}</text>')
-    height = bottom + _LINE * max(1, len(lines)) + 34
+    height = bottom + _LINE * max(1, len(lines)) + 14
     ink = f' color="{GREY}"' if full else ""
     # JupyterLab shows it as an <img> of its own width: in pixels, it would be cut off where the page is narrower.
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="100%" '
         f'style="display:block;max-width:{WIDTH // 2}px;height:auto" '
-        f'font-family="sans-serif" font-size="22" fill="{INK}"{ink}>{"".join(elements)}</svg>'
+        f'font-family="sans-serif" font-size="{SIZE}" fill="{INK}"{ink}>{"".join(elements)}</svg>'
     )
 
 
@@ -141,7 +142,7 @@ def _columns(run: RunState, parts: Sequence[str]) -> Columns:
     names = ["step", "reward_std", *HELD_OUT, *_WORDS]
     for measure in ("reward", *parts):
         names += [measure, *scale_columns(measure)]
-    # None: NaN
+    # None becomes NaN.
     return {name: np.array([row.get(name) for row in rows], dtype=float) for name in names}
 
 
@@ -163,42 +164,23 @@ class _Page:
     ) -> list[_Panel]:
         """Reward, held-out accuracy if it was measured, and parts. worse: is it no better than a constant's?"""
         title = "reward parts" if _EPISODES.keys().isdisjoint(parts) else "episodes"
-        if not self.is_measured(ACCURACY):
-            return [
-                _Panel(["reward"], self._reward_title(), _width(2)),
-                _Panel(measures, title, _width(2), *self._legend(measures, _width(2))),
-            ]
-        reward, accuracy, last = _WITH_ACCURACY
-        held_out = _Panel([ACCURACY], "held-out accuracy", accuracy)
-        if worse:
-            held_out = _Panel(
-                [ACCURACY],
-                "accuracy",
-                accuracy,
-                *_legend([("", "no better than a constant")], accuracy),
-            )
-        return [
-            _Panel(["reward"], self._reward_title(), reward),
-            held_out,
+        has_accuracy = self.is_measured(ACCURACY)
+        reward, accuracy, last = _WITH_ACCURACY if has_accuracy else (_width(2), 0, _width(2))
+        words = [("", "no better than"), ("", "a constant")] if worse else []
+        panels = [
+            _Panel(["reward"], "reward", reward, *_legend(self._reward_words(), reward)),
+            _Panel([ACCURACY], "held-out accuracy", accuracy, *_legend(words, accuracy)),
             _Panel(measures, title, last, *self._legend(measures, last)),
         ]
+        return [panel for panel in panels if panel.width]
 
     def small_panels(self) -> list[_Panel]:
         """The other measures: six panels, or eight if a run has a KL."""
         if self.is_measured("kl"):
-            names = [
-                "completion_length",
-                *_SHARES,
-                "entropy",
-                "kl",
-                "grad_norm",
-                "temperature",
-                "learning_rate",
-            ]
-            return [_Panel([name], _WORDS[name], _width(4)) for name in names]
+            return [_Panel([name], title, _width(4)) for name, title in _WORDS.items()]
         names = ["completion_length", "entropy", "grad_norm", "temperature", "learning_rate"]
         panels = [_Panel([name], _WORDS[name], _width(3)) for name in names]
-        # the legend is the title
+        # The legend stands in the title's place.
         panels.insert(1, _Panel(_SHARES, "", _width(3), *self._legend(_SHARES, WIDTH)))
         return panels
 
@@ -264,25 +246,25 @@ class _Page:
         values = values[np.isfinite(values)]
         return float(values.min(initial=0.0)), float(values.max(initial=0.0)) or 1.0
 
-    def _reward_title(self) -> str:
-        """Explains the band, and the lines if they are moving means."""
+    def _reward_words(self) -> list[tuple[str, str]]:
+        """A legend that explains the band, and the lines if they are moving means."""
         rewards = [table["reward"] for table in self.tables.values()]
         window = max((window_of(values[np.isfinite(values)]) for values in rewards), default=1)
-        lines = f"; lines: means of {window} steps" if window > 1 else ""
-        return f"reward (band: ± reward_std{lines})"
+        words = [("", "band: ± reward_std")]
+        if window > 1:
+            words.append(("", f"lines: means of {window} steps"))
+        return words
 
 
 def _no_better_than_constant(runs: Runs) -> bool:
     """Is a single run's last held-out accuracy no better than the best constant strategy's?"""
-    rows = [
-        row
+    measured = {
+        step: row
         for run in runs.values()
-        for row in run.rows.values()
+        for step, row in run.rows.items()
         if value_of(row, ACCURACY) is not None
-    ]
-    if len(runs) > 1 or not rows:
-        return False
-    return no_better(max(rows, key=lambda row: row["step"]))
+    }
+    return len(runs) == 1 and bool(measured) and no_better(measured[max(measured)])
 
 
 def _colour(number: int) -> str:
@@ -297,12 +279,10 @@ def _run_names(runs: Runs) -> str:
     """The names of the runs, in one line above the panels; of several runs with their colours."""
     keys = []
     for number, label in enumerate(runs):
-        name = label
-        if len(label) > 60:
-            name = f"…{label[-59:]}"  # a path differs at its end
+        name = label if len(label) <= 60 else f"…{label[-59:]}"  # a path differs at its end
         key = _key(_colour(number)) if len(runs) > 1 else ""
         keys.append((key, name))
-    return f'<g transform="translate({_LEFT} 14)">{_legend(keys, WIDTH - _LEFT, 60)[0]}</g>'
+    return f'<g transform="translate({_LEFT} 10)">{_legend(keys, WIDTH - _LEFT, 60)[0]}</g>'
 
 
 def _legend(entries: Sequence[tuple[str, str]], width: int, most: int = 30) -> tuple[str, int]:
@@ -312,18 +292,17 @@ def _legend(entries: Sequence[tuple[str, str]], width: int, most: int = 30) -> t
     row = 1
     for place, (key, name) in enumerate(entries):
         name = cut(name, most)
-        key_width = 46 if key else 0
-        entry_width = key_width + LETTER * len(name) + 20
+        entry_width = 46 + LETTER * len(name) + 20
         room = width
         if place < len(entries) - 1:  # for the number of those left out
-            room -= 150
-        if row == 3 and x and x + entry_width > room:
+            room -= 215
+        if row < 3 and x and x + entry_width > width + 20:
+            x = 0.0
+            row += 1
+        if row == 3 and x + entry_width > room:
             elements.append(_entry("", f"and {len(entries) - place} more", x - 46, row))
             break
-        if x and x + entry_width > width + 20:
-            x = 0.0
-            row = row + 1
-        elements.append(_entry(key, name, x + key_width - 46, row))
+        elements.append(_entry(key, name, x if key else x - 46, row))
         x += entry_width
     return "".join(elements), row if entries else 0
 
@@ -353,14 +332,16 @@ def _marks(runs: Runs) -> list[Marks]:
 
 
 def _lines_below(runs: Runs) -> list[tuple[str, str]]:
-    """Lines with their colours: at most two for each flag and each change."""
+    """Lines with their colours: at most three for each flag, each change, and each run that was killed."""
     lines = []
 
     def add(text: str, colour: str) -> None:
-        for line in textwrap.wrap(text, _LETTERS, max_lines=2, placeholder=" …"):
+        for line in textwrap.wrap(text, _LETTERS, max_lines=3, placeholder=" …"):
             lines.append((line, colour))
 
     names = {label: f" ({label})" if len(runs) > 1 else "" for label in runs}
+    for run in runs.values():
+        add(run.stopped, RED)
     for number, label, flag in _flags(runs):
         add(f"{number}  {flag.name}{names[label]} since step {flag.step}: {flag.saw}", RED)
     for letter, label, step, text in _changes(runs):

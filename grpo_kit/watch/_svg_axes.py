@@ -9,9 +9,11 @@ import numpy as np
 from grpo_kit.watch._red_flag import ACCURACY
 
 # Heights within a panel: of the title, of a row of the legend, of the numbers below.
-TITLE, ROW, AXIS = 44, 30, 46
+TITLE, ROW, AXIS = 54, 42, 58
 INK = "currentColor"  # of words
-LETTER = 12.6  # mean width of a letter, in DejaVu Sans, which is a wide one
+# Of letters: 9 pixels where the drawing is 560 wide, which JupyterLab leaves it on a page of 1,024.
+SIZE = 31
+LETTER = 17.75  # mean width of a letter, in DejaVu Sans, which is a wide one
 ROUGH = 20  # values; above this number a line shows their moving mean
 HELD_OUT = (ACCURACY, f"{ACCURACY}_low", f"{ACCURACY}_high")
 _SCHEDULES = ("temperature", "learning_rate")
@@ -70,19 +72,19 @@ class Axes:
         end = self.x + self.width
         words = []
         grid = []
-        for value in _ticks(self.low, self.high, max(4, self.height // 60)):
+        for value in _ticks(self.low, self.high, max(4, self.height // 50)):
             y = self.up(value)
             grid.append(f"M{self.x} {y}H{end}")
-            words.append(f'<text x="{self.x - 10}" y="{y + 8}">{_short(value)}</text>')
-        words.append(f'<text x="{self.x - 14}" y="{bottom + 30}" font-size="20">step</text>')
+            words.append(f'<text x="{self.x - 10}" y="{y + 11}">{_short(value)}</text>')
+        words.append(f'<text x="{self.x - 14}" y="{bottom + 38}">step</text>')
         steps = [
-            f'<text x="{self.across(step)}" y="{bottom + 30}">{step:.0f}</text>'
-            for step in _ticks(0, self.end, self.width // 92, integers=True)
+            f'<text x="{self.across(step)}" y="{bottom + 38}">{step:.0f}</text>'
+            for step in _ticks(0, self.end, self.width // 110, integers=True)
         ]
         head = ""
         legend_y = self.top + 8
         if title:
-            head = f'<text x="{self.x}" y="{self.top + 30}" font-size="25">{title}</text>'
+            head = f'<text x="{self.x}" y="{self.top + 38}" font-size="33">{title}</text>'
             legend_y = self.top + TITLE
         if legend:
             head += f'<g transform="translate({self.x} {legend_y})">{legend}</g>'
@@ -282,9 +284,7 @@ def _ticks(low: float, high: float, most: int, *, integers: bool = False) -> lis
 
 def _short(value: float) -> str:
     """0.25, 1.5e-4"""
-    text = f"{value:.4g}"
-    if 0 < abs(value) < 1e-3:
-        text = f"{value:.3e}"
+    text = f"{value:.3e}" if 0 < abs(value) < 1e-3 else f"{value:.4g}"
     if "e" not in text:
         return text
     number, power = text.split("e")

@@ -126,9 +126,8 @@ class CompletionBrowser:
             groups = (
                 self.table.loc[self.table["step"] == self.step.value, "group"].dropna().unique()
             )
-            options = [(ALL, ALL)] + [
-                (f"{int(group)}, side by side", int(group)) for group in sorted(groups)
-            ]
+            options = [(ALL, ALL)]
+            options += [(f"{int(group)}, side by side", int(group)) for group in sorted(groups)]
             if list(self.group.options) != options:
                 group = self.group.value
                 self.group.options = options

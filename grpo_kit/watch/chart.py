@@ -38,11 +38,9 @@ def plot_run(
 
     >>> plot_run("runs/full", compare="runs/lora").save("both.png")  # doctest: +SKIP
     """
-    if compare is None:
-        compare = []
-    elif isinstance(compare, str | os.PathLike):
+    if isinstance(compare, str | os.PathLike):
         compare = [compare]
-    folders = [path_of(name) for name in (folder, *compare)]
+    folders = [path_of(name) for name in (folder, *(compare or ()))]
     labels = [path.name for path in folders]
     if len(set(labels)) < len(labels):
         labels = [str(path) for path in folders]

@@ -206,9 +206,9 @@ class Monitor:
         self.flush()
         self._config = config
         self._rows = list(rows)
-        waiting = [json.loads(line)["name"] for line in self._file.waiting]
         flags = self._guard(read_flags, folder) or []
-        self._raised = {*waiting, *(flag.name for flag in flags)}
+        self._raised = {flag.name for flag in flags}
+        self._raised |= {json.loads(line)["name"] for line in self._file.waiting}
 
     def measure(self, completions: pd.DataFrame | None) -> dict[str, float]:
         """The measures of a step's completions, for its row."""

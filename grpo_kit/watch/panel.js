@@ -1,6 +1,6 @@
 // The buttons of panel.py, which fills in the two words in capital letters.
 (() => {
-  const [name, folders, kernel, run] = ARGUMENTS;
+  const [name, folders, kernel, run, values] = ARGUMENTS;
   const data = document.getElementById("jupyter-config-data");
   if (!data) return;
   const page = JSON.parse(data.textContent);
@@ -21,10 +21,24 @@
     const state = kernel ? ((await get(`kernels/${kernel}`)) || {execution_state: "gone"}).execution_state : "busy";
     if (state === "busy") return true;
     const killed = await get(`contents/${at}?content=0`);
-    if (all("panel").length) tell(killed
-      ? `Nobody hears this: the kernel that trained is ${state}. Make the trainer again, and train(resume=True).`
+    if (all("panel").length) tell(killed ? await stopped(state)
       : `This run trains no more. kit.plot_run(${JSON.stringify(run)}) shows it; its cell, run again, goes on.`);
     return false;
+  };
+  const place = run.replace(/(^|[/\\])(?!\.\.)[^/\\]+[/\\]\.\.[/\\]/g, "$1");  // of the run, without a detour
+  const stopped = async state => {  // from the run's folder: the last drawing may be older
+    const here = at.slice(0, at.lastIndexOf("/"));
+    const text = ((await get(`contents/${here}/metrics.jsonl?format=text`)) || {content: ""}).content;
+    const steps = [...text.matchAll(/^\{"step": (\d+)/gm)].map(found => Number(found[1]));
+    const files = ((await get(`contents/${here}`)) || {content: []}).content.map(file => file.name);
+    const saved = files.map(file => /^checkpoint-(\d+)$/.exec(file)).filter(Boolean).map(found => Number(found[1]));
+    const bar = [...all("progress")].map(e => e.querySelector("progress")).find(Boolean);
+    const how = state === "gone" ? "shut down" : "restarted";
+    const step = `step ${Math.max(0, ...steps)}${bar ? ` of ${bar.max}` : ""}`;
+    return `This run stopped when its kernel was ${how}, at ${step}; to go on: run the cells up to the trainer, with `
+      + (saved.length ? `folder=${JSON.stringify(place)}, then trainer.train(resume=True), which goes on after step `
+        + `${Math.max(...saved)}, the last one saved.`
+        : "a new folder, then trainer.train(): no step was saved.");
   };
   let drawn = 0, last = "";
   const show = (values, paused) => {
@@ -53,15 +67,20 @@
     panels[name] = (...now) => { drawn = Date.now(); show(...now); };
     setTimeout(again, 3000);
   }
-  const ask = async (request, words) => {
+  let latest = "";
+  const ask = async (request, words, effect) => {
     const number = crypto.getRandomValues(new Uint32Array(1))[0];
     const file = `${BigInt(Date.now()) * 1000000n}`.padStart(20, "0") + `-${number}.json`;
     const body = JSON.stringify({type: "file", format: "text", content: JSON.stringify(request)});
     tell(`${words} …`);
+    latest = file;
     try {
       const got = await server(`contents/${at}/${file}`, {method: "PUT", body});
       if (!got.ok) tell(`Not asked: the server answered ${got.status}.`);
-      else await heard();
+      else while (latest === file && await heard() && await get(`contents/${at}/${file}?content=0`)) {
+        tell(`Heard. ${effect}`);  // it waits in the folder until the step is done; an earlier answer may come meanwhile
+        await new Promise(later => setTimeout(later, 1000));
+      }
     } catch (error) {
       tell(`Not asked: ${error.message}.`);
     }
@@ -74,16 +93,18 @@
   const button = (text, title, onclick) => make("button", {type: "button", textContent: text, title, onclick});
   const pause = () => {
     const made = button("Pause", "wait after this step, with the model in memory", () =>
-      made.textContent === "Pause" ? ask({do: "pause"}, "Asked to pause after this step")
-        : ask({do: "go on"}, "Asked to go on"));
+      made.textContent === "Pause"
+        ? ask({do: "pause"}, "Asked to pause after this step", "The run pauses when this step is done.")
+        : ask({do: "go on"}, "Asked to go on", "The run goes on."));
     return Object.assign(made, {className: "kit-pause"});
   };
   const number = (label, key, example) => {
-    const field = make("input", {type: "text", size: 7, placeholder: example});
+    const field = make("input", {type: "text", size: 7, placeholder: values[key] || example});
     field.dataset.kitKey = key;
     const set = () => {
       const value = Number(field.value.trim() || NaN);
-      if (value > 0 && Number.isFinite(value)) ask({change: {[key]: value}}, `Asked for ${label} ${value}`);
+      if (value > 0 && Number.isFinite(value))
+        ask({change: {[key]: value}}, `Asked for ${label} ${value}`, `The next step has ${label} ${value}.`);
       else tell(`Not asked: ${label} must be a number above 0, such as ${example}.`);
     };
     field.onkeydown = event => { if (event.key === "Enter") set(); };
@@ -100,8 +121,9 @@
     }
     row.replaceChildren(pause(),
       button("Stop after this step", "end and save; the same cell goes on from there",
-        () => ask({do: "stop"}, "Asked to stop after this step")),
-      button("Save now", "a checkpoint after this step", () => ask({do: "save"}, "Asked to save after this step")),
+        () => ask({do: "stop"}, "Asked to stop after this step", "The run stops and is saved when this step is done.")),
+      button("Save now", "a checkpoint after this step",
+        () => ask({do: "save"}, "Asked to save after this step", "The run is saved when this step is done.")),
       number("learning rate", "learning_rate", "5e-6"), number("temperature", "temperature", "0.9"));
     row.setAttribute("data-lm-suppress-shortcuts", "true");  // else what is typed commands the notebook
     row.style.cssText += ";display:flex;flex-wrap:wrap;gap:4px 12px;align-items:center;padding:2px 0";

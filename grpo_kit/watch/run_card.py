@@ -25,15 +25,25 @@ from grpo_kit.watch._run_state import (
 _AVERAGED = 3  # steps at either end of the curve
 
 
-def model_card(folder: str | Path, comparison: object | None = None) -> Path:
+def model_card(
+    folder: str | Path, comparison: object | None = None, *, null: object | None = None
+) -> Path:
     """Write README.md into a run folder, from its files; returns its path. A later call replaces the card.
 
     comparison: of base and tuned (grpo_kit.compare), printed as it prints. Without it the card has the run's own
-    held-out accuracy, or states that none was measured.
-    Raises RunFolderError (a ValueError) if the folder has no run.json.
+    held-out accuracy, or states that none was measured. null: the comparison of the same run with shuffled rewards
+    (grpo_kit.lab.null); the card then has the gain beside it (Comparison.beside).
+    Raises RunFolderError (a ValueError) if the folder has no run.json, and ValueError for a null without a comparison.
 
-    >>> model_card("runs/full", comparison)  # doctest: +SKIP
+    >>> model_card("runs/full", comparison, null=null_comparison)  # doctest: +SKIP
     """
+    if null is not None:
+        for name, value in (("comparison", comparison), ("null", null)):
+            if not hasattr(value, "beside"):
+                raise ValueError(
+                    f"{name}={value!r:.100} is no comparison; kit.compare(base, tuned) makes one"
+                )
+        comparison = f"{comparison}\n{comparison.beside(null)}."
     target = path_of(folder) / "README.md"
     write_whole(target, card_text(folder, comparison).encode())
     return target

@@ -14,12 +14,18 @@ from grpo_kit.record.files import (
     has_metrics,
     next_run_folder,
     numbered,
-    read_changes,
     run_settings,
     steps_done,
 )
 from grpo_kit.watch._follow import signature
-from grpo_kit.watch._run_state import RunState, change_line, flag_line, held_out_words
+from grpo_kit.watch._run_state import (
+    RunState,
+    change_line,
+    flag_line,
+    held_out_words,
+    killed_words,
+    steps_asked_for,
+)
 
 _OF_STEPS = ("step", "held out")  # kinds of lines of which `last` leaves earlier ones out
 
@@ -103,21 +109,11 @@ def _line(run: RunState, total: int, kind: str, value: Any) -> str:
     return change_line(value) if kind == "change" else flag_line(value)
 
 
-def steps_asked_for(folder: Path) -> int:
-    """How many steps a run is to have, with later changes of that; 0 if it does not say."""
-    steps = (run_settings(folder) or {}).get("config", {}).get("steps", 0)
-    for line in read_changes(folder):
-        steps = line.get("change", {}).get("steps", steps)
-    return steps
-
-
 def where_it_is(folder: Path) -> tuple[str, bool]:
     """The progress of a run in a sentence, and whether it has ended."""
     step = steps_done(folder)
-    total = 0
+    total = steps_asked_for(folder) if has_metrics(folder) else 0
     after = f"after step {step}"
-    if has_metrics(folder):
-        total = steps_asked_for(folder)
     if total:
         after += f" of {total}"
     is_done = 0 < total <= step
@@ -129,25 +125,16 @@ def where_it_is(folder: Path) -> tuple[str, bool]:
             return f"It goes on, {after}.", False
         return "It has not done its first step yet.", False
     results = folder / "results.json"
-    if is_done and results.is_file():
-        sentence = read_json(results).get("sentence")
-        if sentence:
-            return f"Done after {step} steps: {sentence}", True
-    state = f"Stopped {after}."
-    if is_done:
-        state = f"Done after {step} steps."
+    if is_done and results.is_file() and (sentence := read_json(results).get("sentence")):
+        return f"Done after {step} steps: {sentence}", True
+    state = f"Done after {step} steps." if is_done else f"Stopped {after}."
     if is_going is False:
-        state = f"Killed {after}, or trained by another machine."
-    if _says_its_task(folder):
+        state = f"{killed_words(step, total)}."
+    settings = run_settings(folder) or {}
+    # `grpo-kit train --resume` finds the task of the run
+    if settings.get("task", {}).get("file") or settings.get("config", {}).get("task"):
         state += f" To go on: grpo-kit train --resume {folder}"
     return state, True
-
-
-def _says_its_task(folder: Path) -> bool:
-    """Can `grpo-kit train --resume` find the task of the run?"""
-    settings = run_settings(folder) or {}
-    file = settings.get("task", {}).get("file")
-    return bool(file or settings.get("config", {}).get("task"))
 
 
 def unfinished_run(root: str | Path, name: str) -> Path | None:
@@ -157,8 +144,7 @@ def unfinished_run(root: str | Path, name: str) -> Path | None:
     newest = None
     free = next_run_folder(root, name)
     for path in takewhile(lambda path: path != free, numbered(root, name)):
-        has_checkpoint = any(path.glob("checkpoint-*"))
-        if not has_checkpoint or is_locked(path):
+        if is_locked(path) or not any(path.glob("checkpoint-*")):
             continue
         with suppress(RunFolderError):  # of a run that is damaged
             if last_step(path / METRICS_LINES) < steps_asked_for(path):

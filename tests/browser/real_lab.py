@@ -176,6 +176,20 @@ _CONTRASTS = """
 """
 
 
+# [pixels of its letters, text] of each text in a drawing, as the page has scaled it.
+_LETTERS = """
+() => [...document.querySelectorAll(".jp-OutputArea-output svg text")].map(e =>
+  [parseFloat(getComputedStyle(e).fontSize) * e.getScreenCTM().a, e.textContent])
+"""
+
+# How elements begin that hide a part of their text: cut off with dots, or scrolled sideways.
+_CUT = """
+() => [...document.querySelectorAll(".jp-OutputArea-output.jp-RenderedHTMLCommon *")]
+  .filter(e => e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflowX !== "visible" && e.clientWidth)
+  .map(e => (e.innerText || e.tagName).slice(0, 80))
+"""
+
+
 class Page:
     """One notebook in one tab, 1366 x 768."""
 
@@ -286,6 +300,19 @@ class Page:
     def hard_to_read(self, *, least=4.5):
         """Texts in HTML outputs whose contrast with what is behind them is too low: (contrast, how each begins)."""
         return [[round(c, 1), text] for c, text in self.tab.evaluate(_CONTRASTS) if c < least]
+
+    def letters(self):
+        """The smallest letters of the drawings, in pixels."""
+        return min(size for size, _ in self.tab.evaluate(_LETTERS))
+
+    def cut(self):
+        """How each element of an HTML output begins that hides a part of its line."""
+        return self.tab.evaluate(_CUT)
+
+    def resize(self, width):
+        """Another width of the window; back to LAPTOP's with its own."""
+        self.tab.set_viewport_size(LAPTOP | {"width": width})
+        self.tab.wait_for_timeout(500)
 
     def height(self):
         """Pixels of the notebook's outputs."""

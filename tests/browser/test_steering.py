@@ -5,7 +5,7 @@ import re
 import psutil
 import pytest
 from real_lab import red_boxes, wait_for
-from steered import TRAINERS, rows, step
+from steered import MAKE_SLOW, TRAINERS, rows, step
 
 from grpo_kit.record.files import CONTROL, read_changes
 from grpo_kit.trainer.control_folder import control
@@ -170,13 +170,69 @@ def test_fields_show_what_the_run_has_and_a_kernel_that_trains_no_more_is_said(
         lambda: all(k["execution_state"] == "idle" for k in server.ask("kernels")),
         words="the new kernel",
     )
-    dead = "Nobody hears this: the kernel that trained is "
+    dead = "This run stopped when its kernel was restarted, at step "
     wait_for(
         lambda: page.said.startswith(dead), seconds=10, words="the page to say so by itself"
+    )
+    assert (
+        f"at step {step(folder)} of 3000; to go on: run the cells up to the trainer"
+        in page.said
     )
     page.press("Pause")
     wait_for(lambda: page.said.startswith(dead), seconds=10, words="the button to say so")
     page.picture("nobody-hears")
+
+
+def test_a_slow_run_shows_its_numbers_at_once_and_says_within_a_second_that_it_heard(
+    lab, server
+):
+    server.write("slow.ipynb", MAKE_SLOW.format(steps=3000, name="slow"), "trainer.train()")
+    page, folder = lab("slow.ipynb"), server.runs / "slow"
+    page.run_all()
+    page.panel.wait_for(timeout=90_000)
+    shown = {
+        key: page.panel.locator(f'[data-kit-key="{key}"]').get_attribute("placeholder")
+        for key in ("learning_rate", "temperature")
+    }
+    assert step(folder) == 0, "before the first step is done"
+    assert shown == {"learning_rate": "0.0003", "temperature": "0.85"}
+    wait_for(lambda: step(folder) == 3, seconds=30, words="the long step")
+    page.tab.wait_for_timeout(500)
+    page.press("Stop after this step")
+    page.tab.wait_for_timeout(1000)
+    assert page.said == "Heard. The run stops and is saved when this step is done."
+    assert step(folder) == 3, "while the step goes on"
+    page.wait_until_done()
+    assert step(folder) == 4
+    page.run_cell(1)
+    page.panel.wait_for()
+    wait_for(lambda: step(folder) >= 7, seconds=30, words="the run to go on")
+    page.press_stop()
+    wait_for(
+        lambda: "Stop heard." in page.cell(1).inner_text(), seconds=1.5, words="the answer"
+    )
+    page.wait_until_done()
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_letters_and_lines_at_three_widths(lab, server, dark):
+    name = "dark" if dark else "light"
+    server.write(f"{name}.ipynb", MAKE_SLOW.format(steps=3000, name=name), "trainer.train()")
+    page, folder = lab(f"{name}.ipynb", dark=dark), server.runs / name
+    page.run_all()
+    wait_for(lambda: step(folder) >= 3, seconds=90, words="three steps")
+    page.tab.wait_for_timeout(500)
+    for width in (1366, 1024, 800):
+        page.resize(width)
+        page.picture(f"{name}-{width}", cell=1)
+        assert page.letters() >= 9, width
+        assert page.too_wide() == [], width
+        if width >= 1024:
+            assert page.cut() == [], width
+    assert page.hard_to_read() == []
+    page.resize(1366)
+    page.press_stop()
+    page.wait_until_done()
 
 
 def test_a_run_outside_the_servers_folder_says_what_to_type(lab, server, tmp_path):

@@ -21,6 +21,7 @@ from grpo_kit.models import load_policy
 from grpo_kit.more.lab._job import Job, model_in
 from grpo_kit.record._run_folder import GOING, MARK, alone
 from grpo_kit.record.files import read_metrics
+from grpo_kit.watch._run_state import RunState
 from grpo_kit.watch.terminal import Lines, where_it_is
 
 
@@ -343,13 +344,26 @@ def test_where_a_run_is_in_a_sentence(runs, tmp_path):
         assert where_it_is(folder) == ("Trained for 4 steps; it is being evaluated.", False)
     rows_are(folder, *rows[:2])
     (folder / GOING).write_bytes(MARK)
-    assert where_it_is(folder)[0].startswith("Killed after step 2 of 4, or")
+    killed = (
+        "This run stopped when its kernel was restarted or its process killed, at step 2 of 4"
+    )
+    assert where_it_is(folder)[0].startswith(killed)
+    for old in folder.glob("checkpoint-*"):
+        shutil.rmtree(old)
+    below = RunState.read(folder).stopped
+    assert below.startswith(killed) and below.endswith("trainer.train(): no step was saved.")
+    (folder / "checkpoint-2").mkdir()
+    assert RunState.read(folder).stopped.endswith(
+        f"with folder={str(folder)!r}, then trainer.train(resume=True)."
+    )
+    assert "This run stopped when" in kit.plot_run(folder)._repr_svg_()
     (folder / GOING).unlink()
     settings = json.loads((folder / "run.json").read_text())
     settings["task"]["file"] = None  # a task that a notebook made
     (folder / "run.json").write_text(json.dumps(settings))
     with alone(folder):
         assert where_it_is(folder) == ("It goes on, after step 2 of 4.", False)
+        assert RunState.read(folder).stopped == "", "nobody killed it"
     assert where_it_is(folder) == ("Stopped after step 2 of 4.", True)
     rows_are(folder, *rows)
     assert where_it_is(folder) == ("Done after 4 steps.", True)

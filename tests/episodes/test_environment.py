@@ -122,6 +122,30 @@ def test_slow_ones_wait_side_by_side():
     assert time.monotonic() - begun < 0.8  # one after the other: 1.6
 
 
+def test_results_keep_their_order_whoever_answers_first():
+    """Eight that wait 50 ms and more, the first the longest: side by side, each answer at its own episode's number."""
+
+    class Mock:
+        def reset(self, row):
+            self.number = int(row["question"])
+            return f"begin {self.number}"
+
+        def step(self, text):
+            time.sleep(0.05 + 0.01 * (8 - self.number))
+            return f"{self.number} heard {text}", self.number / 8, self.number == 7
+
+    found = {}
+    for name, seconds in (("inline", None), ("threads", 5.0)):
+        world = VectorEnv(Mock, seconds=seconds)
+        begun = world.reset([{"question": str(i)} for i in range(8)])
+        started = time.monotonic()
+        outcomes = world.step({i: f"text {i}" for i in (3, 1, 0, 2, 7, 5, 6, 4)}, 1)
+        found[name] = begun, list(outcomes.items()), time.monotonic() - started
+    assert found["threads"][:2] == found["inline"][:2]
+    assert found["threads"][1][0][1].observation == "3 heard text 3"
+    assert found["inline"][2] >= 8 * 0.05 > found["threads"][2]
+
+
 def test_what_is_still_to_be_paid_is_asked_for_at_the_last_turn():
     class Pays(Echo):
         def settle(self):

@@ -1,13 +1,18 @@
 """The null of an arm: the same run, whose rewards are shuffled within groups."""
 
+import re
 from collections import Counter
 
 import numpy as np
+import pandas as pd
 import pytest
 from lab_runs import base
 
 import grpo_kit as kit
 from grpo_kit import lab
+from grpo_kit.evaluation.accuracy import Evaluation
+from grpo_kit.evaluation.comparison import compare
+from grpo_kit.evaluation.intervals import share
 from grpo_kit.loop.score import advantages
 from grpo_kit.more.lab.null import _shuffled_within, _ShuffledRewards
 
@@ -88,13 +93,56 @@ def test_episodes_bring_their_own_advantages_and_are_refused():
         _ShuffledRewards(lambda *given: Played())(None, None, None, [], None, None)
 
 
-def test_the_gain_is_said_beside_the_null():
-    class Gain:
-        def __init__(self, text):
-            self.difference = {"strict": text}
+def comparison(before, after, measure="strict"):
+    """Of rows that were right before and after, by compare(); measure="reward": nothing is right or wrong."""
+    settings = {"max_completion_tokens": 8}
+    evaluations = []
+    for scores in (before, after):
+        table = pd.DataFrame(
+            {"question": [*map(str, range(len(scores)))], "answer": "", "completion": ""}
+        )
+        rate = None
+        if measure == "strict":
+            rate = share(sum(scores), len(scores))
+            table = table.assign(strict=scores, lenient=scores, formatted=True)
+        table["reward"] = [*map(float, scores)]
+        kind = "accuracy" if measure == "strict" else "reward"
+        evaluations.append(
+            Evaluation("toy", rate, rate, rate, None, {}, table, settings, measure=kind)
+        )
+    return compare(*evaluations)
 
-    said = lab.beside_null(Gain("+66.8 points [60.5, 73.0]"), Gain("+3.1 points [-2.0, 8.2]"))
-    assert (
-        said
-        == "+66.8 points [60.5, 73.0], of which +3.1 points [-2.0, 8.2] come without the right reward"
-    )
+
+def test_the_gain_is_said_beside_the_null():
+    """By hand: 2 and 8 of 10 right, and 2 and 3 of 10 in the null. The words are those of the comparison's sentence."""
+    run = comparison([True] * 2 + [False] * 8, [True] * 8 + [False] * 2)
+    null_run = comparison([True] * 2 + [False] * 8, [True] * 3 + [False] * 7)
+    said = run.beside(null_run)
+    points = r"\+60\.0 points \[[\d.]+, [\d.]+\], of which \+10\.0 points \[[\d.]+, [\d.]+\]"
+    assert re.fullmatch(f"{points} come without the right reward", said)
+    assert said.split(", of which")[0] in run.sentence
+
+
+def test_where_nothing_is_right_or_wrong_the_mean_reward_is_said_beside_the_null():
+    run = comparison([0.25] * 8, [0.75] * 8, "reward")
+    null_run = comparison([0.25] * 8, [0.125] * 8, "reward")
+    said = run.beside(null_run)
+    numbers = r"\+0\.500 \[[-\d., ]+\], of which -0\.125 \[[-\d., ]+\]"
+    assert re.fullmatch(f"{numbers} come without the right reward", said)
+    assert said.split(", of which")[0] in run.sentence
+
+
+def test_a_card_says_the_gain_beside_the_null(tmp_path):
+    lab.compare_arms({"trained": {}}, [0], **base(), folder=tmp_path, quiet=True)
+    run = comparison([False] * 10, [True] * 10)
+    null_run = comparison([False] * 10, [False] * 9 + [True])
+    folder = tmp_path / "trained/seed-0"
+    text = kit.model_card(folder, run, null=null_run).read_text()
+    assert f"{run}\n{run.beside(null_run)}.\n```" in text
+    assert "without the right reward" not in kit.model_card(folder, run).read_text()
+    for wrong, name in (
+        ((None, run), "comparison=None"),
+        ((run, "strict 3.1"), "null='strict"),
+    ):
+        with pytest.raises(ValueError, match=f"{name}.* kit.compare"):
+            kit.model_card(folder, wrong[0], null=wrong[1])

@@ -110,5 +110,6 @@ def test_in_a_script_what_comes_after_training_is_not_run(request, tmp_path):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
+    assert out.count("Stop heard. The run ends as soon as nothing is half done") == 1
     assert "half trained" not in out and "Stopped: Stopped after step" in err
     assert process.returncode not in (0, None) and list((tmp_path / "run").glob("checkpoint-*"))

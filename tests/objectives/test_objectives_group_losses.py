@@ -13,6 +13,7 @@ from grpo_kit.objectives import (
     clip_fraction,
     dapo,
     dr_grpo,
+    filter_negative_tokens,
     group_advantages,
     grpo,
     gspo,
@@ -317,6 +318,59 @@ def test_positives_grpo_is_grpo_on_weighed_advantages(batch):
     options = dict(epsilon=0.1, epsilon_high=0.4, beta=0.2, ref_logprobs=old)
     got = positives_grpo(*batch, positive_weight=3.0, negative_weight=0.5, **options)
     assert close(got, grpo(logprobs, old, torch.tensor([3.0, -1.0]).double(), mask, **options))
+
+
+# ---- tokens of negatives --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "logprobs, length, keep, kept, why",
+    [
+        ([-1.0, -3.0, -2.0, -9.0], 3, 1 / 3, [1], "the least likely of three, not what stands behind the end"),
+        ([-1.0, -3.0, -2.0, -9.0], 3, 0.34, [1, 2], "a share is rounded up"),
+        ([-1.0, -3.0, -2.0, -9.0], 3, 0.01, [1], "at least one token"),
+        ([-1.0, -3.0, -2.0, -9.0], 3, 1.0, [0, 1, 2], "all: nothing changes"),
+        ([-2.0, -2.0, -2.0, -2.0], 4, 0.5, [0, 1], "of equally likely tokens the earlier"),
+        ([-1.0] * 29 + [-2.0], 30, 0.1, [0, 1, 29], "a tenth of thirty is three, whatever floats make of it"),
+        ([-1.0, -3.0], 0, 0.5, [], "a completion without tokens"),
+    ],
+)  # fmt: skip
+def test_of_a_negative_the_least_likely_tokens_stay(logprobs, length, keep, kept, why):
+    T = len(logprobs)
+    mask = (torch.arange(T) < length).long().expand(2, T)
+    got = filter_negative_tokens(
+        torch.tensor([-0.5, 0.5]), torch.tensor([logprobs] * 2), mask, keep=keep
+    )
+    assert got[0].nonzero().flatten().tolist() == kept, why
+    assert set(got[0][kept].tolist()) <= {-0.5}
+    assert got[1].tolist() == [0.5] * length + [0.0] * (T - length), "a positive keeps all"
+
+
+@pytest.mark.parametrize("name", sorted(FAMILY.keys() - {"gspo", "positives_grpo"}))
+def test_a_token_that_stays_has_its_gradient_and_the_others_none(name):
+    """Divisors are those of the whole completion, so what stays is as large as before; off the policy too."""
+    g = torch.Generator().manual_seed(1)
+    logprobs, old = -torch.rand(2, 3, 12, generator=g, dtype=torch.float64)
+    mask = (torch.arange(12) < torch.tensor([[12], [7], [10]])).long()
+    A = torch.tensor([-1.0, -0.5, 2.0], dtype=torch.float64)
+    logprobs.requires_grad_()
+    whole = gradient(FAMILY[name](logprobs, old, A, mask), logprobs)
+    filtered = filter_negative_tokens(A, old, mask, keep=0.25)
+    got = gradient(FAMILY[name](logprobs, old, filtered, mask), logprobs)
+    stays = torch.zeros(3, 12, dtype=torch.bool)
+    for row, n in ((0, 3), (1, 2)):  # a quarter of 12, and of 7 rounded up
+        lowest = sorted(range(int(mask[row].sum())), key=lambda t: old[row, t].item())[:n]
+        stays[row, lowest] = True
+    stays[2] = mask[2] == 1
+    assert close(got, torch.where(stays, whole, 0.0))
+
+
+@pytest.mark.parametrize("keep", [0, -0.1, 1.5, math.nan])
+def test_a_share_that_is_none_is_refused(keep):
+    with pytest.raises(ValueError, match=r"keep=.* must lie in \(0, 1\]"):
+        filter_negative_tokens(
+            torch.tensor([1.0]), torch.zeros(1, 2), torch.ones(1, 2), keep=keep
+        )
 
 
 # ---- overlong -------------------------------------------------------------------------------------------------

@@ -1,9 +1,14 @@
 """GAE and PPO against exact expectations: a policy whose every completion is listed."""
 
+import re
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from toy_policy import Toy, expected_gradient, gradient, policy_gradient
 
+from grpo_kit import objectives
 from grpo_kit.objectives import (
     clip_fraction,
     gae,
@@ -155,3 +160,69 @@ def test_ppo_value_by_hand():
     loss = ppo_value(values, old, returns, torch.tensor([[1, 1, 1, 0]]))
     assert loss.item() == pytest.approx((0.8**2 + 1.5**2 + 0.9**2) / 6)
     assert gradient(loss, values)[0].tolist() == pytest.approx([0, -1.5 / 3, -0.9 / 3, 0])
+
+
+# ---- target_kl, the recipe of docs/which_method.md --------------------------------------------------------------
+
+
+def recipe(target):
+    """too_far as the page has it, with another target."""
+    page = Path(__file__).parents[2] / "docs" / "which_method.md"
+    section = page.read_text().split("## PPO that stops in time")[1]
+    (code,) = re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)
+    names = {"objectives": objectives}
+    exec(code, names)
+    assert names["TARGET_KL"] == 0.01
+    names["TARGET_KL"] = target
+    return names["too_far"]
+
+
+def test_passes_stop_where_those_of_stable_baselines3_do():
+    """Its rule in numpy: mean((exp(log rho) - 1) - log rho) > 1.5 target_kl, over the tokens that were written."""
+    rng = np.random.default_rng(0)
+    mask = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]])
+    for spread in (0.01, 0.1, 1.0):
+        old, new = -rng.random((3, 4)), -rng.random((3, 4)) * spread
+        log_ratio = (new - old)[mask == 1]
+        approx_kl = np.mean((np.exp(log_ratio) - 1) - log_ratio)
+        given = [torch.tensor(each) for each in (new, old, mask)]
+        assert recipe(approx_kl / 1.5 * (1 - 1e-9))(*given)
+        assert not recipe(approx_kl / 1.5 * (1 + 1e-9))(*given)
+
+
+@BOTH
+def test_what_it_looks_at_is_the_exact_kl_of_the_policy_that_sampled(toy):
+    """In expectation, over all that it can write: KL(old | new), not that of new from old."""
+    old, new = toy.logits(3), toy.logits(4)
+    p, q = toy.probabilities(old).detach(), toy.probabilities(new).detach()
+    exact = (p * (p / q).log()).sum()
+    k3 = objectives.k3(toy.logprobs(old), toy.logprobs(new)).detach()
+    assert close((p * (k3 * toy.mask).sum(1)).sum(), exact)
+    assert not close(exact, (q * (q / p).log()).sum(), 1e-3)
+
+
+def passes(target, rate=2.0, epochs=6):
+    """The mean KL behind each update that PPO makes of one rollout."""
+    toy = Toy()
+    logits = toy.logits(6).detach().requires_grad_()
+    old = toy.logprobs(logits).detach()
+    advantages = (toy.rewards() - 0.5).unsqueeze(1).expand(-1, 3)
+    too_far, kls = recipe(target), []
+    for _ in range(epochs):
+        new = toy.logprobs(logits)
+        if too_far(new, old, toy.mask):
+            break
+        loss = ppo_policy(new, old, advantages, toy.mask)
+        logits = (logits - rate * gradient(loss, logits)).detach().requires_grad_()
+        moved = objectives.k3(old, toy.logprobs(logits).detach())
+        kls.append(moved.mean().item())
+    return kls
+
+
+def test_the_first_minibatch_trains_and_the_passes_end_at_the_first_kl_above_the_target():
+    free = passes(target=99.0)
+    assert len(free) == 6 and free == sorted(free) and free[0] > 0
+    assert len(passes(target=0.0)) == 1
+    for stops in range(1, 6):
+        target = (free[stops - 1] - 1e-12) / 1.5
+        assert passes(target) == free[:stops], "the update that went past it is the last"

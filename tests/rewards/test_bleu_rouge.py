@@ -360,3 +360,25 @@ def test_rouge1_is_squads_token_f1_where_no_article_stands(answer, gold):
     shared = sum((said & wanted).values())
     f1 = 2 * shared / (sum(said.values()) + sum(wanted.values()))
     assert score(Rouge("rouge1"), answer, gold) == pytest.approx(f1)
+
+
+@pytest.mark.parametrize(
+    "answer, gold, f1",
+    [
+        ("red blood cells carry oxygen", "oxygen carried by red cells", 2 * 3 / (5 + 5)),
+        ("oxygen oxygen oxygen", "oxygen", 2 * 1 / (3 + 1)),
+        ("Cells, red!", "red cells", 1.0),
+        ("nitrogen", "red cells", 0.0),
+    ],
+)
+def test_rouge1_is_the_token_f1_of_squad(answer, gold, f1):
+    """Against SQuAD's own counting: words as multisets, precision and recall, no articles in these."""
+    counted = [
+        Counter("".join(c for c in text.lower() if c.isalnum() or c == " ").split())
+        for text in (answer, gold)
+    ]
+    shared = (counted[0] & counted[1]).total()
+    precision, recall = (shared / words.total() for words in counted)
+    squad = 2 * precision * recall / (precision + recall) if shared else 0.0
+    (got,) = Rouge("rouge1")([f"<answer>{answer}</answer>"], answer=[gold])
+    assert got == pytest.approx(squad) == pytest.approx(f1)

@@ -633,12 +633,12 @@ def test_no_strategies_and_no_rows_are_said():
         (
             [*own(4), {"question": None, "answer": "1"}],
             {},
-            "row 4 has the question None, a NoneType; use text",
+            "row 4 has the question None in column 'question', a NoneType; use text, or drop the row",
         ),
         (
             [*own(4), {"question": [{"role": "user"}], "answer": "1"}],
             {},
-            "row 4 has the question .*a list; use text",
+            "row 4 has the question .* in column 'question', a list; use text",
         ),
         ([*own(4), "x"], {}, "row 4 is a str; use a dict"),
         ("abc", {}, "train='abc' is a path; give its rows"),

@@ -82,15 +82,15 @@ def test_it_shows_when_files_changed_and_stops_at_the_end(run):
         follower = Follower(
             run.path, lambda: shown.append(len(signature(run.path))), lambda: ended.append(1)
         )
-        assert follower.start("test") and follower.running
+        assert follower.start("test") and follower._run
         await asyncio.sleep(0.2)
         assert not shown, "nothing has changed"
         run.step(2)
         await asyncio.sleep(0.2)
-        assert len(shown) == 1 and follower.running
+        assert len(shown) == 1 and follower._run
         run.step(3, last=True)
         await asyncio.sleep(0.2)
-        assert len(shown) == 2 and ended == [1] and not follower.running, (
+        assert len(shown) == 2 and ended == [1] and not follower._run, (
             "the last state is shown too"
         )
 
@@ -110,7 +110,7 @@ def test_what_cannot_be_read_this_moment_is_tried_again(run):
         follower.start("test")
         run.step(2, last=True)  # the end, but not shown yet
         await asyncio.sleep(0.3)
-        assert len(tries) == 3 and not follower.running
+        assert len(tries) == 3 and not follower._run
 
     asyncio.run(watch())
 
@@ -127,7 +127,7 @@ def test_stop_and_a_second_one_at_the_same_folder(run):
         first.start("test")
         await asyncio.sleep(0.1)
         second.start("test")
-        assert not first.running and second.running
+        assert not first._run and second._run
         run.step(2)
         await asyncio.sleep(0.2)
         assert shown == {"first": 0, "second": 1}

@@ -69,7 +69,9 @@ def test_shows_what_to_type_and_says_what_was_done(outputs, where):
     assert "Paused after step 3. &lt;b&gt;" in text
     name = re.search('data-kit-panel="(\\w+)"', page)[1]
     assert f'data-kit-status="{name}"' in text
-    folders = json.loads(re.search(r"\[name, folders, kernel, run\] = (\[.*\]);", page)[1])[1]
+    folders = json.loads(
+        re.search(r"\[name, folders, kernel, run, values\] = (\[.*\]);", page)[1]
+    )[1]
     assert folders[0] == f"{where}/{FOLDER}/control"
 
 

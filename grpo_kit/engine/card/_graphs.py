@@ -57,7 +57,7 @@ class DecodeGraphs:
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
-                # hidden by the capture's own end
+                # The end of the capture hides the error that it met.
                 if isinstance(error.__context__, torch.OutOfMemoryError):
                     raise error.__context__ from None
                 self.clear()

@@ -150,7 +150,7 @@ class PlainLayers:
         self.layers, self.head = parts.layers, parts.head
         first = parts.layers[0]
         self._key_heads = len(first.key.weight) // parts.dim
-        # query heads to a key head
+        # Query heads to a key head.
         self.groups = len(first.query.weight) // len(first.key.weight)
         self.settings = (
             self._rotary.attention_scaling,

@@ -166,7 +166,7 @@ def _cheats(row: dict, honest: Case) -> list[Case]:
 
 
 def _strategies(rows: list[dict]) -> dict[str, Strategy]:
-    # of calls, of programs
+    # True: of calls; False: of programs.
     counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
     for row in rows:
         counts[bool(row["entry_point"])].update(

@@ -114,7 +114,7 @@ def _train(job: Any, run: Path, name: str, lock: ExitStack, *, resumes: bool) ->
     config = job.config
     options = job.options
     done = steps_done(run)
-    # before anything loads
+    # Trackers are asked before anything loads.
     hooks = [kit.more.bridges.trackers.by_name(tracker) for tracker in options["report_to"]]
     if MAIN:
         begins = "Going on with" if done else "Training into"

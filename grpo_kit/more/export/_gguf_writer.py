@@ -231,7 +231,7 @@ def _tensors(model: PreTrainedModel, arch: str) -> Iterator[tuple[str, torch.Ten
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for key, tensor in model.state_dict().items():
         part, tensor = key.split(".")[-2], tensor.float()
-        # which reads no tied head
+        # llama.cpp reads no tied head.
         if part == "lm_head" and config.tie_word_embeddings and arch != "olmo2":
             continue
         if arch in _INTERLEAVED and part in heads:

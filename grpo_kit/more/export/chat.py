@@ -212,7 +212,7 @@ def chat(
     elif base is not None and base is not False:
         _, side, _ = _side(base, tokenizer, task)
         if side.prompting is None and tuned.prompting is None:
-            # both get the same prompt
+            # Both models get the same prompt.
             side.tokenizer, side.prefill = tuned.tokenizer, tuned.prefill
         sides["base"] = side
     elif name:

@@ -7,7 +7,7 @@ from grpo_kit._support.lazy import lazy
 if TYPE_CHECKING:
     from grpo_kit.more.lab.compare_arms import Lab, compare_arms, load
     from grpo_kit.more.lab.figures import plot_pass_at_k
-    from grpo_kit.more.lab.null import beside_null, null
+    from grpo_kit.more.lab.null import null
     from grpo_kit.more.lab.rounding import update_survival
     from grpo_kit.more.lab.what_changed import what_changed
 

@@ -121,7 +121,7 @@ def fingerprint(arm: Arm) -> dict[str, Any]:
         fields.remove("autocast")  # as this machine has it
     if config.rollout_bits == 32:
         fields.remove("rollout_bits")  # as arms were before there was a choice
-    # as stored arms have them
+    # Names as stored arms have them.
     former_names = {name: before for before, name in RENAMED.items()}
     # A task of several turns has its credit, which stored arms have among the config's numbers.
     of_turns = {

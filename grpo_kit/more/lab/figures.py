@@ -83,7 +83,7 @@ def _draw_curves(axes: Axes, curves: pd.DataFrame, colours: Mapping[str, str]) -
 
     title = "reward in training"
     for number, (arm, colour) in enumerate(colours.items()):
-        # reused rollouts have none
+        # Rollouts that are used again have no reward.
         rows = curves[(curves["arm"] == arm) & curves["reward"].notna()]
         rewards = rows.groupby("step")["reward"].agg(["mean", "min", "max"])
         style = ("-", "--", ":", "-.")[number // len(COLOURS) % 4]

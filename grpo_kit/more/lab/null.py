@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from grpo_kit.evaluation.comparison import Comparison
 from grpo_kit.loop.batch import Batch
 from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.protocols import Sampler, optional
@@ -34,16 +33,6 @@ def null(arm: Mapping[str, Any] | None = None) -> dict[str, Any]:
 def _shuffle_behind(inner: Sampler, sample: Callable[[Sampler], Sampler]) -> _ShuffledRewards:
     """Shuffled rewards of the sampler that an arm brings, which is made from the trainer's own."""
     return _ShuffledRewards(sample(inner))
-
-
-def beside_null(trained: Comparison, null_run: Comparison, measure: str = "strict") -> str:
-    """The gain of a run, and which part of it comes without the right reward, each from its own base and tuned model.
-
-    >>> beside_null(comparison, null_comparison)  # doctest: +SKIP
-    '+66.8 points [60.5, 73.0], of which +3.1 points [-2.0, 8.2] come without the right reward'
-    """
-    gain, without = trained.difference[measure], null_run.difference[measure]
-    return f"{gain}, of which {without} come without the right reward"
 
 
 class _ShuffledRewards:

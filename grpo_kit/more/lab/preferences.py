@@ -268,7 +268,7 @@ def _spread(groups: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     spread = []
     for group in groups:
         spread += [((i + 0.5) / len(group), candidate) for i, candidate in enumerate(group)]
-    # of equals the earlier group first
+    # Of equal scores the earlier group comes first.
     return [candidate for _, candidate in sorted(spread, key=itemgetter(0))]
 
 

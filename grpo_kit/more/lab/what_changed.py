@@ -253,8 +253,7 @@ def what_changed(
             differs = [a != b for a, b in zip(firsts, base_firsts, strict=True)]
             columns = zip(completion.ids, base_firsts, ranks, differs, strict=True)
             for token, base_token, rank, is_changed in columns:
-                rank = rank if is_changed else 0
-                tokens.append((place, token, base_token, rank))
+                tokens.append((place, token, base_token, rank * is_changed))
             changed.append([i for i, is_changed in enumerate(differs) if is_changed])
     request = Request(tuned_answers.settings, batch_size, 0, None, 16, progress)
     for k in sorted(set(most)):

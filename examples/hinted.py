@@ -1,6 +1,6 @@
 """Hinted: completions are sampled with a hint in the prompt, and trained on the prompt without it.
 
-    from grpo_kit.more.tasks.hinted import Hinted
+    from examples.hinted import Hinted
     config = kit.Config(importance_sampling_cap=2.0)
     trainer = kit.GRPOTrainer(model, task, config, tokenizer=tokenizer, sample=Hinted("Think of the last digit."))
 
@@ -9,19 +9,18 @@ The task, its evaluation and its readiness are those of the prompt without the h
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from grpo_kit._support.argument_checks import check_text
 from grpo_kit.loop.batch import Batch, generate, prompts_of_groups
 from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate
 from grpo_kit.loop.protocols import Sampler, optional
 from grpo_kit.prompts import build_prompt
-from grpo_kit.tasks._same_task import reward_digest
-from grpo_kit.tasks.task import Task
+from grpo_kit.tasks import Task
 
 
 @dataclass
@@ -49,8 +48,8 @@ class Hinted:
     inner: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if not callable(self.hint):
-            check_text("hint", self.hint, hint=", or a function of a row that gives one")
+        if not callable(self.hint) and not (isinstance(self.hint, str) and self.hint.strip()):
+            raise ValueError(f"hint={self.hint!r} must be a text, or a function of a row")
         self.bits = getattr(self.inner, "bits", Sampler.bits)
         self.phases = getattr(self.inner, "phases", Sampler.phases)
         self._tokens = 0.0  # that the hint takes, in the last call
@@ -59,7 +58,8 @@ class Hinted:
         """The run's settings hold this: of a function its name, and a digest of its code."""
         words = repr(self.hint)
         if callable(self.hint):
-            words = f"{getattr(self.hint, '__name__', 'a function')}, code {reward_digest(self.hint)}"
+            code = getattr(self.hint, "__code__", None)
+            words = f"{getattr(self.hint, '__name__', 'a function')}, code {_digest_of(code)}"
         return f"Hinted({words})"
 
     def around(self, fast: Sampler) -> Hinted:
@@ -105,7 +105,9 @@ class Hinted:
     def _of(self, row: Mapping[str, Any]) -> str:
         """The row's hint; "" for none. Raises ValueError for what is no text."""
         hint = self.hint(row) if callable(self.hint) else self.hint
-        return check_text("hint(row)", hint or "", blank=True)
+        if not isinstance(hint or "", str):
+            raise ValueError(f"hint(row)={hint!r:.200} must be a text")
+        return hint or ""
 
     def measures(self, batch: Batch, task: Any) -> dict[str, float]:
         """hint/tokens of the last step, and the inner sampler's numbers."""
@@ -118,6 +120,12 @@ class Hinted:
     def load_state(self, state: dict[str, Any]) -> None:
         """Goes on from the inner sampler's state."""
         optional(self.inner, "load_state", None, state["inner"])
+
+
+def _digest_of(code: Any) -> str:
+    """Of a function's own code, so that a run goes on with the same one only."""
+    parts = code and (code.co_code, code.co_consts, code.co_names)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
 class _HintedTask:
