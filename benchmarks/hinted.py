@@ -1,7 +1,8 @@
 """Context distillation: episodes are sampled with a hint in the prompt, and trained without it.
 
     python -m benchmarks.hinted              # five arms, seeds 0 1 2, 2 minutes a run; goes on if stopped
-    python -m benchmarks.hinted --table      # what is saved
+    python -m benchmarks.hinted --one-turn   # three arms of one turn, seeds 0 1 2
+    python -m benchmarks.hinted --table      # what is saved (--one-turn --table: of those)
 
 The hint: three worked episodes of the grid, in front of every question. Arms, of 16 steps of 4 rows x 8 episodes each:
 "weights on": GRPO whose old log-probabilities are those of sampling, behind the prompt with the hint, so that the
@@ -10,6 +11,12 @@ clipped ratio is that of two contexts; "weights off": GRPO as if the completions
 sampled and trained both without, and both with it. All are evaluated without the hint, and with it.
 Writes benchmarks/results/hinted_smollm2-135m-instruct.json: of 64 held-out rows the episodes of 4 that succeed, at
 temperature 1; and how far the sampled tokens' log-probabilities with and without the hint lie apart, step by step.
+
+--one-turn: the largest of some numbers, with a prefill and no worked example, so that an answer rarely closes its tag.
+The hint: three examples, as text in the system message. "no hint": neither sampled nor trained with it;
+"hint while sampling": examples.hinted.Hinted; "hint that stays": in the task's own system message. 16 steps
+of 4 rows x 8 completions, rate 2e-5, importance_sampling_cap 2, of 64 held-out rows 4 completions, temperature 1.
+Writes benchmarks/results/hinted_one_turn_smollm2-135m-instruct.json.
 """
 
 from __future__ import annotations
@@ -34,6 +41,7 @@ from benchmarks.result import (
     read_result,
     write_result,
 )
+from examples.hinted import Hinted
 from grpo_kit import Config, GRPOTrainer, load_policy, next_run_folder, preset
 from grpo_kit.evaluation.generate_and_score import Decoding, answer
 from grpo_kit.loop.batch import Batch, padded
@@ -44,16 +52,30 @@ from grpo_kit.more.episodes._episode_sample import fast_episodes
 from grpo_kit.more.episodes.observation import Renderer, View
 from grpo_kit.more.lab.statistics import over_seeds
 from grpo_kit.record.files import read_metrics
+from grpo_kit.tasks import Task, largest
 
 PATH = RESULTS / f"hinted_{MODEL}.json"
 ARMS = ("never hinted", "hint kept", "weights on", "weights off", "sft")
 CONTROL = "weights off"
+PATH_ONE_TURN = RESULTS / f"hinted_one_turn_{MODEL}.json"
+ONE_TURN = ("no hint", "hint while sampling", "hint that stays")
+HINT = "\n".join(
+    f"User: Which number is the largest: {numbers}?\nAssistant: <answer>{answer}</answer>"
+    for numbers, answer in (("47, 82, 15", 82), ("91, 33, 12, 58", 91), ("20, 64", 64))
+)
 
 
 def task_of(*, hint: bool) -> EpisodeTask:
     """The grid, with or without worked episodes in front."""
     task = TASKS["grid"]()
     return task if hint else replace(task, view=replace(task.view, examples=()))
+
+
+def one_turn(*, hint: bool) -> Task:
+    """The largest of some numbers, without a worked example; with the hint in its own system message or not."""
+    task = largest(n_train=512, n_held_out=64)
+    system = f"{task.system} Such as <answer>82</answer>."
+    return replace(task, examples=(), system=f"{system}\n{HINT}" if hint else system)
 
 
 class HintedSample:
@@ -113,20 +135,20 @@ def imitated(batch: Batch, success: float) -> Batch:
     )
 
 
-def succeeded(model: Any, tokenizer: Any, *, hint: bool) -> list[int]:
-    """Of each held-out row the episodes of SAMPLES that succeed."""
-    found = answer(model, tokenizer, task_of(hint=hint), None, Decoding(SAMPLES, 1.0))
-    return [sum(right) for right in found.by_row(found.right)]
+def succeeded(model: Any, tokenizer: Any, task_of: Any) -> dict[str, list[int]]:
+    """Without and with the hint: of each held-out row the completions, or episodes, of SAMPLES that succeed."""
+    counts = {}
+    for way, hint in (("without", False), ("with", True)):
+        found = answer(model, tokenizer, task_of(hint=hint), None, Decoding(SAMPLES, 1.0))
+        counts[way] = [sum(right) for right in found.by_row(found.right)]
+    return counts
 
 
 def run(arm: str, seed: int, before: dict[str, list[int]] | None) -> dict[str, Any]:
     """Train one arm; its row."""
     set_seed(seed)
     model, tokenizer = load_policy(MODEL, quiet=True)
-    ways = {"without": False, "with": True}
-    before = before or {
-        way: succeeded(model, tokenizer, hint=hint) for way, hint in ways.items()
-    }
+    before = before or succeeded(model, tokenizer, task_of)
     folder = next_run_folder(ROOT / "runs", f"hinted_{arm.replace(' ', '_')}_seed{seed}")
     task = task_of(hint=arm != "never hinted")
     config = preset("cpu", seed=seed, steps=STEPS)
@@ -152,7 +174,7 @@ def run(arm: str, seed: int, before: dict[str, list[int]] | None) -> dict[str, A
         "arm": arm,
         "seed": seed,
         "before": before,
-        "after": {way: succeeded(model, tokenizer, hint=hint) for way, hint in ways.items()},
+        "after": succeeded(model, tokenizer, task_of),
         "success": metrics["episodes/success"].tolist(),
         "contexts_apart": metrics["contexts_apart"].tolist()
         if "contexts_apart" in metrics
@@ -161,11 +183,46 @@ def run(arm: str, seed: int, before: dict[str, list[int]] | None) -> dict[str, A
     }
 
 
+def run_one_turn(arm: str, seed: int, before: dict[str, list[int]] | None) -> dict[str, Any]:
+    """Train one arm of one turn; its row."""
+    set_seed(seed)
+    model, tokenizer = load_policy(MODEL, quiet=True)
+    before = before or succeeded(model, tokenizer, one_turn)
+    folder = next_run_folder(ROOT / "runs", f"hinted_{arm.replace(' ', '_')}_seed{seed}")
+    config = preset(
+        "cpu", seed=seed, steps=STEPS, learning_rate=2e-5, importance_sampling_cap=2.0
+    )
+    set_seed(seed)
+    GRPOTrainer(
+        model,
+        one_turn(hint=arm == "hint that stays"),
+        config,
+        tokenizer=tokenizer,
+        folder=folder,
+        live=None,
+        sample=Hinted(HINT) if arm == "hint while sampling" else None,
+    ).train()
+    metrics = read_metrics(folder)
+    columns = {
+        "success": "reward/exact_answer",
+        "contexts_apart": "rollout/logprob_gap",
+        "capped": "rollout/capped",
+        "step_seconds": "step_seconds",
+    }
+    return {
+        "arm": arm,
+        "seed": seed,
+        "before": before,
+        "after": succeeded(model, tokenizer, one_turn),
+        **{name: metrics[column].tolist() for name, column in columns.items()},
+    }
+
+
 def _kept(seed: int) -> Path:
     return ROOT / "runs" / f"hinted_samples_seed{seed}.pkl"
 
 
-def table(saved: dict[str, Any]) -> str:
+def table(saved: dict[str, Any], arms: tuple[str, ...], control_arm: str) -> str:
     """Each arm without and with the hint, and its difference to the control without it."""
     head = [
         "arm",
@@ -173,15 +230,15 @@ def table(saved: dict[str, Any]) -> str:
         "in training",
         "without the hint",
         "with it",
-        f'without, less "{CONTROL}"',
+        f'without, less "{control_arm}"',
     ]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    runs = {arm: [r for r in saved["runs"] if r["arm"] == arm] for arm in ARMS}
+    runs = {arm: [r for r in saved["runs"] if r["arm"] == arm] for arm in arms}
     if saved["runs"]:
         first = saved["runs"][0]["before"]
         shares = [f"{100 * fmean(share(first[way])):.1f} %" for way in ("without", "with")]
         lines.append(f"| before | | | {shares[0]} | {shares[1]} | |")
-    control = {r["seed"]: r for r in runs[CONTROL]}
+    control = {r["seed"]: r for r in runs[control_arm]}
     for arm, found in runs.items():
         if not found:
             continue
@@ -195,7 +252,9 @@ def table(saved: dict[str, Any]) -> str:
         ]
         cells += [percent(e) for e in ways]
         both = [
-            (control[r["seed"]], r) for r in found if r["seed"] in control and arm != CONTROL
+            (control[r["seed"]], r)
+            for r in found
+            if r["seed"] in control and arm != control_arm
         ]
         pairs = [
             [share(r["after"]["without"]) for r in side] for side in zip(*both, strict=True)
@@ -208,23 +267,33 @@ def table(saved: dict[str, Any]) -> str:
 def main() -> None:
     """Run what is not there, save after each run."""
     parser = command_line(__doc__)
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, metavar="ARM")
+    parser.add_argument(
+        "--arms", nargs="+", choices=(*ARMS, *ONE_TURN), metavar="ARM", help="default: all"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--one-turn", action="store_true", help="the task of one turn")
     parser.add_argument("--table", action="store_true", help="print what is saved")
     options = parser.parse_args()
-    saved = read_result(PATH, runs=[])
+    path, arms, control, train = PATH, ARMS, CONTROL, run
+    command = "python -m benchmarks.hinted"
+    if options.one_turn:
+        path, arms, control, train = PATH_ONE_TURN, ONE_TURN, ONE_TURN[0], run_one_turn
+        command += " --one-turn"
+    saved = read_result(path, runs=[])
     if not options.table:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
-        for seed, arm in ((seed, arm) for seed in options.seeds for arm in options.arms):
+        for seed, arm in (
+            (seed, arm) for seed in options.seeds for arm in options.arms or arms
+        ):
             if any((r["arm"], r["seed"]) == (arm, seed) for r in saved["runs"]):
                 continue
-            made = run(arm, seed, next((r["before"] for r in saved["runs"]), None))
-            facts = origin("python -m benchmarks.hinted", "torch", "transformers")
+            made = train(arm, seed, next((r["before"] for r in saved["runs"]), None))
+            facts = origin(command, "torch", "transformers")
             made["date"] = facts["date"]
             saved = facts | {"weights": WEIGHTS[MODEL], "runs": [*saved["runs"], made]}
-            write_result(PATH, saved)
+            write_result(path, saved)
             print(arm, seed, fmean(share(made["after"]["without"])), flush=True)
-    print(table(saved))
+    print(table(saved, arms, control))
 
 
 if __name__ == "__main__":

@@ -91,7 +91,9 @@ class PolicyLoss:
         if self.sampler_logprobs is not None:
             # Truncated importance sampling: the sampler rounds otherwise than the update.
             weight = torch.exp(old_logprobs - self.sampler_logprobs[rows])  # (n, T)
-            advantages = advantages[:, None] * weight.clamp(max=config.importance_sampling_cap)
+            cap = config.importance_sampling_cap
+            advantages = advantages[:, None] * weight.clamp(max=cap)
+            self.sums["capped"] += mask[weight > cap].sum().item()
         by_token = config.loss == "gspo" and config.level == "token"
         function = objectives.gspo_token if by_token else getattr(objectives, config.loss)
         loss = function(logprobs, old_logprobs, advantages, mask, **self._options(rows))
@@ -157,7 +159,8 @@ class PolicyLoss:
 
         fresh: the weights are those that sampled, so that sampler and update can be compared.
         """
-        sums = {name: self.sums[name] for name in ("tokens", "entropy", "clip_ratio", "kl")}
+        names = ("tokens", "entropy", "clip_ratio", "kl", "capped")
+        sums = {name: self.sums[name] for name in names}
         sums |= {"gap": 0.0, "compared": 0.0, "rows": float(len(self.batch))}
         sums["skipped"] = float((~self.scored).sum())
         # A sampler may give no entropies.
@@ -174,7 +177,8 @@ class PolicyLoss:
     def means(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Of those sums: clip_ratio; kl, where there is a reference; entropy, where the sampler gave none.
 
-        rollout/logprob_gap: how far sampler and update are apart. update/skipped: share of completions left out.
+        rollout/logprob_gap: how far sampler and update are apart. rollout/capped: share of tokens whose weight the
+        cap cut, where there is one. update/skipped: share of completions left out.
         """
         tokens = max(sums["tokens"], 1)
         metrics = {
@@ -185,6 +189,8 @@ class PolicyLoss:
             metrics["kl"] = sums["kl"] / tokens
         if sums["entropies"]:
             metrics["entropy"] = sums["entropy"] / sums["entropies"]
+        if self.sampler_logprobs is not None:
+            metrics["rollout/capped"] = sums["capped"] / tokens
         if sums["compared"]:
             metrics["rollout/logprob_gap"] = sums["gap"] / sums["compared"]
         return metrics

@@ -186,9 +186,9 @@ def _entropy_explosion(steps: Steps) -> Sign:
 )
 def _sampler_gap(steps: Steps) -> Sign:
     """Over 3 steps: 0.05 nats a token between sampler and trainer on fresh rollouts; bfloat16 rounds by about 0.01."""
-    # older weights give other probabilities without any error
-    is_old = steps["rollout/age"] > 0
-    fresh_gap = np.where(is_old, np.nan, steps["rollout/logprob_gap"])
+    # older weights and hints give other probabilities without any error
+    is_other = (steps["rollout/age"] > 0) | np.isfinite(steps["hint/tokens"])
+    fresh_gap = np.where(is_other, np.nan, steps["rollout/logprob_gap"])
     gap = trailing(fresh_gap, 3)
     return gap > 0.05, lambda row: f"sampler and trainer differ by {gap[row]:.2g} nats a token"
 

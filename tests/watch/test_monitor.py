@@ -284,6 +284,13 @@ def test_rollouts_by_older_weights_are_no_sampler_gap():
     ] == ["sampler gap"]
 
 
+def test_samples_behind_a_hint_are_no_sampler_gap():
+    """The prompt that is trained gives other probabilities than the one with the hint."""
+    gap = {"rollout/logprob_gap": turned(1e-5, 0.2, 6)}
+    for tokens in (7.0, -3.0):  # a hint in place of a longer system message of the template
+        assert red_flags(table(**gap, **{"hint/tokens": turned(tokens, tokens, 6)})) == []
+
+
 @pytest.mark.parametrize(
     "reward, solved", [(-1.0, False), (-0.1, True), (0.5, False), (2.9, True)]
 )
