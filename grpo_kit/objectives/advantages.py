@@ -103,24 +103,6 @@ def filter_negative_tokens(
     return torch.where(is_token & (is_kept | (by_token >= 0)), by_token, 0.0)
 
 
-def soft_overlong_punishment(lengths: Tensor, *, max_length: int, cache: int) -> Tensor:
-    """DAPO's length reward, in [-1, 0]: 0 up to max_length - cache, then straight down to -1 at max_length.
-
-    R(y) = clip((max_length - cache - |y|) / cache, -1, 0). lengths: (R,) tokens. To be added to the reward.
-    `grpo_kit.rewards.RightSize` is 1 + this, for training in [0, 1].
-    Raises ValueError unless 0 < cache <= max_length.
-    Source: DAPO, arXiv:2503.14476, eq. 13.
-
-    >>> soft_overlong_punishment(torch.tensor([70, 80, 95, 200]), max_length=100, cache=20).tolist()
-    [0.0, 0.0, -0.75, -1.0]
-    """
-    if not 0 < cache <= max_length:
-        raise ValueError(
-            f"cache={cache!r} must lie in 1..max_length={max_length!r}: the tokens over which it falls"
-        )
-    return ((max_length - cache - lengths) / cache).clamp(-1.0, 0.0)
-
-
 def token_rewards(
     rewards: Tensor, kl: Tensor, completion_mask: Tensor, *, beta: float
 ) -> Tensor:
