@@ -83,7 +83,7 @@ def filter_negative_tokens(
     (`gspo_token`, not `gspo`): it divides by whole lengths as before, and a KL counts all tokens.
     keep: share of a completion's tokens, in (0, 1], rounded up, so at least one; of equal ones the earlier.
     Raises ValueError for shapes that differ and for another share.
-    Source: Wu et al., arXiv:2606.17250 (negative token filtering, there with keep 0.1).
+    Source: negative token filtering, Wu et al., arXiv:2606.17250, by its abstract and a reproduction's notes.
 
     >>> logprobs, mask = torch.tensor([[-0.1, -3.0, -0.2], [-0.1, -3.0, -0.2]]), torch.ones(2, 3)
     >>> filter_negative_tokens(torch.tensor([1.0, -1.0]), logprobs, mask, keep=1 / 3).tolist()
