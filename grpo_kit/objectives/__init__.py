@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         gae,
         group_advantages,
         rloo_advantages,
-        soft_overlong_punishment,
         token_rewards,
         weigh_advantages,
     )

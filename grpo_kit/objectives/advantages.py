@@ -83,7 +83,7 @@ def filter_negative_tokens(
     (`gspo_token`, not `gspo`): it divides by whole lengths as before, and a KL counts all tokens.
     keep: share of a completion's tokens, in (0, 1], rounded up, so at least one; of equal ones the earlier.
     Raises ValueError for shapes that differ and for another share.
-    Source: Wu et al., arXiv:2606.17250 (negative token filtering, there with keep 0.1).
+    Source: negative token filtering, Wu et al., arXiv:2606.17250, by its abstract and a reproduction's notes.
 
     >>> logprobs, mask = torch.tensor([[-0.1, -3.0, -0.2], [-0.1, -3.0, -0.2]]), torch.ones(2, 3)
     >>> filter_negative_tokens(torch.tensor([1.0, -1.0]), logprobs, mask, keep=1 / 3).tolist()
@@ -101,24 +101,6 @@ def filter_negative_tokens(
     is_kept = by_probability.argsort(dim=1) < n_kept
     by_token = advantages.unsqueeze(1)
     return torch.where(is_token & (is_kept | (by_token >= 0)), by_token, 0.0)
-
-
-def soft_overlong_punishment(lengths: Tensor, *, max_length: int, cache: int) -> Tensor:
-    """DAPO's length reward, in [-1, 0]: 0 up to max_length - cache, then straight down to -1 at max_length.
-
-    R(y) = clip((max_length - cache - |y|) / cache, -1, 0). lengths: (R,) tokens. To be added to the reward.
-    `grpo_kit.rewards.RightSize` is 1 + this, for training in [0, 1].
-    Raises ValueError unless 0 < cache <= max_length.
-    Source: DAPO, arXiv:2503.14476, eq. 13.
-
-    >>> soft_overlong_punishment(torch.tensor([70, 80, 95, 200]), max_length=100, cache=20).tolist()
-    [0.0, 0.0, -0.75, -1.0]
-    """
-    if not 0 < cache <= max_length:
-        raise ValueError(
-            f"cache={cache!r} must lie in 1..max_length={max_length!r}: the tokens over which it falls"
-        )
-    return ((max_length - cache - lengths) / cache).clamp(-1.0, 0.0)
 
 
 def token_rewards(

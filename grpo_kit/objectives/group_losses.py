@@ -155,8 +155,8 @@ def dapo(
 
     Clip-higher: an unlikely token (say 1 %) may grow by 28 % where GRPO stops it at 20 %, so exploration lives longer.
     num_tokens: N where these rows are a micro-batch, so that their losses add up to the step's; None counts these.
-    Long completions weigh more. The rest of DAPO: `overlong_filter`, `soft_overlong_punishment`, and dynamic sampling
-    (Config.positive_weight). The paper has no KL; beta > 0 adds TRL's.
+    Long completions weigh more. The rest of DAPO: `overlong_filter`, `rewards.RightSize` (its length reward + 1),
+    and Config.dynamic_sampling. The paper has no KL; beta > 0 adds TRL's.
     Source: DAPO, arXiv:2503.14476, eq. 8; TRL's loss_type="dapo", its default, with epsilon_high=epsilon unless set,
     and N = num_items_in_batch, scaled to one optimizer step and to each process.
 

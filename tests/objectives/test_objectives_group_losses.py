@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from toy_policy import Toy, expected_gradient, gradient, policy_gradient
-from trl.rewards import get_soft_overlong_punishment
 
 from grpo_kit.objectives import (
     bnpo,
@@ -24,11 +23,9 @@ from grpo_kit.objectives import (
     rloo_advantages,
     sapo,
     sequence_ratio,
-    soft_overlong_punishment,
     vespo,
     weigh_advantages,
 )
-from grpo_kit.rewards import RightSize
 
 
 def positives_grpo(logprobs, old, A, mask, positive_weight=1.0, negative_weight=0.0, **options):
@@ -388,24 +385,6 @@ def test_filtered_completions_add_nothing_and_still_count_as_rows(batch):
     assert bnpo(logprobs, old, A, torch.zeros(2, 3)).item() == 0
 
 
-@pytest.mark.parametrize(("max_length", "cache"), [(100, 20), (10, 10), (7, 3)])
-def test_soft_overlong_punishment_is_trls_and_right_size_less_one(max_length, cache):
-    lengths = list(range(1, 2 * max_length))
-    got = soft_overlong_punishment(
-        torch.tensor(lengths), max_length=max_length, cache=cache
-    ).tolist()
-    ids = [[0] * n for n in lengths]
-    theirs = get_soft_overlong_punishment(
-        max_completion_len=max_length, soft_punish_cache=cache
-    )(ids)
-    assert got == pytest.approx(theirs, abs=1e-6)
-    if cache < max_length:
-        ours = RightSize(max_length - cache, max_length, unit="tokens")(
-            ["x"] * len(ids), completion_ids=ids
-        )
-        assert got == pytest.approx([score - 1 for score in ours], abs=1e-6)
-
-
 # ---- errors ---------------------------------------------------------------------------------------------------
 
 
@@ -425,9 +404,7 @@ def test_shapes_that_would_be_stretched_are_refused(loss):
         loss(*good, beta=0.1, ref_logprobs=torch.zeros(3, 1))
 
 
-def test_cache_must_fit():
-    with pytest.raises(ValueError, match="cache=0"):
-        soft_overlong_punishment(torch.tensor([1]), max_length=10, cache=0)
+def test_a_filter_of_other_rows_is_refused():
     with pytest.raises(ValueError, match="truncated has shape"):
         overlong_filter(torch.ones(2, 3), torch.tensor([True]))
     assert math.isfinite(
