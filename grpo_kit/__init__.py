@@ -85,7 +85,6 @@ if TYPE_CHECKING:
 
 # Names that stood here, and where each is now: what an AttributeError says.
 _MOVED = {
-    "answer": "kit.evaluation.generate_and_score.answer",
     "RolloutEngine": "kit.engine.RolloutEngine",
     "audit_turns": "kit.episodes.audit_turns",
     "check_card": "kit.engine.card.check_card",

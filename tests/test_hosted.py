@@ -50,6 +50,15 @@ def test_badges_lead_to_notebooks_that_are_there_and_need_an_address():
         assert HOSTED["badges"](path.name, "") == ""
 
 
+def test_the_two_lines_in_the_docs_are_where_the_badges_lead():
+    text = (ROOT / "docs" / "systems.md").read_text()
+    lines = re.findall(r"^    https://(\S+OWNER/NAME\S+)$", text, re.M)
+    badges = HOSTED["badges"]("00_start_here.ipynb", "OWNER/NAME")
+    assert lines == re.findall(r"\]\(https://(\S+?)\)", badges)[1::2][:2]
+    for name in ("00_start_here", "05_train_full"):
+        assert (ROOT / "notebooks" / f"{name}.ipynb").is_file() and name in text
+
+
 def test_the_address_is_on_github_and_named_alike():
     named = HOSTED["named"]
     assert (

@@ -49,11 +49,13 @@ class ControlFolder(Hook):
         self._throw_away(trainer, self._hears_since, "It was sent while no run went on")
         self._hears_since = math.inf
         (trainer.folder / CONTROL).mkdir(exist_ok=True)  # pages write files, not folders
-        self._obey_or_pause(trainer)
+        if self._obey(trainer, False):
+            self._pause(trainer)
 
     def after_step(self, trainer: Any, row: dict[str, Any], batch: Batch) -> None:
         """Obey what came during the step."""
-        self._obey_or_pause(trainer)
+        if self._obey(trainer, False):
+            self._pause(trainer)
 
     def end(self, trainer: Any, error: BaseException | None) -> None:
         """What came too late is named. An empty folder is not left behind."""
@@ -69,10 +71,8 @@ class ControlFolder(Hook):
                 f"Not obeyed: {json.dumps(request)}. {reason}; ask again, or set it in the trainer."
             )
 
-    def _obey_or_pause(self, trainer: Any) -> None:
-        """Obey; a pause waits until a request ends it, or the stop button."""
-        if not self._obey(trainer, False):
-            return
+    def _pause(self, trainer: Any) -> None:
+        """Wait until a request ends the pause, or the stop button."""
         start = time.monotonic()
         self._say(f"Paused after step {trainer.step}.")
         while self._obey(trainer, True):

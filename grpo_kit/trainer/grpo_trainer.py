@@ -145,7 +145,8 @@ class ReboundConfig(Hook):
             value = variables.get(name)
             if value is earlier or value is trainer.config or type(value) is not type(earlier):
                 continue
-            cells, fields = "cells that make task and", ""
+            cells = "cells that make task and"
+            fields = ""
             if digest is None:  # the config
                 cells, fields = "cell that makes", _differing_fields(trainer.config, value)
             if fields or digest and digest(value) != digest(earlier):
@@ -158,7 +159,8 @@ class ReboundConfig(Hook):
 
 def _differing_fields(config: Config, other: Config) -> str:
     """The fields in which another config differs, in words; "" for none."""
-    ours, theirs = config.values(), other.values()
+    ours = config.values()
+    theirs = other.values()
     # The trainer fills them in from its task.
     for name in ("task", "task_options", "max_completion_tokens"):
         if theirs.get(name) in (None, {}):

@@ -223,7 +223,9 @@ class Watchdog(Hook):
         ):
             if value is not None and not 0 < value < threading.TIMEOUT_MAX:
                 raise ValueError(f"{name}={value!r} must be a number above 0")
-        self.factor, self.at_least, self.stack_after = factor, at_least, stack_after
+        self.factor = factor
+        self.at_least = at_least
+        self.stack_after = stack_after
         self._seconds: deque[float] = deque(maxlen=_STEPS)
         self._timer: threading.Timer | None = None
         self._file: IO[str] | None = None
