@@ -14,7 +14,8 @@ import nbformat
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 HAVE_BADGES = ("00", "05", "06", "16")
-HAVE_TRL = ("01", "03", "07", "10", "18")  # what they call or read of TRL comes with an extra
+# What they call or read of TRL comes with an extra.
+HAVE_TRL = ("01", "03", "07", "10", "18", "21")
 
 (VERSION,) = re.findall(
     r'^__version__ = "(.+)"$', (ROOT / "grpo_kit" / "_support" / "version.py").read_text(), re.M

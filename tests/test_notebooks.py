@@ -35,7 +35,7 @@ presets.TABLE[:] = [
     (*row[:2], {str(few_words.folder())!r}, row[3]) if row[2] == "tiny-random" else row for row in presets.TABLE
 ]"""
 # Those that read of TRL, compare with it or call its trainers; all others run without it, as an installed core does.
-WITH_TRL = ("01_", "03_", "07_", "10_", "11_", "18_")
+WITH_TRL = ("01_", "03_", "07_", "10_", "11_", "18_", "21_")
 
 
 # The path of a first reader. A longer one is the order of the numbers.

@@ -99,6 +99,13 @@ def test_extras_have_floors_and_fit_the_ranges():
     transformers, datasets = WANTED["transformers"].specifier, WANTED["datasets"].specifier
     # the newest that unsloth takes
     assert transformers.contains("5.17.0") and datasets.contains("4.8.5")
+    for file in ("requirements.txt", "environment.yml"):
+        comments = " ".join(re.findall(r"^# (.*)$", (ROOT / file).read_text(), re.M))
+        assert re.search(r"Unsloth is not .* the extra `unsloth`,", comments), file
+    limits = {"trl": "<=1.15.0", "transformers": "<=5.17.0", "datasets": "<5"}
+    for name, limit in limits.items():  # of unsloth 2026.10.9: why it is not in them
+        (pin,) = PINS[name].specifier
+        assert not SpecifierSet(limit).contains(pin.version), name
 
 
 def test_environment_yml_takes_the_requirements_and_a_python_we_support():

@@ -134,6 +134,7 @@ def test_pages_are_reached_from_the_readme():
     assert {name(page) for page in PAGES} - {"README.md", "AGENTS.md"} <= reached
     notebooks = {f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb")}
     assert notebooks <= set(linked)
+    assert f"[{len(notebooks)} notebooks]" in README.read_text(), "their number"
 
 
 def test_names_of_the_kit_exist():

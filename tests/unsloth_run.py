@@ -76,9 +76,10 @@ loop.train()
 rows = kit.read_metrics("loop")
 found["loop"] = {"steps": loop.step, "grad_norm": float(rows["grad_norm"].iloc[-1])}
 
-trainer = kit.to_trl(task, config, *unsloths_model(), "trl")
-original = [base for base in type(trainer.args).__mro__ if base.__name__ == "GRPOConfig"][-1]
+original = [base for base in trl.GRPOConfig.__mro__ if base.__name__ == "GRPOConfig"][-1]
+# Before the trainer: making a config resets accelerate's state.
 own = original(output_dir="own")
+trainer = kit.to_trl(task, config, *unsloths_model(), "trl")
 # What the config does not set is as in trl.
 sets = {
     "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "learning_rate",

@@ -166,7 +166,7 @@ def test_tasks_and_rewards_train_beside_unsloth(order, generate, tmp_path):
     """On a CPU: Unsloth's model in the loop, and by to_trl in TRL's trainer or in Unsloth's; two steps each."""
     script = [
         THEIRS,
-        str(Path(__file__).with_name("unsloth_run.py")),
+        str(ROOT / "tests" / "unsloth_run.py"),
         order,
         *["generate"] * generate,
     ]
