@@ -11,6 +11,7 @@ import pytest
 from forked_kernel import ForkedKernel
 
 from grpo_kit.watch._live import LiveChart
+from grpo_kit.watch._panel import panel_row, panel_values
 
 FOLDER = "runs/a<b'c"
 CELL = """
@@ -85,6 +86,13 @@ def test_the_fields_show_what_the_run_has_now(outputs):
     )
     assert values + "false)</script>" in line("going on")
     assert "script" not in line("finished"), "a saved notebook keeps none"
+
+
+def test_the_fields_show_the_first_steps_numbers_from_the_start(tmp_path):
+    values = panel_values({"learning_rate": 3e-4, "temperature": 0.85, "beta": 0.1})
+    page = panel_row(tmp_path / "run", "x", values)["text/html"]
+    arguments = json.loads(re.search(r"run, values\] = (\[.*\]);", page)[1])
+    assert arguments[-1] == {"learning_rate": "0.0003", "temperature": "0.85"}
 
 
 def test_nothing_of_it_is_left_at_the_end(outputs):

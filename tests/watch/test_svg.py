@@ -194,6 +194,13 @@ def test_flags_and_changes_are_told_in_a_line_each_and_the_panels_keep_their_siz
     ]
 
 
+def test_letters_have_9_pixels_where_it_is_560_wide():
+    """What JupyterLab leaves it on a page of 1,024; tests/browser measures them there."""
+    page = tree(rows(30, accuracy_every=5, kl=True), flags=FLAGS, changes=CHANGES)
+    sizes = [float(e.get("font-size")) for e in page.iter() if e.get("font-size")]
+    assert min(sizes) * 560 / WIDTH >= 9
+
+
 def test_it_is_as_wide_as_what_it_stands_in():
     """JupyterLab's <img> takes a width in pixels for its own, and cuts it off on a narrower page."""
     page = tree(rows(3))
