@@ -15,7 +15,7 @@ from grpo_kit.models.token_lists import why_not_padded
 ROOT = Path(grpo_kit.__file__).parent
 DOCS = ROOT.parent / "docs/loop.md"
 # files to read, their lines of 96 columns; functions that a step runs, the lines of these
-MOST = {"plain": (6, 1_733, 240, 1_980), "fast": (11, 3_597, 440, 4_150)}
+MOST = {"plain": (6, 1_739, 240, 1_980), "fast": (11, 3_603, 440, 4_150)}
 
 
 def to_read(path):
