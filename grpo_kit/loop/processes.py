@@ -181,7 +181,8 @@ class InterruptGuard:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if not self.pending:
-            with suppress(RuntimeError):  # of a print that it interrupts
+            # It may interrupt a print, or stdout be a file on a full disk: the stop counts all the same.
+            with suppress(Exception):
                 self.say(
                     "Stop heard. The run ends as soon as nothing is half done, and is saved."
                 )
