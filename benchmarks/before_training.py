@@ -96,11 +96,13 @@ def answered(
     rows: list[dict],
     folder: Path,
     how: dict,
-    chunk: int,
 ) -> list[dict]:
     """One dict a row: gold, answer (None: in no box or tag), right, tokens, cut off, and level where there is one."""
     part = replace(task, held_out=rows)
-    made = answer(model, tokenizer, part, None, Decoding(**how), folder=folder, chunk=chunk)
+    decoding = Decoding(**how)
+    made = answer(
+        model, tokenizer, part, None, decoding, folder=folder, chunk=decoding.batch_size
+    )
     return [
         {
             "gold": row["answer"],
@@ -215,7 +217,7 @@ def main() -> None:
             if not rows or len(known) > first:
                 continue
             folder = completions / re.sub(r"\W+", "_", row) / str(first)
-            known = known + answered(model, tokenizer, task, rows, folder, how, asked.chunk)
+            known = known + answered(model, tokenizer, task, rows, folder, how)
             saved["rows"][row] = summary(known, task.max_completion_tokens)
             print(
                 row,

@@ -138,7 +138,6 @@ def shares(profile: dict[str, list[float]], least: float = 0.01) -> dict[str, di
 
 WIDTH, INNER, KEYS, LAYERS, VOCABULARY = 576, 1536, 192, 30, 49_152  # of SmolLM2-135M
 TRIES = 9
-_DNN = torch.ops.mkldnn._linear_pointwise
 
 
 def products(rows: list[int]) -> dict[str, Any]:
@@ -155,14 +154,14 @@ def products(rows: list[int]) -> dict[str, Any]:
     for n in rows:
         inputs = {width: torch.randn(n, width) for width in (WIDTH, INNER)}
         start = time.perf_counter()
-        packed = [_REORDER(weight, n) for weight in plain]
+        packed = [_laid_out(weight, n) for weight in plain]
         laying_out.append(time.perf_counter() - start)
-        rounded = [_REORDER(weight.bfloat16(), n) for weight in plain]
+        rounded = [_laid_out(weight.bfloat16(), n) for weight in plain]
         arms = {
             "linear": (linear, plain),
             "the kit's": (lambda x, weight: product(weight, x), plain),
             "laid out": (_oneDNN, packed),
-            "joined, laid out": (_oneDNN, [_REORDER(weight, n) for weight in fused]),
+            "joined, laid out": (_oneDNN, [_laid_out(weight, n) for weight in fused]),
             "bfloat16, laid out": (lambda x, w: _oneDNN(x.bfloat16(), w), rounded),
         }
         for name, (way, weights) in arms.items():
@@ -177,11 +176,12 @@ def products(rows: list[int]) -> dict[str, Any]:
     }
 
 
-_REORDER = torch.ops.mkldnn._reorder_linear_weight
+def _laid_out(weight: torch.Tensor, rows: int) -> torch.Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(weight, rows)
 
 
 def _oneDNN(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return _DNN(x, weight, None, "none", [], "")
+    return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
 
 
 def _least(work: Callable[[], Any]) -> float:

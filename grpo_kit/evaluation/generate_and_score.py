@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from transformers import GenerationConfig
 
-from grpo_kit._support.argument_checks import check_whole, is_number, template_tokens
+from grpo_kit._support.argument_checks import (
+    check_task,
+    check_whole,
+    is_number,
+    template_tokens,
+)
 from grpo_kit._support.display import progress_line
 from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine.complete import Completion, Progress, check_room, complete
@@ -232,7 +237,7 @@ class Decoding:
     def settings(self, task: Task) -> dict[str, Any]:
         """Everything that the completions depend on besides model, task and rows. ValueError for a seed below 0."""
         check_whole("seed", self.seed, 0)
-        settings = asdict(replace(self, temperature=float(self.temperature)))
+        settings = asdict(self) | {"temperature": float(self.temperature)}
         del settings["batch_size"]
         if self.max_completion_tokens is None:
             settings["max_completion_tokens"] = task.max_completion_tokens
@@ -290,6 +295,7 @@ def answer(
     A progress line shows how far the work is if it takes more than a second; or progress is called with (done, all).
     Raises ValueError for empty rows, a column that a reward needs and the rows lack, and the errors of complete().
     """
+    check_task(task)
     rows = check_rows(task.held_out if rows is None else rows)
     settings = decoding.settings(task)
     play = getattr(task, "play", partial(_complete, task))
@@ -333,8 +339,8 @@ def _complete(
         )
     else:
         first = request.first * samples
-        numbers = range(first, first + len(prompts) * samples)
-        completions = complete(model, tokenizer, prompts, numbers=numbers, **options)
+        options["numbers"] = range(first, first + len(prompts) * samples)
+        completions = complete(model, tokenizer, prompts, **options)
     return Answers(task, rows, prompts, completions, samples, settings)
 
 

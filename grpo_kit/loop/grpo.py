@@ -124,9 +124,9 @@ class Loop:
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.optimizer_name = choose_optimizer(config.optimizer, model)
         steps = (0, config.steps // 2, config.steps - 1)
-        rate, decay = max(config.at(step).learning_rate for step in steps), config.weight_decay
+        rate = max(config.at(step).learning_rate for step in steps)
         self.optimizer = make_optimizer(
-            self.optimizer_name, model, learning_rate=rate, weight_decay=decay
+            self.optimizer_name, model, learning_rate=rate, weight_decay=config.weight_decay
         )
         needs_scale = config.autocast == "float16"
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=needs_scale)

@@ -86,7 +86,7 @@ def test_what_is_kept_of_an_answer(parts, tiny, tmp_path):
         {"max_completion_tokens": 4, "batch_size": 2, "seed": 0},
     )
     rows = task.held_out[:2]
-    found = answered(model, tokenizer, task, rows, tmp_path / "said", how, chunk=2)
+    found = answered(model, tokenizer, task, rows, tmp_path / "said", how)
     assert [one["gold"] for one in found] == [row["answer"] for row in rows]
     assert [one["level"] for one in found] == [row["level"] for row in rows]
     assert all(

@@ -223,9 +223,8 @@ def compare_arms(
     seeds = _checked_seeds(arms, seeds)
     settings = _checked_arms(folder, arms, config, shared)
     (folder / ".locks").mkdir(parents=True, exist_ok=True)
-    runs = [(seed, arm) for seed in seeds for arm in arms]
-    results = {run: folder / run[1] / f"seed-{run[0]}" / RESULT for run in runs}
-    waiting = [run for run in runs if not results[run].exists()]
+    runs = {(seed, arm): folder / arm / f"seed-{seed}" for seed in seeds for arm in arms}
+    waiting = [run for run, path in runs.items() if not (path / RESULT).exists()]
     finished = len(runs) - len(waiting)
     printed_flags: set[tuple[str, str]] = set()
     with progress_line(f"laboratory {folder.name}") as line:
@@ -233,8 +232,7 @@ def compare_arms(
             line.print(
                 f"{finished} of {len(runs)} runs were done before, under the same settings; {_BY_NAME}"
             )
-        for number, (seed, arm) in enumerate(runs, 1):
-            path = folder / arm / f"seed-{seed}"
+        for number, ((seed, arm), path) in enumerate(runs.items(), 1):
             label = f"{number}/{len(runs)} {arm}, seed {seed}"
             lock_path = folder / ".locks" / f"{arm}--{seed}.lock"
             try:
