@@ -5,10 +5,10 @@ EngineSample makes the completions of a step, on the weights that are trained; t
 
 from __future__ import annotations
 
+import ctypes
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from grpo_kit.engine._first_use import WRONG
 from grpo_kit.engine._supported_models import is_tested
 from grpo_kit.engine._update_memory import UpdateMemory
 from grpo_kit.engine.card.checks import checked
-from grpo_kit.engine.memory._free import free_bytes, glibc
+from grpo_kit.engine.memory._free import free_bytes
 from grpo_kit.engine.packed_update import PackedUpdate, why_not_packed
 from grpo_kit.engine.tree import as_rows
 from grpo_kit.loop.batch import Batch, as_batch, generate, generation_config, prompts_of_groups
@@ -35,44 +35,41 @@ from grpo_kit.models.token_lists import why_not_padded
 _ROOM_ON_A_CPU = 16 * 2**30
 
 
-# glibc hands large blocks back to the system as they are freed, and every step gets gigabytes anew, page by page, each
-# page cleared by the kernel. Cards, other C libraries, and a glibc that somebody has set up, are left alone.
+# glibc keeps freed blocks of up to 32 MB on its heap, and the holes between those in use add up: an update in bfloat16
+# that had planned 4.9 GB held 6.6, and was killed in a container of 9. Blocks above a size of one's own come from the
+# system and go back to it. Cards, other C libraries, and a glibc that somebody has set up, are left alone.
 
-# mallopt's parameters (malloc.h). Afterwards: where glibc's own adjusting ends once large blocks have been freed.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
-_WHILE_TRAINING = ((_TRIM_THRESHOLD, -1), (_MMAP_MAX, 0))
-_AFTER = ((_MMAP_MAX, 65536), (_MMAP_THRESHOLD, 32 * 2**20), (_TRIM_THRESHOLD, 64 * 2**20))
-
-
-@contextmanager
-def kept_for_the_next_step(device: torch.device) -> Iterator[None]:
-    """While inside, freed memory is kept; afterwards it goes back to the system."""
-    is_set_up = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
-    libc = glibc() if device.type == "cpu" and not is_set_up else None
-    if libc is None:
-        yield
-        return
-    for parameter, value in _WHILE_TRAINING:
-        libc.mallopt(parameter, value)
-    try:
-        yield
-    finally:
-        for parameter, value in _AFTER:
-            libc.mallopt(parameter, value)
-        libc.malloc_trim(0)
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt's parameters (malloc.h)
+_LARGE, _USUAL = 2**20, 32 * 2**20  # bytes; the second is where glibc's own adjusting ends
 
 
-class _KeepFreedMemory(Hook):
-    """On a CPU, what a step frees stays with the process for the next step."""
+class WithoutHoles(Hook):
+    """On a CPU a run's process holds no more than what is in use."""
+
+    _libc: ctypes.CDLL | None = None
 
     def begin(self, trainer: Any) -> None:
-        """Until the run ends."""
-        self._memory = ExitStack()
-        self._memory.enter_context(kept_for_the_next_step(trainer.device))
+        """Until the run ends, large blocks are the system's."""
+        is_set_up = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
+        self._libc = _glibc() if trainer.device.type == "cpu" and not is_set_up else None
+        if self._libc is not None:
+            self._libc.malloc_trim(0)
+            self._libc.mallopt(_TRIM_THRESHOLD, 2 * _USUAL)
+            self._libc.mallopt(_MMAP_THRESHOLD, _LARGE)
 
     def end(self, trainer: Any, error: BaseException | None) -> None:
-        """Freed memory goes back to the system."""
-        self._memory.close()
+        """As it was before."""
+        if self._libc is not None:
+            self._libc.mallopt(_MMAP_THRESHOLD, _USUAL)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    """The C library, if it is glibc."""
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+    except OSError:  # another system, another C library
+        return None
+    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
 
 
 class EngineSample:
@@ -171,7 +168,7 @@ def fast(model: Any, config: Config) -> Seams:
         why_not = f"the packed update cannot do this model: {no_packing}"
     if why_not and (unhidden := why_not_padded(model, gradient=bool(no_packing))):
         why_not += f"; {unhidden}, so it takes prompts of one length at a time"
-    return Seams(sample, update, [_KeepFreedMemory()], why_not)
+    return Seams(sample, update, [WithoutHoles()], why_not)
 
 
 def _problems(model: Any, config: Config) -> tuple[str | None, str | None]:

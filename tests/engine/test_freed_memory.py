@@ -1,111 +1,107 @@
-"""What a step frees stays with the process while training runs, and goes back to the system afterwards."""
+"""What a step frees goes back to the system while training runs, however it lies between what is in use."""
 
 import os
 import platform
-import resource
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from loop_runs import make
 
 from grpo_kit.engine import fast
-from grpo_kit.engine.fast import kept_for_the_next_step
+from grpo_kit.engine.fast import WithoutHoles
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 CPU = torch.device("cpu")
+MIB = 2**20
 
 
-def faults():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+@contextmanager
+def without_holes(device):
+    """What the hook does to a run, here around a block of code."""
+    hook, trainer = WithoutHoles(), SimpleNamespace(device=device)
+    hook.begin(trainer)
+    try:
+        yield
+    finally:
+        hook.end(trainer, None)
 
 
 def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-def a_step(megabytes=160):
-    """Blocks above and below what glibc maps on its own."""
-    blocks = [torch.ones(2**18 * size) for size in (megabytes // 2, *[4] * (megabytes // 8))]
-    return sum(block[-1].item() for block in blocks)
+def hold_every_second():
+    """MiB that the process holds for 320 MiB in use, among as much that was freed."""
+    del_me = torch.ones(31 * MIB // 4)  # after this, glibc keeps blocks of up to this size
+    del del_me
+    before = resident()
+    blocks = [torch.ones(16 * MIB // 4) for _ in range(40)]
+    blocks = blocks[::2]
+    return (resident() - before) // MIB
 
 
-def count_pages():
-    """New pages of a second step, outside and inside."""
-    counts = []
-    for inside in (nullcontext(), kept_for_the_next_step(CPU)):
+def print_both():
+    """Outside and inside."""
+    for inside in (nullcontext(), without_holes(CPU)):
         with inside:
-            a_step()
-            before = faults()
-            a_step()
-            counts.append(faults() - before)
-    print(*counts)
+            print(hold_every_second())
 
 
 @glibc
-def test_a_second_step_gets_no_new_pages():
+def test_freed_blocks_between_those_in_use_go_back():
     """In a process of its own: where an earlier test left a large hole, glibc takes from it without being told."""
-    code = "from test_freed_memory import count_pages; count_pages()"
     path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", "from test_freed_memory import print_both; print_both()"],
         env=os.environ | path,
         capture_output=True,
         text=True,
         check=True,
     )
-    fresh, kept = map(int, done.stdout.split())
-    assert fresh > 10_000 and kept < fresh / 20, (fresh, kept)
+    outside, inside = map(int, done.stdout.split())
+    assert outside > 600 and inside < 340, (outside, inside)
 
 
 @glibc
 def test_a_malloc_that_somebody_set_up_is_left_alone(monkeypatch):
     monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
-    monkeypatch.setattr(fast, "glibc", lambda: pytest.fail("asked for"))
-    with kept_for_the_next_step(CPU):
+    monkeypatch.setattr(fast, "_glibc", lambda: pytest.fail("asked for"))
+    with without_holes(CPU):
         pass
-
-
-@glibc
-def test_afterwards_memory_goes_back():
-    with kept_for_the_next_step(CPU):
-        a_step(640)
-        inside = resident()
-    assert inside - resident() > 400 * 2**20
-
-
-@glibc
-def test_an_error_ends_it_too():
-    with pytest.raises(KeyboardInterrupt), kept_for_the_next_step(CPU):
-        a_step(640)
-        inside = resident()
-        raise KeyboardInterrupt
-    assert inside - resident() > 400 * 2**20
 
 
 def test_cards_and_other_systems_are_left_alone(monkeypatch):
-    monkeypatch.setattr(fast, "glibc", lambda: pytest.fail("asked for"))
-    with kept_for_the_next_step(torch.device("cuda")):
+    monkeypatch.setattr(fast, "_glibc", lambda: pytest.fail("asked for"))
+    with without_holes(torch.device("cuda")):
         pass
-    monkeypatch.setattr(fast, "glibc", lambda: None)
-    with kept_for_the_next_step(CPU):
+    monkeypatch.setattr(fast, "_glibc", lambda: None)
+    with without_holes(CPU):
         pass
 
 
 @glibc
-def test_training_is_inside(tmp_path, monkeypatch):
+@pytest.mark.parametrize("stopped", [False, True])
+def test_training_is_inside(tmp_path, monkeypatch, stopped):
     asked = []
-    real = fast.glibc()
+    real = fast._glibc()
 
     class Libc:
         malloc_trim = staticmethod(lambda pad: asked.append("trim") or real.malloc_trim(pad))
         mallopt = staticmethod(lambda *call: asked.append(call) or real.mallopt(*call))
 
-    monkeypatch.setattr(fast, "glibc", lambda: Libc)
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fast, "_glibc", lambda: Libc)
     trainer = make(tmp_path / "run", seams="fast", steps=1)
     assert not asked
-    trainer.train()
-    assert asked[:2] == [(-1, -1), (-4, 0)] and asked[-1] == "trim"
+    if stopped:
+        trainer.sample = stop
+    with pytest.raises(KeyboardInterrupt) if stopped else nullcontext():
+        trainer.train()
+    assert asked == ["trim", (-1, 64 * MIB), (-3, MIB), (-3, 32 * MIB)]

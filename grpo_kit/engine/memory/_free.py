@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import math
 from collections.abc import Collection
 from contextlib import suppress
@@ -25,9 +23,9 @@ _V2 = ("memory.max", "memory.current", "inactive_file")
 
 def free_bytes(device: torch.device) -> int:
     """Bytes that torch can still allocate. On CUDA: under its memory fraction, with releasable cache. Else: the memory
-    that system and container have left, with the C library's reserve for this process."""
+    that system and container have left."""
     if device.type != "cuda":
-        return int(min(psutil.virtual_memory().available, container_bytes())) + kept_by_malloc()
+        return int(min(psutil.virtual_memory().available, container_bytes()))
     card = _index(device)
     free, total = torch.cuda.mem_get_info(card)
     capped = int(
@@ -85,36 +83,6 @@ def container_bytes() -> float:
                 free = min(free, max(0, int((group / limit).read_text()) - used))
             group = group.parent
     return free
-
-
-def kept_by_malloc() -> int:
-    """Freed bytes that still belong to this process, which the system counts as used; 0 if unknown."""
-    libc = glibc()
-    if libc is None or not hasattr(libc, "mallinfo2"):
-        return 0
-    libc.mallinfo2.restype = _Mallinfo
-    info, memory = libc.mallinfo2(), psutil.Process().memory_info()
-    # Some free pages were returned. The reserve cannot exceed resident pages that are not in use. (Python's own
-    # pages are among those, 0.2 GB or so.)
-    resident = memory.rss - memory.shared - info.in_use - info.mapped
-    return max(0, min(info.free, resident))
-
-
-@functools.cache
-def glibc() -> ctypes.CDLL | None:
-    """The C library, if it is glibc."""
-    try:
-        libc = ctypes.CDLL("libc.so.6")
-    except OSError:  # another system, another C library
-        return None
-    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
-
-
-class _Mallinfo(ctypes.Structure):
-    """glibc's struct mallinfo2."""
-
-    _NAMES = ("arena", "_2", "_3", "_4", "mapped", "_6", "_7", "in_use", "free", "_10")
-    _fields_ = [(name, ctypes.c_size_t) for name in _NAMES]
 
 
 # ---- when to try a larger size again -------------------------------------------------------------------------------
