@@ -8,7 +8,7 @@
 Both arms have the main job's preset (cpu: the largest of 3 to 5 numbers, 32 steps), the same prompts, seeds and steps.
 In the null a group's rewards go to its completions by lot, so none says which was right. Written down before the runs:
 the null ends between 10 and 30 % (20 % before training), its gain within 10 points of 0 in each seed.
---beside NAME: the same job beside another change than shuffled rewards, both arms on equal rows; not run yet.
+--beside NAME: the same job beside another change than shuffled rewards, both arms on equal rows.
   diversity   a tenth of the reward for being unlike the group's others (examples/graded.py, `different`). Written down
               before: accuracy no lower than without by ten points, and self-BLEU within groups lower at the end.
   groups      paid for a mention of the right number, a reward that can be hacked, by 4 groups of 8 beside 8 of 4.
