@@ -72,10 +72,10 @@ def test_solved_means_better_than_the_best_constant_strategy():
     "row, run, words",
     [
         (1.0, {}, "an earlier checkpoint"),
-        (0.3, {}, "a temperature near 1 (it is 0.3); else an earlier checkpoint"),
+        (0.3, {}, "a temperature near 1 (it was 0.3); else an earlier checkpoint"),
         (1.0, {"temperature": 0.3}, "an earlier checkpoint"),
         (np.nan, {"temperature": 1.0}, "an earlier checkpoint"),
-        (np.nan, {"temperature": 0.3}, "a temperature near 1 (it is 0.3); else an earlier checkpoint"),
+        (np.nan, {"temperature": 0.3}, "a temperature near 1 (it was 0.3); else an earlier checkpoint"),
         (np.nan, {"temperature": "1 - progress"}, "a temperature near 1 where it is lower"),
         (np.nan, {}, "a temperature near 1 where it is lower; else an earlier checkpoint"),
     ],
