@@ -212,8 +212,9 @@ def _warmer_or(remedy: str) -> Callable[[Steps, int], str]:
         temperature = np.nan_to_num(steps["temperature"][row], nan=steps.setup.temperature)
         if temperature >= NEAR_1:
             return remedy
-        is_lower = f"(it was {temperature:.3g})" if temperature < NEAR_1 else "where it is lower"
-        return f"a temperature near 1 {is_lower}; else {remedy}"
+        if temperature < NEAR_1:
+            return f"a temperature near 1 (it was {temperature:.3g}); else {remedy}"
+        return f"a temperature near 1 where it is lower; else {remedy}"
 
     return first
 
