@@ -44,6 +44,8 @@ def run(
 ) -> dict[str, Any]:
     """One run: by the fast ways where they prove equal, or two steps by generate and padded rows."""
     cfg = kit.preset("cpu", tuning=tuning, seed=seed, **fewer)
+    if tuning == "lora":
+        cfg.learning_rate = 2e-4  # of the saved runs
     task = cfg.make_task()
     torch.manual_seed(seed)
     model, tokenizer = kit.load_policy(file, tuning=tuning, dtype=cfg.dtype, seed=seed)

@@ -37,6 +37,7 @@ def train(base: str, folder: Path, task: Any, steps: int) -> Path:
     """A short LoRA run; the folder of its adapter."""
     if not (folder / "adapter").is_dir():
         cfg = kit.preset("cpu", tuning="lora", steps=steps, model=base, prompts_per_step=2)
+        cfg.learning_rate = 2e-4  # of the saved runs
         model, tokenizer = kit.load_policy(base, tuning="lora", dtype=cfg.dtype, seed=cfg.seed)
         trainer = kit.GRPOTrainer(
             model, task, cfg, tokenizer=tokenizer, folder=folder, live=None

@@ -31,6 +31,8 @@ def main() -> None:
         (kind, seed) for kind in KINDS for seed in range(3)
     ):
         cfg = kit.preset("cpu", tuning=tuning, seed=seed)
+        if tuning == "lora":
+            cfg.learning_rate = 2e-4  # of the saved runs
         task = cfg.make_task()
         torch.manual_seed(seed)
         model, tokenizer = kit.load_policy(

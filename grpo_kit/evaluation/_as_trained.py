@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from grpo_kit.record.files import has_metrics, read_metrics, run_settings
 
 _OFF = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 SAMPLING = tuple(_OFF)
-_printed: set[str] = set()  # a line comes once a process
+_printed: set[tuple[str, str]] = set()  # a line comes once a process
 
 
 def run_of(model: Any) -> Path | None:
@@ -97,23 +97,38 @@ def say_difference(
     settings["autocast"] = "none"
     if torch.is_autocast_enabled(device):
         settings["autocast"] = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-    line = _differences(settings, trained)
-    if line and line not in _printed:
-        _printed.add(line)
-        print(f"{caller}: asked otherwise than trained: {line}.", flush=True)
-
-
-def _differences(settings: Mapping[str, Any], trained: Mapping[str, Any]) -> str:
-    """Each setting that differs from the run's, beside the run's."""
-    differ = [name for name in settings if name in trained and trained[name] != settings[name]]
-    return "; ".join(
-        f"{_words(n, settings[n])} (trained: {_words(n, trained[n])})" for n in differ
+    names = [name for name in settings if name in trained and trained[name] != settings[name]]
+    here, there = (
+        ", ".join(_words(name, numbers[name]) for name in names)
+        for numbers in (settings, trained)
     )
+    if names and (here, there) not in _printed:
+        _printed.add((here, there))
+        print(
+            f"{caller} asks with {here}; training had {there}. This is no error: the result is right for what was "
+            f"asked. To ask as in training: {_cure(caller, names, trained)}.",
+            flush=True,
+        )
+
+
+def _cure(caller: str, names: Iterable[str], trained: Mapping[str, Any]) -> str:
+    """What to give to the caller, so that it asks as in training."""
+    cures = []
+    for name in names:
+        if caller.startswith("evaluate") and name in ("temperature", *SAMPLING):
+            cures.append('sampling="as trained"')
+        elif name in ("temperature", "max_completion_tokens"):
+            cures.append(f"{name}={trained[name]:g}")
+        else:
+            cures.append(
+                f"no argument sets {name}" if name in SAMPLING else f"the run's {name}"
+            )
+    return ", ".join(dict.fromkeys(cures))
 
 
 def _words(name: str, value: Any) -> str:
     if name == "temperature" and value == 0:
-        return "greedy"
+        return "greedy decoding"
     if name in ("system", "prefill") and not value:
         return f"no {name}"
     if isinstance(value, str):

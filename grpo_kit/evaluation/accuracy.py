@@ -56,6 +56,7 @@ class Evaluation:
     rows: one row a prompt: question, answer, completion, strict, lenient, formatted, tokens, cut_off, reward (the
     total) and reward/<name> of each reward, n_right of `samples` if there were samples, and unjudged if an answer
     could not be judged. settings: how it was decoded.
+    print() shows the result in two lines, with intervals; table() has a row a measure.
     """
 
     task: str
@@ -165,6 +166,14 @@ class Evaluation:
             self.task, estimates, [self.constant, self.constant_reward], self.n
         )
         return shown(table, self.sentence, rows)
+
+    def __str__(self) -> str:
+        parts = [f"{name} {estimate.words()}" for name, estimate in self.rates.items()]
+        if "reward" in self.rewards:
+            parts.append(f"reward {self.rewards['reward'].words(rate=False)}")
+        if self.measure == "accuracy" and self.constant is not None:
+            parts.append(f"{self.constant[0]} {percent(self.constant[1])}")
+        return f"{self.task}: {self.sentence}\n{', '.join(parts)}"
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()

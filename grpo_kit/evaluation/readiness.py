@@ -15,7 +15,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, zip_longest
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -48,7 +48,7 @@ from grpo_kit.record.files import write_where_asked
 from grpo_kit.rewards._parts import Reward, range_of
 from grpo_kit.rewards.auditing import audit
 from grpo_kit.rewards.scoring import Scores
-from grpo_kit.tasks._measure import Measure
+from grpo_kit.tasks._measure import Measure, labels_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -65,6 +65,10 @@ VERDICTS = {
     "ready": "train",
 }
 _FORMAT_ALONE = "training would learn the format and not the task: take easier rows, partial credit or a stronger model"
+_NOT_BY_REWARDS = (
+    "GRPO cannot learn a label from rewards alone that is never written: show it in an example of the prompt, or train "
+    "on a few supervised examples first (notebook 07)."
+)
 
 
 def signal_share(counts: Sequence[int], group_size: int, *, unjudged: int = 0) -> float:
@@ -104,6 +108,7 @@ class Readiness:
     to every row, if the reward is the measure. asked_for: the rows that were asked for, if the time was over before.
     lengths: of all samples. words: of reflection_words.count_words. constant: name and accuracy of the best constant
     strategy.
+    never_written: label -> rows asked that have it, of the labels that no sample has; {} where answers are no labels.
     audit: one sentence on how often the reward is wrong about texts made from the first 8 golds (kit.rewards.audit);
     None for code, episodes, rows without an answer, and if the reward is the measure.
     """
@@ -127,6 +132,7 @@ class Readiness:
     constant_reward: Constant | None = None
     asked_for: int | None = None
     floor: float = 0.0
+    never_written: dict[str, int] = field(default_factory=dict)
 
     @property
     def n(self) -> int:
@@ -210,6 +216,15 @@ class Readiness:
         """The numbers behind the verdict and what to do, in a sentence each."""
         verdict, numbers = verdict_of(self)
         sentences = [f"{verdict}: {numbers}. So: {self._advice(verdict)}."]
+        if self.never_written and verdict != "format first":
+            labels = [
+                f"{label!r} ({rows} of {self.n} rows have it)"
+                for label, rows in self.never_written.items()
+            ]
+            labels[5:] = [f"{len(labels) - 5} more"] * (len(labels) > 5)
+            sentences.append(
+                f"Never written in {self.n * self.samples:,} samples: {', '.join(labels)}. {_NOT_BY_REWARDS}"
+            )
         unequal = self.signal_reward().value
         if self.measure == "accuracy":
             if verdict not in ("ready", "never succeeds") and unequal >= SIGNAL:
@@ -429,6 +444,8 @@ def _counted(answers: Answers, group_size: int, asked_for: int) -> Readiness:
         optional["constant_reward"] = constant_reward(answers)
     else:
         optional["audit"] = _audited(task, answers.rows)
+    if right is not None and task.answers_are == "text":
+        optional["never_written"] = _never_written(answers, right)
     if asked_for != len(answers.rows):
         optional["asked_for"] = asked_for
     # A weight without a reward is of what an environment pays.
@@ -483,6 +500,17 @@ def _counts(answers: Answers, scores: Scores) -> list[dict[float, int]]:
     for count in counts:
         count.pop(None, None)
     return [dict(sorted(count.items())) for count in counts]
+
+
+def _never_written(answers: Answers, right: Sequence[int]) -> dict[str, int]:
+    """The labels of the asked rows, most frequent first, that are in no sample's answer and that no row has right."""
+    task = answers.task
+    golds = [str(row.get("answer", "")).strip() for row in answers.rows]
+    labels = labels_of([*task.train, *task.held_out])
+    written = {task.answer_of(text) for text in answers.texts}
+    written |= {gold for gold, count in zip(golds, right, strict=True) if count}
+    counts = Counter(gold for gold in golds if gold in labels and gold not in written)
+    return dict(counts.most_common())
 
 
 def _audited(task: Task, rows: Sequence[dict]) -> str | None:

@@ -1,4 +1,4 @@
-"""Which measure reports how good a model is at a task: accuracy, or the mean reward.
+"""Which measure reports how good a model is at a task, accuracy or the mean reward; and whether answers are labels.
 
 Accuracy, where every completion is right or wrong. The mean reward, where answers are more or less near to the gold, or
 where your own reward judges rows without an answer: nothing is right there.
@@ -6,12 +6,15 @@ where your own reward judges rows without an answer: nothing is right there.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any, Literal
 
 from grpo_kit.rewards._parts import Reward, judges_answer, range_of, with_parts
 from grpo_kit.rewards.combine import Verdicts
 from grpo_kit.rewards.form import SoftFormat
+from grpo_kit.rewards.response import last_number
 from grpo_kit.rewards.scoring import Scores
 from grpo_kit.tasks._right import PaidInFull, is_own
 
@@ -87,6 +90,21 @@ def reads_tag(task: Any) -> bool:
         *chain(*task.examples),
     ]
     return any(f"<{task.answer_tag}>" in text for text in prompt)
+
+
+def labels_of(rows: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    """label -> number of its rows, where the rows' answers are labels; empty where they are not.
+
+    Labels come twice or more on average, and are words, or numbers of which there are at most 5: stars, not sums.
+
+    >>> labels_of([{"answer": "spam"}, {"answer": "ham"}, {"answer": "spam"}, {"answer": "spam"}])
+    Counter({'spam': 3, 'ham': 1})
+    """
+    labels = Counter(answer for row in rows if (answer := str(row["answer"]).strip()))
+    are_words = any(last_number(label) != label for label in labels)
+    if 2 * len(labels) <= labels.total() and (are_words or len(labels) <= 5):
+        return labels
+    return Counter()
 
 
 def _judges(task: Any) -> list[Reward]:

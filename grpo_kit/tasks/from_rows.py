@@ -9,6 +9,7 @@ import math
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from grpo_kit._support.argument_checks import check_known, is_number
+from grpo_kit._support.argument_checks import check_known, is_number, nearest
 from grpo_kit.prompts import cure_of
 from grpo_kit.rewards._parts import Reward, bare_name, reaches_rewards, with_parts
 from grpo_kit.rewards.answers import AnswerReward
-from grpo_kit.rewards.response import gold_text, python_value
+from grpo_kit.rewards.response import gold_text, own_answer, python_value
+from grpo_kit.tasks._measure import labels_of
 from grpo_kit.tasks.task import Strategy, Task, most_frequent_answer
 
 if TYPE_CHECKING:
@@ -69,6 +71,8 @@ def from_rows(
     in a warning and left out. If no reward judges the answer, it is right if it is the text of the row's answer. If no
     row has an answer and no reward states its range, nothing is right or wrong: results are the mean reward
     (tasks._measure).
+    examples: as Task has them. Where the rows' answers are labels, an example with a label that no row has is named in
+    a warning.
     strategies: default "always the most frequent answer". Rows without an answer column get "".
     Raises ValueError naming the column, the split and the row that do not fit, such as a missing answer (None, NaN),
     a list of answers, or a question that is no text.
@@ -101,7 +105,7 @@ def from_rows(
     _check_worked_answers(name, [*rows, *held_out_rows], rewards)
     if reward_weights is None:
         reward_weights = [1] * len(rewards)
-    return Task(
+    task = Task(
         name=name,
         train=rows,
         held_out=held_out_rows,
@@ -115,6 +119,23 @@ def from_rows(
         max_completion_tokens=max_completion_tokens,
         answer_tag=answer_tag,
     )
+    _check_examples(task)
+    return task
+
+
+def _check_examples(task: Task) -> None:
+    """Warns of a worked example whose answer is no label of a row; of other answers than labels none is expected."""
+    labels = labels_of([*task.train, *task.held_out])
+    for _, response in task.examples:
+        answer = own_answer(response, "", task.answer_tag)
+        if labels and answer is not None and answer not in labels:
+            names = ", ".join(map(repr, sorted(labels)[:8]))
+            warnings.warn(
+                f"task {task.name!r}: examples has the answer {answer!r}, and no row has it, so that every prompt "
+                f"shows a label that is never right. The rows have {names}; answer an example with one of them, or "
+                f"take it out{nearest(answer, labels)}",
+                stacklevel=3,
+            )
 
 
 def _check_functions(name: str, rewards: list[Any]) -> None:

@@ -7,7 +7,7 @@ the group teaches nothing, however many are sampled.
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -149,6 +149,7 @@ SOLVED = 0.6  # of the reward's range: a run below it has not solved its task
 CERTAIN = 0.9  # of reward and of answer parts: a policy that earns so much is not wrong
 FROZEN = 0.01  # entropy of a policy that samples one text
 NEARLY = 0.8  # of the answer parts: nearly the highest
+NEAR_1 = 0.9  # temperatures from here on are near 1
 ONE_ANSWER = 0.9  # share of the most frequent answer
 ABOVE_GOLDS = 0.3  # and how far above the share of the most frequent gold
 
@@ -204,11 +205,25 @@ def _earned(steps: Steps, row: int) -> str:
     return f"{earned}, {answers:.2f} for answers where the best constant strategy earns {constant:.2f}"
 
 
+def _warmer_or(remedy: str) -> Callable[[Steps, int], str]:
+    """The remedy, after a temperature near 1 where the run's is lower or unknown."""
+
+    def first(steps: Steps, row: int) -> str:
+        temperature = np.nan_to_num(steps["temperature"][row], nan=steps.setup.temperature)
+        if temperature >= NEAR_1:
+            return remedy
+        if temperature < NEAR_1:
+            return f"a temperature near 1 (it was {temperature:.3g}); else {remedy}"
+        return f"a temperature near 1 where it is lower; else {remedy}"
+
+    return first
+
+
 @red_flag(
     "mode collapse",
     lasted=WINDOW,
     why="Without differences in a group there is no advantage: nothing more is learnt.",
-    first="a temperature near 1 where it is lower; else an earlier checkpoint, more prompts a step, a lower rate",
+    first=_warmer_or("an earlier checkpoint, more prompts a step, a lower rate"),
 )
 def mode_collapse(steps: Steps) -> Sign:
     """Over 5 steps: nearly equal completions (self-BLEU above 0.9), no signal, and the task not solved."""
@@ -230,7 +245,7 @@ def mode_collapse(steps: Steps) -> Sign:
     "entropy collapse",
     lasted=WINDOW,
     why="The policy is sure of itself and wrong; it will hardly sample anything better.",
-    first="a temperature near 1 where it is lower; else an earlier checkpoint and a lower learning rate",
+    first=_warmer_or("an earlier checkpoint and a lower learning rate"),
 )
 def entropy_collapse(steps: Steps) -> Sign:
     """Over 5 steps: entropy below 0.05 nats a token, and the task not solved."""

@@ -41,7 +41,7 @@ class Setup:
     highest reward, if rewards lie in [0, 1]. ranges: stated by rewards and parts; see Steps.scale.
     answer: weights, by name, of the parts that judge the answer; empty if unknown.
     constant: the best constant strategy's score on them, in [0, 1]; None if unknown.
-    max_tokens of a completion. age: the highest of a rollout, in optimizer steps.
+    max_tokens of a completion. temperature: NaN if unknown. age: the highest of a rollout, in optimizer steps.
     skips: does the run skip a step whose gradient is not finite, and lower the loss scale (fp16)?
     """
 
@@ -52,6 +52,7 @@ class Setup:
     answer: Mapping[str, float] = field(default_factory=dict)
     constant: float | None = None
     max_tokens: int | None = None
+    temperature: float = np.nan
     age: int = 0
     skips: bool = False
 
@@ -86,6 +87,8 @@ class Setup:
             answer=answer,
             constant=constant,
             max_tokens=args.get("max_completion_length"),
+            # a schedule is a text
+            temperature=pd.to_numeric([args.get("temperature")], errors="coerce").item(),
             age=max(0, updates - 1),
             skips=bool(args.get("fp16")),
         )
@@ -148,12 +151,13 @@ def red_flag(
     name: str,
     *,
     why: str,
-    first: str,
+    first: str | Callable[[Steps, int], str],
     lasted: int = 1,
     before: int = 0,
 ) -> Callable[[Callable[..., Sign]], Finder]:
     """Turns a function that returns a Sign into one that returns the Flag, or None if the sign is nowhere.
 
+    first: the first remedy, or a function of the steps and the row.
     lasted: rows that the sign covers; the flag's step is the first of them. before: rows that it is compared with.
     Where there are not so many rows, the sign is not looked for.
     """
@@ -171,7 +175,8 @@ def red_flag(
             row = int(rows.argmax())
             first_row = max(row - lasted + 1, 0)
             step = int(steps.table["step"].iloc[first_row])
-            return Flag(name, step, evidence(row), why, first)
+            remedy = first if isinstance(first, str) else first(steps, row)
+            return Flag(name, step, evidence(row), why, remedy)
 
         return find
 

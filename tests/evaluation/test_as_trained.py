@@ -1,4 +1,4 @@
-"""A model that is asked otherwise than it was trained is told of in one line; it can be asked as it was trained."""
+"""What differs from training when a model is asked stands in one line; it can be asked as it was trained."""
 
 from dataclasses import replace
 
@@ -29,14 +29,17 @@ def nothing_said():
 def test_a_greedy_evaluation_says_so_once(trainer, capsys):
     for _ in range(2):
         kit.evaluate(trainer.model, trainer.tokenizer, task(), rows=task().held_out[:1])
-    said = capsys.readouterr().out
-    assert (
-        said.count("evaluate: asked otherwise than trained: greedy (trained: temperature 1).")
-        == 1
+    assert capsys.readouterr().out == (
+        "evaluate asks with greedy decoding; training had temperature 1. This is no error: the result is right for "
+        'what was asked. To ask as in training: sampling="as trained".\n'
     )
 
 
-DIFFERS = "temperature {} (trained: temperature 1); top_p 1 (trained: top_p 0.5)"
+DIFFERS = "asks with temperature {}, top_p 1; training had temperature 1, top_p 0.5."
+AS_TRAINED = {
+    "evaluate's samples": 'To ask as in training: sampling="as trained".',
+    "readiness": "To ask as in training: temperature=1, no argument sets top_p.",
+}
 ASKED = {
     "evaluate, cooler": ("evaluate", {"samples": 2, "k": (1,), "temperature": 0.3}, "evaluate's samples", "0.3"),
     "evaluate, hotter": ("evaluate", {"samples": 1, "k": (1,), "temperature": 2}, "evaluate's samples", "2"),
@@ -54,11 +57,12 @@ def test_samples_at_another_temperature_say_so(trainer, capsys, name):
         trainer.model, trainer.tokenizer, task(), rows=task().held_out[:1], **how
     )
     said = capsys.readouterr().out
-    assert f"{what}: asked otherwise than trained: {DIFFERS.format(temperature)}." in said, said
+    assert f"{what} {DIFFERS.format(temperature)}" in said, said
+    assert AS_TRAINED.get(what, AS_TRAINED["readiness"]) in said, said
     fresh, tokenizer = kit.load_policy("tiny-random", quiet=True)
     as_trained._printed.clear()
     getattr(kit, door)(fresh, tokenizer, task(), rows=task().held_out[:1], **how)
-    assert "otherwise" not in capsys.readouterr().out, (
+    assert "training had" not in capsys.readouterr().out, (
         "of a model without a run nothing is known"
     )
 
@@ -73,23 +77,22 @@ def test_prompt_length_and_sampling_are_compared(trainer, capsys):
         max_completion_tokens=4,
     )
     said = capsys.readouterr().out
-    for words in (
-        "max_completion_tokens 4 (trained: max_completion_tokens 6)",
-        "system 'Be brief.' (trained: no system)"
-        if task().system is None
-        else "system 'Be brief.' (trained: system",
-    ):
-        assert words in said, said
+    assert said.startswith(
+        "evaluate asks with greedy decoding, max_completion_tokens 4, system 'Be brief.'; training had "
+        "temperature 1, max_completion_tokens 6, system 'Answer in <answer> tags.'. "
+    ), said
+    assert said.endswith(
+        """: sampling="as trained", max_completion_tokens=6, the run's system.\n"""
+    )
     kit.chat(trainer.model, trainer.tokenizer, task=task(), temperature=0.7)
     said = capsys.readouterr().out
-    how = "temperature 0.7 (trained: temperature 1); top_p 1 (trained: top_p 0.5)"
-    assert f"chat: asked otherwise than trained: {how}" in said
+    assert f"chat {DIFFERS.format(0.7)}" in said
 
 
 def test_a_model_from_a_run_folder_is_known_and_another_is_not(trainer, capsys):
     loaded, tokenizer = kit.load_policy(trainer.folder / "model", quiet=True)
     kit.evaluate(loaded, tokenizer, task(), rows=task().held_out[:1])
-    assert "trained: temperature 1" in capsys.readouterr().out
+    assert "training had temperature 1" in capsys.readouterr().out
     fresh, tokenizer = kit.load_policy("tiny-random", quiet=True)
     kit.evaluate(fresh, tokenizer, task(), rows=task().held_out[:1])
     assert not capsys.readouterr().out
@@ -106,7 +109,7 @@ def test_asked_as_trained_stands_beside_greedy(trainer, capsys, tmp_path):
     found = kit.evaluate(
         trainer.model, trainer.tokenizer, task(), sampling="as trained", samples=4, **how
     )
-    assert "otherwise" not in capsys.readouterr().out
+    assert "training had" not in capsys.readouterr().out
     by_hand = kit.evaluate(
         trainer.model, trainer.tokenizer, task(), sampling=Config(**SMALL), samples=4, **how
     )

@@ -607,6 +607,17 @@ def test_tables_hold_numbers_and_show_percent_behind_a_sentence():
     )
 
 
+def test_print_shows_an_evaluation_in_two_lines():
+    shown = str(evaluation([i < 51 for i in range(256)]))
+    reward = bootstrap_mean([1.0] * 51 + [0.25] * 205)
+    assert shown == (
+        "toy: 19.9 % right, n = 256; the best constant strategy has 27.3 %.\n"
+        "strict 19.9 % [15.5, 25.2], lenient 19.9 % [15.5, 25.2], formatted 19.9 % [15.5, 25.2], "
+        f"reward {reward.words(rate=False)}, always 7 27.3 %"
+    )
+    assert "always" not in str(evaluation([True], constant=None))
+
+
 def test_examples_are_shown_whole_and_folded():
     c = compare(evaluation([False] * 4), evaluation([True] * 4))
     page, text = c.examples(2)._repr_html_(), repr(c.examples(2))

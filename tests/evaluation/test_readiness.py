@@ -30,7 +30,7 @@ from grpo_kit.evaluation.lengths import (
 from grpo_kit.evaluation.readiness import VERDICTS, Readiness, readiness, signal_share
 from grpo_kit.more.lab.figures import plot_pass_at_k
 from grpo_kit.more.memory.plan import plan_memory
-from grpo_kit.rewards import SoftFormat, audit, last_number, on_response
+from grpo_kit.rewards import ExactAnswer, SoftFormat, audit, last_number, on_response
 from grpo_kit.tasks import from_rows, largest
 from grpo_kit.trainer.presets import preset
 
@@ -471,6 +471,55 @@ def test_judging_and_rewards_belong_to_their_rows(tiny, monkeypatch):
         expected = [round(x, 6) for x in total[3 * i : 3 * i + 3]]
         assert counts == {value: expected.count(value) for value in expected}
     assert r.signal_reward().value == pytest.approx((2 / 3 + 1 + 0) / 3)
+
+
+def test_labels_that_no_sample_has_are_named(tiny, monkeypatch, tmp_path):
+    """Of three labels one is written, one is right in another spelling, and one is in no answer."""
+    golds = ["billing", "delivery", "refund", "refund"]
+    rows = [{"question": f"Message {i}?", "answer": gold} for i, gold in enumerate(golds)]
+    others = [row | {"question": f"{row['question']} Again."} for row in rows]
+
+    def loose(completions, answer, **columns):
+        pairs = zip(completions, answer, strict=True)
+        return [float(gold in text.lower()) for text, gold in pairs]
+
+    said = [*["billing</answer>", "Delivery</answer>"] * 3, "no refund</answer>", "</answer>"]
+    monkeypatch.setattr(
+        generate_and_score,
+        "complete",
+        lambda *_, **__: [Completion(text, 4, False) for text in said],
+    )
+
+    def asked(task_rows, held_out, reward):
+        task = from_rows("sorted", task_rows, held_out, reward=reward, prefill="<answer>")
+        return readiness(*tiny, task, samples=2, group_size=2, seconds=None)
+
+    r = asked(others, rows, ExactAnswer())
+    assert r.never_written == {"refund": 2, "delivery": 1}
+    assert (
+        "Never written in 8 samples: 'refund' (2 of 4 rows have it), 'delivery' (1 of 4 rows have it). GRPO cannot "
+        "learn a label from rewards alone that is never written: show it in an example of the prompt, or train on a "
+        "few supervised examples first (notebook 07)." in r.reason
+    )
+    r.save(tmp_path / "r.json")
+    assert Readiness.load(tmp_path / "r.json") == r
+    assert asked(others, rows, loose).never_written == {}, "another spelling was right"
+    sums = [row | {"answer": str(i)} for i, row in enumerate(rows)]
+    other_sums = [row | {"question": f"{row['question']} Again."} for row in sums]
+    assert asked(other_sums, sums, ExactAnswer()).never_written, "4 numbers may be stars"
+    names = [row | {"answer": f"name {i}"} for i, row in enumerate(rows)]
+    other_names = [row | {"question": f"{row['question']} Again."} for row in names]
+    assert asked(other_names[:2], names, ExactAnswer()).never_written == {}
+
+
+def test_many_labels_are_cut_and_the_format_comes_first():
+    labels = {f"label {i}": 9 - i for i in range(7)}
+    r = made([2, 2, 1], never_written=labels)
+    assert "'label 4' (5 of 3 rows have it), 2 more. GRPO" in r.reason
+    assert (
+        "Never written" not in made([0, 0, 0], formatted=[1, 1, 1], never_written=labels).reason
+    )
+    assert "Never written" not in made([2, 2, 1]).reason
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from grpo_kit import linear, load_policy, tasks
 from grpo_kit.models._adapters import add_adapters
 from grpo_kit.models._model_facts import end_ids
 from grpo_kit.more.episodes.observation import Renderer
-from grpo_kit.more.export import ExportError, export
+from grpo_kit.more.export import ExportError, export, verify
 from grpo_kit.more.export import _write as write
 from grpo_kit.more.export._gguf_writer import write_gguf
 from grpo_kit.more.export._write import share_moved, whole_model
@@ -88,6 +88,30 @@ def test_merged_lora_proves_itself(tmp_path):
     assert oct(made.folder.stat().st_mode) == oct(
         (tmp_path / "out").parent.stat().st_mode | 0o55
     )
+
+
+def test_each_slow_part_is_said_as_it_begins(tmp_path, capsys, monkeypatch):
+    model, tokenizer = adapted()
+    read_back = verify._read_back
+
+    def said_before(request):
+        said.append(capsys.readouterr().out)
+        return read_back(request)
+
+    said = []
+    monkeypatch.setattr(verify, "_read_back", said_before)
+    made = export(model, tokenizer, tmp_path / "out", task=TASK, quant="f32", rows=2)
+    files = [
+        path for path in made.folder.iterdir() if path.name not in ("README.md", "export.json")
+    ]
+    at_most = sum(p.numel() for p in model.parameters()) * 4 / 1e6 + 50
+    assert said == [
+        f"export: writing merged, f32, at most {at_most:,.0f} MB\n"
+        f"export: wrote {len(files)} files, {made.bytes / 1e6:,.0f} MB\n"
+        "export: the trained model answers 2 questions\n"
+        "export: a fresh process reads the export and answers them\n"
+    ]
+    assert capsys.readouterr().out == f"export: done, in {made.folder}\n"
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_a_preset_is_a_config():
         1e-5,
         "adamw",
     )
-    assert (lora.steps, lora.learning_rate, lora.optimizer) == (3, 2e-4, None)
+    assert (lora.steps, lora.learning_rate, lora.optimizer) == (3, 1e-4, None)
     with pytest.raises(ValueError, match="lerning_rate"):
         preset(cfg, lerning_rate=1)
     assert [preset(name).steps for name in ("smoke", "t4", "gpu24")] == [2, 100, 100]

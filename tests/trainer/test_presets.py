@@ -83,7 +83,7 @@ def test_a_config_is_changed_as_its_preset_would_have_been():
     mine = preset("cpu", steps=64, beta=0.1)
     lora = preset(mine, tuning="lora")
     assert (
-        lora == preset("cpu", tuning="lora", steps=64, beta=0.1) and lora.learning_rate == 2e-4
+        lora == preset("cpu", tuning="lora", steps=64, beta=0.1) and lora.learning_rate == 1e-4
     )
     assert preset(lora, tuning="full") == mine == preset(mine) is not mine
     assert preset(preset("cpu", learning_rate=3e-4), tuning="lora").learning_rate == 3e-4

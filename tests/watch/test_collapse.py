@@ -68,6 +68,25 @@ def test_solved_means_better_than_the_best_constant_strategy():
     assert collapsed(0.66, constant=0.58) != {} and collapsed(0.69, constant=0.58) == {}
 
 
+@pytest.mark.parametrize(
+    "row, run, words",
+    [
+        (1.0, {}, "an earlier checkpoint"),
+        (0.3, {}, "a temperature near 1 (it was 0.3); else an earlier checkpoint"),
+        (1.0, {"temperature": 0.3}, "an earlier checkpoint"),
+        (np.nan, {"temperature": 1.0}, "an earlier checkpoint"),
+        (np.nan, {"temperature": 0.3}, "a temperature near 1 (it was 0.3); else an earlier checkpoint"),
+        (np.nan, {"temperature": "1 - progress"}, "a temperature near 1 where it is lower"),
+        (np.nan, {}, "a temperature near 1 where it is lower; else an earlier checkpoint"),
+    ],
+)  # fmt: skip
+def test_a_temperature_near_1_is_advised_only_where_it_is_lower(row, run, words):
+    """row: of the step, which a schedule or a press may have changed; else the run's settings say it."""
+    flags = collapsed(0.3, args=run, temperature=np.full(12, row))
+    assert {*flags} == {"entropy collapse", "mode collapse"}
+    assert all(flag.first.startswith(words) for flag in flags.values())
+
+
 def test_without_a_task_a_frozen_policy_is_solved_only_near_the_highest():
     assert set(collapsed(0.575)) == {"entropy collapse", "mode collapse"}
     assert collapsed([0.75, 1, 1, 1]) == {}

@@ -119,6 +119,7 @@ def export(
     task of several turns only the first is compared. proof=False writes without comparing.
     run: the run folder, for the model card README.md; a trainer and a model from a run know theirs. comparison: base
     beside tuned (kit.compare), for the card. license: of the base, by the hub's name, such as "apache-2.0".
+    Prints a line as each slow part begins, and where the folder is.
     Raises ExportError (a ValueError) for a folder that is not empty, any process but the first of several, a full disk,
     weights that are not finite, a model that the format cannot hold, a chat template that cannot render the training's
     prompt, and an export that differs from the trained model or could not be read back: it stays, with its report, in a
@@ -147,13 +148,17 @@ def export(
     check_questions(tokenizer, served, prompting, questions)
     check_weights(model)
     base = ((run and run_settings(run)) or {}).get("model") or model_name(model)
-    part = part_folder(target, bytes_needed(model, format, stored))
+    needed = bytes_needed(model, format, stored)
+    part = part_folder(target, needed)
+    print(f"export: writing {format}, {stored}, at most {needed / 1e6:,.0f} MB", flush=True)
     with _whole_or_nothing(part, folder):
         terms = license_of(base)
         file, notes = write_files(
             part, model, served, prompting, format, stored, target, sampling, terms
         )
-        size = sum(path.stat().st_size for path in files_of(part))
+        files = files_of(part)
+        size = sum(path.stat().st_size for path in files)
+        print(f"export: wrote {len(files)} files, {size / 1e6:,.0f} MB", flush=True)
         exported = Exported(target, format, stored, size, None, tuple(notes), file)
         objections: Sequence[str] = ()
         if proof:
@@ -166,6 +171,7 @@ def export(
         if objections:
             target = next_run_folder(target.parent, f"{target.name}-refused")
         finish(part, target)
+    print(f"export: done, in {target}", flush=True)
     if objections:
         raise _refusal(exported, objections, target)
     return exported

@@ -140,6 +140,7 @@ def prove(
 
     exported: an Exported. Raises ProofError with the process's output if it could not read the folder.
     """
+    print(f"export: the trained model answers {len(questions)} questions", flush=True)
     prompts = [prompting.prompt(tokenizer, question) for question in questions]
     prompt_ids = [trained_ids(tokenizer, prompt) for prompt in prompts]
     completions = complete(model, tokenizer, prompts, max_completion_tokens=tokens)
@@ -159,6 +160,7 @@ def prove(
         "scored": scored,
         "rows": token_rows(model),
     }
+    print("export: a fresh process reads the export and answers them", flush=True)
     answer, exported_logprobs = _read_back(request)
     with evaluating(model), torch.no_grad():
         trained_logprobs = [logprobs_of(model, *ids, request["rows"]) for ids in scored]
