@@ -16,7 +16,8 @@ from benchmarks.advice import elsewhere
 from benchmarks.advice.__main__ import PAGES, RESULTS, say_counts
 from benchmarks.advice.arms import FAMILIES, cold_start, negative, old
 from benchmarks.advice.claims import CLAIMS, SOURCES, Claim
-from benchmarks.advice.figure import STYLES, draw_curves, draw_table, scaled
+from benchmarks.advice.curves import draw_curves
+from benchmarks.advice.figure import STYLES, draw_table, scaled
 from benchmarks.advice.plan import campaign
 from benchmarks.advice.plan.answered import ANSWERED, ELSEWHERE
 from benchmarks.advice.row import labs_of, of_elsewhere
