@@ -57,6 +57,25 @@ def entries(read):
     }
 
 
+def test_every_stored_picture_has_an_alt_text():
+    """`alt` in the metadata of its cell; the site puts it on the picture (docs/hooks/notebook_html.py)."""
+    pictures, silent = 0, []
+    for path in NOTEBOOKS:
+        for cell in json.loads(path.read_text())["cells"]:
+            if any("image/png" in out.get("data", {}) for out in cell.get("outputs", [])):
+                pictures += 1
+                alt = cell["metadata"].get("alt", "")
+                if len(alt.split()) < 8:
+                    silent.append((path.stem, cell["id"], alt))
+    assert pictures > 100 and not silent, "an alt says what one sees, in eight words or more"
+
+
+def test_every_picture_of_a_page_has_an_alt_text():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    found = [alt for page in pages for alt in re.findall(r"!\[(.*?)\]\(", page.read_text())]
+    assert len(found) >= 7 and [alt for alt in found if len(alt.split()) < 8] == []
+
+
 def listed(part=SITE["nav"]):
     """The pages of the navigation, in order."""
     if isinstance(part, str):

@@ -106,8 +106,13 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
         )
 
     if page.file.src_uri.endswith(".ipynb"):
-        folded = folded_cells(Path(page.file.abs_src_path))
-        content = notebook_html.in_the_look_of_the_site(content, to_page, folded)
+        notebook = Path(page.file.abs_src_path)
+        content = notebook_html.in_the_look_of_the_site(
+            content,
+            to_page,
+            folded_cells(notebook),
+            alts(notebook),
+        )
         title, *others = page.toc.items  # the theme lists what is below the first
         title.children, page.toc.items = title.children + others, [title]
     else:
@@ -127,6 +132,8 @@ def on_post_build(config: MkDocsConfig) -> None:
         path: set(re.findall(r'\s(?:id|name)="([^"]+)"', text)) for path, text in pages.items()
     }
     for path, text in pages.items():
+        if notebook_html.NO_ALT in text:
+            log.warning(f"{path.relative_to(site)} has a picture without an alt text")
         for tag, link in sorted(set(LOADS.findall(text))):
             parts = urlsplit(html.unescape(link))
             file = (path.parent / unquote(parts.path)).resolve() if parts.path else path
@@ -142,10 +149,24 @@ def on_post_build(config: MkDocsConfig) -> None:
 
 def folded_cells(notebook: Path) -> set[str]:
     """Ids of the cells whose code JupyterLab folds: code that only draws or installs."""
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     return {
-        cell["id"] for cell in cells if cell["metadata"].get("jupyter", {}).get("source_hidden")
+        cell["id"]
+        for cell in cells_of(notebook)
+        if cell["metadata"].get("jupyter", {}).get("source_hidden")
     }
+
+
+def alts(notebook: Path) -> dict[str, str]:
+    """Id of a cell -> what one sees on its picture: `alt` in the cell's metadata."""
+    return {
+        cell["id"]: cell["metadata"]["alt"]
+        for cell in cells_of(notebook)
+        if "alt" in cell["metadata"]
+    }
+
+
+def cells_of(notebook: Path) -> list[dict]:
+    return json.loads(notebook.read_text(encoding="utf-8"))["cells"]
 
 
 def target(uri: str, link: str) -> str:

@@ -20,8 +20,6 @@ from itertools import chain, zip_longest
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from grpo_kit._support.argument_checks import (
     check_above_zero,
     check_job,
@@ -32,7 +30,7 @@ from grpo_kit._support.argument_checks import (
 from grpo_kit._support.display import progress_line
 from grpo_kit.evaluation._as_trained import say_difference
 from grpo_kit.evaluation._constant import Constant, constant_reward, in_words
-from grpo_kit.evaluation._shown import estimates_table
+from grpo_kit.evaluation._shown import ShownTable, estimates_table, with_page
 from grpo_kit.evaluation._verdict import EVER, SIGNAL, earns_more, verdict_of
 from grpo_kit.evaluation.generate_and_score import (
     Answers,
@@ -145,7 +143,7 @@ class Readiness:
         if self.right is None:
             return {}
         powers = {1 << i for i in range(self.samples.bit_length())}
-        return {k: self._pass_at(self.right, k) for k in sorted({*powers, self.samples})}
+        return {k: self._pass_at(self.right, k) for k in sorted(powers | {self.samples})}
 
     def _pass_at(self, right: Sequence[int], k: int) -> Estimate:
         return bootstrap_mean([pass_at_k(self.samples, count, k) for count in right])
@@ -165,12 +163,11 @@ class Readiness:
     @property
     def mean_reward(self) -> Estimate:
         """Mean over the prompts with a reward, each the mean of its samples."""
-        means = []
-        for counts in self.rewards:
-            if counts:
-                means.append(
-                    sum(reward * n for reward, n in counts.items()) / sum(counts.values())
-                )
+        means = [
+            sum(reward * n for reward, n in counts.items()) / sum(counts.values())
+            for counts in self.rewards
+            if counts
+        ]
         return mean_reward(means or [0.0])
 
     @property
@@ -281,15 +278,16 @@ class Readiness:
     def __repr__(self) -> str:
         return f"Readiness({self.task!r}, {self.n} prompts x {self.samples} samples: {self.verdict})\n{self.reason}"
 
-    def table(self) -> pd.DataFrame:
-        """One row a measure: value, low, high (95 %), n; the best constant strategy last."""
+    def table(self) -> ShownTable:
+        """One row a measure: value, low, high (95 %), n; the best constant strategy, which has no interval, last."""
         measures = {}
+        constant = self.constant
         if self.measure == "reward":
             measures["mean reward"] = self.mean_reward
+            constant = self.constant_reward
         if self.formatted is not None:
-            measures["valid actions" if self.of_episodes else "readable answer"] = (
-                self.format_rate
-            )
+            readable = "valid actions" if self.of_episodes else "readable answer"
+            measures[readable] = self.format_rate
         measures |= {f"pass@{k}": estimate for k, estimate in self.pass_at.items()}
         if self.lenient is not None:
             measures["right, read leniently"] = self.lenient_rate
@@ -297,12 +295,12 @@ class Readiness:
         if self.right is not None:
             measures[f"{groups} right and wrong"] = self.signal_right()
         measures[f"{groups} unequal rewards"] = self.signal_reward()
-        constant = self.constant_reward if self.measure == "reward" else self.constant
-        return estimates_table(self.task, measures, [constant], self.n)
+        table = estimates_table(self.task, measures, [constant], self.n)
+        look = {"float_format": "{:.3f}".format, "na_rep": ""}
+        return with_page(table, table.to_html(**look), table.to_string(**look))
 
     def _repr_html_(self) -> str:
-        table = self.table().to_html(float_format="{:.3f}".format, na_rep="")
-        return f"<p><b>{html.escape(self.reason)}</b></p>{table}"
+        return f"<p><b>{html.escape(self.reason)}</b></p>{self.table()._repr_html_()}"
 
     def save(self, path: str | os.PathLike) -> None:
         """Write everything to one JSON file; Readiness.load reads it."""
@@ -418,9 +416,9 @@ def _ask_in_time(
 
 
 def _joined(parts: Sequence[Answers]) -> Answers:
-    names = parts[0].by_place
     lists = {
-        name: list(chain.from_iterable(getattr(part, name) for part in parts)) for name in names
+        name: list(chain.from_iterable(getattr(part, name) for part in parts))
+        for name in parts[0].by_place
     }
     return replace(parts[0], **lists)
 

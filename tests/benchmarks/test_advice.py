@@ -16,8 +16,9 @@ from benchmarks.advice import elsewhere
 from benchmarks.advice.__main__ import PAGES, RESULTS, say_counts
 from benchmarks.advice.arms import FAMILIES, cold_start, negative, old
 from benchmarks.advice.claims import CLAIMS, SOURCES, Claim
-from benchmarks.advice.figure import STYLES, draw_curves, draw_table, scaled
-from benchmarks.advice.plan import campaign
+from benchmarks.advice.curves import draw_curves
+from benchmarks.advice.figure import STYLES, draw_table, scaled
+from benchmarks.advice.plan import campaign, runs, tuned
 from benchmarks.advice.plan.answered import ANSWERED, ELSEWHERE
 from benchmarks.advice.row import labs_of, of_elsewhere
 from benchmarks.advice.table import (
@@ -328,6 +329,30 @@ def test_what_is_never_right_or_not_trained_is_seen(committed):
 
 
 # ---- what is committed
+
+
+def test_the_rates_of_full_fine_tuning_are_as_the_pages_say():
+    """2e-5 beside 1e-5 over the 11 seeds that both have, and the means over the two seeds of the sweep."""
+    paired = runs.load(["full, 2e-05", "settled"], "settled", below=tuned.SEEDS[0])
+    assert paired.unlike("full, 2e-05", "settled") == []
+    d = paired.difference("full, 2e-05", "settled", outcome="accuracy")
+    interval = "[{:.1f}, {:.1f}]".format(100 * d["low"], 100 * d["high"])
+    assert d["seeds"] == 11
+    section = (
+        (ROOT / "docs/results.md").read_text().split("### The rate of full fine-tuning")[1]
+    )
+    assert f"{100 * d['mean']:+.1f} points {interval} above 1e-5, p = {d['p']:.3f}" in section
+    swept = runs.load(["full, 5e-06", "full, 1e-05", "full, 2e-05"], "full, 1e-05").runs
+    swept = swept[swept["seed"].isin(tuned.SEEDS)].groupby("arm")["accuracy"].mean()
+    by_rate = {arm.removeprefix("full, "): f"{100 * mean:.1f}" for arm, mean in swept.items()}
+    assert by_rate == {"5e-06": "84.8", "1e-05": "82.8", "2e-05": "86.7"}
+    for page, words in (
+        ("notebooks/05_train_full.ipynb", "86.7, 82.8 and 84.8 %: two seeds cannot tell"),
+        ("notebooks/05_train_full.ipynb", f"5.5 points above 1e-5 {interval}"),
+        ("notebooks/00_start_here.ipynb", f"5.5 points above 1e-5 {interval}"),
+        ("docs/which_method.md", f"5.5 points above 1e-5 {interval}"),
+    ):
+        assert words in (ROOT / page).read_text(), page
 
 
 def test_one_family_over_all_rows_that_are_run(committed):

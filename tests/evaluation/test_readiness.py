@@ -112,6 +112,11 @@ def test_numbers_by_hand():
     )
     assert table.loc["groups of 2 with right and wrong", "value"] == pytest.approx(1 / 6)
     assert table.loc["always number 1", "value"] == 0.25 and table.index.name == "largest"
+    assert table.loc["always number 1", ["low", "high"]].isna().all(), (
+        "a strategy has no interval"
+    )
+    for shown in (repr(table), table._repr_html_()):
+        assert "0.250" in shown and "NaN" not in shown
 
 
 @pytest.mark.parametrize(

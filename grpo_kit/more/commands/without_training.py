@@ -134,7 +134,7 @@ def readiness(
         report.lengths.table(),
         sep="\n",
     )
-    print(report.table().to_string(float_format="{:.3f}".format, na_rep=""), flush=True)
+    print(report.table(), flush=True)
     if report.verdict != "ready":
         raise Exit(1)
 
