@@ -6,7 +6,8 @@ trains a tiny random model for two steps, to see that it runs; leave --preset ou
 Python, in the repository's folder: `from examples.graded import Near, different, graded`, then `graded()` is a task.
 
 Near is advised where right or wrong leaves too many groups without a signal; measured: `smooth-rewards` of notebook 15.
-`different` is advised against mode collapse; three seeds showed no gain (docs/results.md, "A reward for being different").
+`different` is advised against mode collapse; three seeds showed no gain
+(docs/results.md, "A reward for being different").
 """
 
 from __future__ import annotations
