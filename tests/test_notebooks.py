@@ -7,10 +7,13 @@ from pathlib import Path
 import few_words
 import nbclient
 import nbformat
+import pandas as pd
 import pytest
+import torch
 from forked_kernel import ForkedKernel
 from ipykernel.ipkernel import IPythonKernel
 
+from grpo_kit import objectives
 from grpo_kit.more.code.sandbox import isolation
 
 ROOT = Path(__file__).parent.parent
@@ -225,3 +228,24 @@ def test_every_exercise_that_names_a_change_has_its_code(path):
     numbered = re.split(r"^\d+\. ", asked, flags=re.MULTILINE)[1:]
     assert len(numbered) >= 3 and all("```python" in one for one in numbered), numbered
     assert len(exercises(notebook)) >= len(numbered)
+
+
+def test_the_lines_that_a_reader_of_notebook_04_writes_are_judged(capsys):
+    """Each of its three cells says: not written yet, right for the folded solution, and what differs for another."""
+    (path,) = (path for path in NOTEBOOKS if path.name.startswith("04_"))
+    cells = nbformat.read(path, as_version=4).cells
+    source = {cell.id: cell.source for cell in cells}
+    names = {"torch": torch, "pd": pd, "objectives": objectives}
+    exec(source["check"], names)
+
+    def answer(cell, line):
+        exec(re.sub(r"return None.*", line, source[cell], count=1), names)
+        return capsys.readouterr().out
+
+    for name in ("advantages", "minimum", "kl"):
+        (line,) = re.findall(r"```python\n(.+)\n```", source[f"{name}-solution"])
+        cell = f"write-{name}"
+        assert answer(cell, "return None").endswith(": not written yet\n")
+        assert answer(cell, line).endswith(": right\n")
+        assert "differs" in answer(cell, f"{line} * 1.01")
+        assert "your shape is ()" in answer(cell, "return 0.0")
