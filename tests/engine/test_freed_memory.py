@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,34 +38,25 @@ def resident():
 
 def hold_every_second():
     """MiB that the process holds for 320 MiB in use, among as much that was freed."""
-    del_me = torch.ones(31 * MIB // 4)  # after this, glibc keeps blocks of up to this size
-    del del_me
     before = resident()
     blocks = [torch.ones(16 * MIB // 4) for _ in range(40)]
     blocks = blocks[::2]
     return (resident() - before) // MIB
 
 
-def print_both():
-    """Outside and inside."""
-    for inside in (nullcontext(), without_holes(CPU)):
-        with inside:
-            print(hold_every_second())
+def held_in_a_process_of_its_own(around):
+    """Where an earlier test left a large hole, glibc takes from it without being told."""
+    path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    code = "from test_freed_memory import *\ntorch.ones(31 * MIB // 4)\n"  # what it freed, glibc keeps from now on
+    code += f"with {around}:\n    print(hold_every_second())"
+    run = partial(subprocess.run, env=os.environ | path, capture_output=True, text=True)
+    return int(run([sys.executable, "-c", code], check=True).stdout)
 
 
 @glibc
 def test_freed_blocks_between_those_in_use_go_back():
-    """In a process of its own: where an earlier test left a large hole, glibc takes from it without being told."""
-    path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    done = subprocess.run(
-        [sys.executable, "-c", "from test_freed_memory import print_both; print_both()"],
-        env=os.environ | path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    outside, inside = map(int, done.stdout.split())
-    assert outside > 600 and inside < 340, (outside, inside)
+    assert held_in_a_process_of_its_own("nullcontext()") > 600
+    assert held_in_a_process_of_its_own("without_holes(CPU)") < 340
 
 
 @glibc
