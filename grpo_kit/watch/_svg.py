@@ -18,7 +18,7 @@ import numpy as np
 
 from grpo_kit._support.display import COLOURS, GREY, RED, cut
 from grpo_kit.watch._red_flag import ACCURACY, Flag, range_of_rows, scale_columns
-from grpo_kit.watch._run_state import RunState, no_better, value_of
+from grpo_kit.watch._run_state import RunState
 from grpo_kit.watch._svg_axes import (
     AXIS,
     HELD_OUT,
@@ -31,6 +31,7 @@ from grpo_kit.watch._svg_axes import (
     Columns,
     Marks,
     dashes,
+    no_better_rows,
     window_of,
 )
 
@@ -80,8 +81,8 @@ def draw_svg(runs: Runs, *, last_step: int = 0, full: bool = True) -> str:
 
     x reaches `last_step`, or further if a run does. Up to 20 steps a line goes through the values. From 21 steps on
     pale dots are values, the highest and lowest among them, and the line is their moving mean. Points with bars are
-    held-out accuracy with its 95 % interval, on an axis of its own. Red flags are numbered lines at their first step,
-    changes dotted lines with a letter.
+    held-out accuracy with its 95 % interval, on an axis of its own, pale where it is no better than the best constant
+    strategy's. Red flags are numbered lines at their first step, changes dotted lines with a letter.
     full: every flag and change has a line below. Otherwise one line of fixed height has the last changes.
 
     >>> draw_svg({"": RunState({1: {"step": 1, "reward": 0.5}})}, last_step=2).startswith("<svg")
@@ -94,7 +95,7 @@ def draw_svg(runs: Runs, *, last_step: int = 0, full: bool = True) -> str:
     end = max([last_step, 1, *(run.step for run in runs.values())])
     page = _Page(tables, end, _marks(runs))
     measures = [name for name in parts if page.is_measured(name)]
-    main = page.main_panels(measures, parts, worse=_no_better_than_constant(runs))
+    main = page.main_panels(measures, parts)
     small = page.small_panels()
     middle = len(small) // 2
     head = TITLE + ROW * max(panel.legend_rows for panel in main) + 30
@@ -159,14 +160,13 @@ class _Page:
         self.marks = marks
         self.is_alone = len(tables) == 1
 
-    def main_panels(
-        self, measures: list[str], parts: list[str], *, worse: bool
-    ) -> list[_Panel]:
-        """Reward, held-out accuracy if it was measured, and parts. worse: is it no better than a constant's?"""
+    def main_panels(self, measures: list[str], parts: list[str]) -> list[_Panel]:
+        """Reward, held-out accuracy if it was measured, and parts."""
         title = "reward parts" if _EPISODES.keys().isdisjoint(parts) else "episodes"
-        has_accuracy = self.is_measured(ACCURACY)
-        reward, accuracy, last = _WITH_ACCURACY if has_accuracy else (_width(2), 0, _width(2))
-        words = [("", "no better than"), ("", "a constant")] if worse else []
+        without = _width(2), 0, _width(2)
+        reward, accuracy, last = _WITH_ACCURACY if self.is_measured(ACCURACY) else without
+        is_pale = any(no_better_rows(table).any() for table in self.tables.values())
+        words = [("", "pale: no better"), ("", "than a constant")] if is_pale else []
         panels = [
             _Panel(["reward"], "reward", reward, *_legend(self._reward_words(), reward)),
             _Panel([ACCURACY], "held-out accuracy", accuracy, *_legend(words, accuracy)),
@@ -254,17 +254,6 @@ class _Page:
         if window > 1:
             words.append(("", f"lines: means of {window} steps"))
         return words
-
-
-def _no_better_than_constant(runs: Runs) -> bool:
-    """Is a single run's last held-out accuracy no better than the best constant strategy's?"""
-    measured = {
-        step: row
-        for run in runs.values()
-        for step, row in run.rows.items()
-        if value_of(row, ACCURACY) is not None
-    }
-    return len(runs) == 1 and bool(measured) and no_better(measured[max(measured)])
 
 
 def _colour(number: int) -> str:

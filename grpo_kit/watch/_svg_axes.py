@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from grpo_kit.watch._red_flag import ACCURACY
+from grpo_kit.watch._run_state import CONSTANT
 
 # Heights within a panel: of the title, of a row of the legend, of the numbers below.
 TITLE, ROW, AXIS = 54, 42, 58
@@ -15,7 +16,7 @@ INK = "currentColor"  # of words
 SIZE = 31
 LETTER = 17.75  # mean width of a letter, in DejaVu Sans, which is a wide one
 ROUGH = 20  # values; above this number a line shows their moving mean
-HELD_OUT = (ACCURACY, f"{ACCURACY}_low", f"{ACCURACY}_high")
+HELD_OUT = (ACCURACY, f"{ACCURACY}_low", f"{ACCURACY}_high", CONSTANT)
 _SCHEDULES = ("temperature", "learning_rate")
 _DASHES = ("", "14 5", "5 4", "16 5 4 5")
 Columns = dict[str, np.ndarray]  # of one run: its measures by name, NaN where there is none
@@ -116,7 +117,7 @@ class Axes:
         """
         is_measured = np.isfinite(table[name])
         values = table[name][is_measured]
-        if not len(values):
+        if not values.size:
             return ""
         window = 1 if name in _SCHEDULES else window_of(values)
         mean = moving_mean(values, window)
@@ -132,7 +133,7 @@ class Axes:
                 _points(x[places], self.up(values[places]), colour, 7, opacity=".5")
             )
         elif len(x) <= ROUGH:
-            elements.append(_points(x[rows], self.up(values[rows]), colour, 10, opacity="1"))
+            elements.append(_points(x[rows], self.up(values[rows]), colour, 10))
         elements.append(
             f'<path fill="none" stroke="{colour}" stroke-width="4" stroke-linejoin="round"{dashes(dash)} '
             f'd="{_path(x[rows], self.up(mean[rows]))}"/>'
@@ -147,19 +148,30 @@ class Axes:
         return f'<path fill="{colour}" fill-opacity=".2" d="{outline}z"/>'
 
     def accuracy(self, table: Columns, colour: str) -> str:
-        """Points, with their intervals if they have any; a selection of very many."""
-        values, low, high = (table[name] for name in HELD_OUT)
-        rows = np.flatnonzero(np.isfinite(values))
-        rows = rows[:: max(1, len(rows) // 30)]
-        if not len(rows):
-            return ""
-        x = self.across(table["step"][rows])
-        bars = []
-        for place, row in zip(x, rows, strict=True):
-            if np.isfinite(low[row]) and np.isfinite(high[row]):
-                bars.append(f"M{place} {self.up(low[row])}V{self.up(high[row])}")
-        points = _points(x, self.up(values[rows]), colour, 12)
-        return f'<path stroke="{colour}" stroke-width="2.4" d="{"".join(bars)}"/>{points}'
+        """Points, with their intervals if they have any, pale where no better than a constant; a selection of many."""
+        rows = np.flatnonzero(np.isfinite(table[ACCURACY]))
+        rows = rows[_even(len(rows), 30)]
+        pale = no_better_rows(table)[rows]
+        elements = []
+        for chosen, opacity in (rows[~pale], "1"), (rows[pale], ".35"):
+            if chosen.size:
+                x = self.across(table["step"][chosen])
+                values, low, high, _ = (table[name][chosen] for name in HELD_OUT)
+                bars = "".join(
+                    f"M{place} {self.up(bottom)}V{self.up(top)}"
+                    for place, bottom, top in zip(x, low, high, strict=True)
+                    if np.isfinite(bottom + top)
+                )
+                points = _points(x, self.up(values), colour, 12)
+                elements.append(
+                    f'<g opacity="{opacity}"><path stroke="{colour}" stroke-width="2.4" d="{bars}"/>{points}</g>'
+                )
+        return "".join(elements)
+
+
+def no_better_rows(table: Columns) -> np.ndarray:
+    """Where the held-out accuracy's interval reaches below the best constant strategy's accuracy, bool (steps,)."""
+    return table[HELD_OUT[1]] < table[CONSTANT]
 
 
 def window_of(values: np.ndarray) -> int:

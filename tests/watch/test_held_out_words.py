@@ -1,6 +1,7 @@
 """What held-out evaluations say, in words: in a line, at the end of a run, in its card and in another terminal."""
 
 import json
+import re
 
 import pandas as pd
 import pytest
@@ -66,26 +67,36 @@ def test_a_constant_is_said_first_once_training_began():
     )
 
 
-def test_the_legend_says_it_of_a_run_that_stands_alone():
-    def drawn(*names):
+def test_a_point_is_pale_by_its_own_interval_and_the_legend_says_so():
+    def drawn(*lows):
+        """Points that are pale, points that are not, and is there a legend? Of held-out evaluations 8 steps apart."""
         run = RunState()
-        run.add(rows)
-        return draw_svg(dict.fromkeys(names, run))
-
-    rows = [
-        {
-            "step": step,
-            "reward": 0.5,
-            "eval/accuracy": 0.5,
-            "eval/accuracy_low": low,
-            "eval/constant": 0.45,
+        run.add(
+            {
+                "step": 8 * n,
+                "reward": 0.5,
+                "eval/accuracy": 0.6,
+                "eval/accuracy_low": low,
+                "eval/accuracy_high": 0.7,
+                "eval/constant": 0.45,
+            }
+            for n, low in enumerate(lows)
+        )
+        page = draw_svg({"": run})
+        groups = {
+            look: sum(
+                path.count("h0") for path in re.findall(rf'<g opacity="{look}">(.+?)</g>', page)
+            )
+            for look in (".35", "1")
         }
-        for step, low in ((0, 0.1), (8, 0.38))
-    ]
-    assert ">no better than<" in drawn("") and ">a constant<" in drawn("")
-    assert "held-out accuracy" in drawn("one", "two")
-    rows[1]["eval/accuracy_low"] = 0.46
-    assert "held-out accuracy" in drawn("")
+        return groups[".35"], groups["1"], ">pale: no better<" in page
+
+    assert drawn(0.1, 0.38) == (2, 0, True)
+    assert drawn(0.1, 0.5, 0.6, 0.2) == (2, 2, True), (
+        "rose, then fell: the rise stays to be seen"
+    )
+    assert drawn(0.1, 0.46) == (1, 1, True)
+    assert drawn(0.46, 0.5) == (0, 2, False)
 
 
 def test_the_card_of_a_run_leads_with_the_constant(tmp_path):
