@@ -83,7 +83,7 @@ def test_the_head_says_how_long_what_to_look_at_and_what_comes_next(path):
     """The next notebook of the first course where this one is in it, and the next by number."""
     head = nbformat.read(path, as_version=4).cells[0].source
     parts = re.search(
-        r"\*\*Needs:\*\* .+ \*\*On (?:a laptop|server cores):\*\* .*minutes?\b.*\*\*Look at:\*\* .+ \*\*Next:\*\* (.+)",
+        r"\*\*Needs:\*\* .+ \*\*On server cores:\*\* .*minutes?\b.*\*\*Look at:\*\* .+ \*\*Next:\*\* (.+)",
         head,
     )
     assert parts, head
