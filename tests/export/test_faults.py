@@ -64,7 +64,12 @@ def exporter():
         process.stdin.flush()
         return int(process.stdout.readline())
 
-    begin.said = lambda: [line.rstrip() for line in iter(process.stdout.readline, "ended\n")]
+    def said():
+        """What it printed besides the lines as each part begins."""
+        lines = [line.rstrip() for line in iter(process.stdout.readline, "ended\n")]
+        return [line for line in lines if not line.startswith("export: ")]
+
+    begin.said = said
     yield begin
     process.communicate()
 
