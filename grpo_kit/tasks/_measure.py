@@ -100,11 +100,9 @@ def labels_of(rows: Iterable[Mapping[str, Any]]) -> Counter[str]:
     >>> labels_of([{"answer": "spam"}, {"answer": "ham"}, {"answer": "spam"}, {"answer": "spam"}])
     Counter({'spam': 3, 'ham': 1})
     """
-    labels = Counter(answer for row in rows if (answer := str(row["answer"]).strip()))
-    are_words = any(last_number(label) != label for label in labels)
-    if 2 * len(labels) <= labels.total() and (are_words or len(labels) <= 5):
-        return labels
-    return Counter()
+    labels = Counter(answer for row in rows if (answer := str(row.get("answer", "")).strip()))
+    few_or_words = len(labels) <= 5 or any(last_number(label) != label for label in labels)
+    return labels if few_or_words and 2 * len(labels) <= labels.total() else Counter()
 
 
 def _judges(task: Any) -> list[Reward]:

@@ -125,7 +125,7 @@ def from_rows(
 
 def _check_examples(task: Task) -> None:
     """Warns of a worked example whose answer is no label of a row; of other answers than labels none is expected."""
-    labels = labels_of([*task.train, *task.held_out])
+    labels = labels_of([*task.train, *task.held_out] if task.examples else ())
     for _, response in task.examples:
         answer = own_answer(response, "", task.answer_tag)
         if labels and answer is not None and answer not in labels:

@@ -32,6 +32,7 @@ from grpo_kit.more.lab.figures import plot_pass_at_k
 from grpo_kit.more.memory.plan import plan_memory
 from grpo_kit.rewards import ExactAnswer, SoftFormat, audit, last_number, on_response
 from grpo_kit.tasks import from_rows, largest
+from grpo_kit.tasks._measure import labels_of
 from grpo_kit.trainer.presets import preset
 
 # ---- groups with a signal ---------------------------------------------------------------------------------------
@@ -563,3 +564,8 @@ def test_the_curves_are_those_of_the_evaluations():
     assert figure._repr_png_()[:4] == b"\x89PNG"
     with pytest.raises(ValueError, match="curves is empty"):
         plot_pass_at_k({})
+
+
+def test_rows_without_an_answer_have_no_labels():
+    """A task of one's own need not have that column: readiness raised KeyError there."""
+    assert labels_of([{"question": "Is it spam?"}] * 4) == {}
