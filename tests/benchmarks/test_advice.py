@@ -347,7 +347,10 @@ def test_the_rates_of_full_fine_tuning_are_as_the_pages_say():
     by_rate = {arm.removeprefix("full, "): f"{100 * mean:.1f}" for arm, mean in swept.items()}
     assert by_rate == {"5e-06": "84.8", "1e-05": "82.8", "2e-05": "86.7"}
     for page, words in (
-        ("notebooks/05_train_full.ipynb", "86.7, 82.8 and 84.8 %: two seeds cannot tell"),
+        (
+            "notebooks/05_train_full.ipynb",
+            "86.7, 82.8 and 84.8 % (n = 256): two seeds cannot tell",
+        ),
         ("notebooks/05_train_full.ipynb", f"5.5 points above 1e-5 {interval}"),
         ("notebooks/00_start_here.ipynb", f"5.5 points above 1e-5 {interval}"),
         ("docs/which_method.md", f"5.5 points above 1e-5 {interval}"),
