@@ -15,6 +15,7 @@ import forked
 import pytest
 
 import grpo_kit
+from grpo_kit._support import lazy
 
 ROOT = Path(grpo_kit.__file__).parent
 # A room imports from those before it only.
@@ -219,6 +220,14 @@ def test_what_trains_or_asks_loads_torch_and_transformers_alone():
         python(f"{notebook}; {touched}; {said}")
         == "Loading torch and transformers: some seconds.".split()
     )
+
+
+def test_what_loads_is_said_once(capsys, monkeypatch):
+    """torch may come with one module, and transformers with the next."""
+    monkeypatch.setattr(lazy, "_UNSAID", ["Loading"])
+    lazy._say_what_loads()
+    lazy._say_what_loads()
+    assert capsys.readouterr().out == "Loading\n"
 
 
 def test_the_front_door_names_the_same_everywhere():

@@ -100,10 +100,12 @@ def _load(module: str) -> ModuleType:
 
 
 def _say_what_loads() -> None:
-    if "torch" in sys.modules:
-        print("Loading torch and transformers: some seconds.", flush=True)
+    """Once, though torch may come with one module and transformers with the next."""
+    if "torch" in sys.modules and _UNSAID:
+        print(_UNSAID.pop(), flush=True)
 
 
+_UNSAID = ["Loading torch and transformers: some seconds."]
 _BUILT_FOR_ONE = ("torchvision", "torchaudio")
 
 

@@ -348,7 +348,7 @@ class Loop:
                 self.processes.gather(replace(batch, old_logprobs=None, ref_logprobs=None))
             )
         self.seconds += seconds
-        tokens = sum(map(len, batch.prompt_ids)) + sum(map(len, batch.completion_ids))
+        tokens = sum(map(len, batch.prompt_ids + batch.completion_ids))
         self.tokens += metrics.pop("num_tokens", tokens)
         row = measures(batch, numbers, self.sample, self.task)
         row |= metrics | {

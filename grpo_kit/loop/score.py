@@ -228,9 +228,7 @@ def first_rollout(
     metrics = measures(first, numbers, sample, task)
     counts = {"completions": sum(map(len, rollouts)), "num_tokens": 0}
     for batch in rollouts:
-        counts["num_tokens"] += sum(map(len, batch.prompt_ids)) + sum(
-            map(len, batch.completion_ids)
-        )
+        counts["num_tokens"] += sum(map(len, batch.prompt_ids + batch.completion_ids))
     counts = processes.sums(counts)
     metrics["rollout/extra_completions"] = counts["completions"] - len(first)
     return metrics | {"num_tokens": counts["num_tokens"]}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from grpo_kit.rewards.check import check_rewards
     from grpo_kit.rewards.combine import Clipped, Gated, WeightedSum
     from grpo_kit.rewards.form import Language, Repetition, RightSize, SoftFormat
-    from grpo_kit.rewards.response import extract_answer, last_number, on_response
+    from grpo_kit.rewards.response import extract_answer, last_number, on_response, own_answer
     from grpo_kit.rewards.scoring import RewardError, total
 
 __all__ = lazy(__name__)

@@ -13,6 +13,10 @@ from grpo_kit.rewards.cheat_cases import Case, RewardCheckError, TaskWithCases, 
 from grpo_kit.rewards.scoring import RewardError, totals, warn_off_scale
 
 _PAYS = 1e-9
+# said behind a fault of this case
+_CURES = {
+    "answer in the prefill": "; read it by kit.rewards.own_answer(completion, prefill), None there"
+}
 
 
 def check_rewards(
@@ -135,7 +139,7 @@ def _faults(
         scores = table[name].astype(float)
         honest_scores = scores.iloc[honest]
         if honest_scores.isna().any():
-            if name == "total" or len(rewards) == 1:
+            if name == names[-1]:  # the total, or the only one
                 faults.append(
                     f"- {name} cannot judge the honest completion {cases[honest[0]].completion!r}"
                 )
@@ -151,6 +155,6 @@ def _faults(
                 verb = "outranks" if outranks else "ties with"
                 faults.append(
                     f"- {name}: {case.name!r} ({score:.3g}) {verb} the honest answer ({low:.3g}); "
-                    f"response {cut(repr(case.prefill + case.completion), 90)}"
+                    f"response {cut(repr(case.prefill + case.completion), 90)}{_CURES.get(case.name, '')}"
                 )
     return faults

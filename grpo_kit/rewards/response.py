@@ -104,8 +104,9 @@ def on_response(
     del reward.__wrapped__
     if range is not None:
         reward.range = range
-    required = [name for name, is_required in keywords.items() if is_required]
-    reward.columns = tuple(name for name in required if name != "prefill")
+    reward.columns = tuple(
+        name for name, is_required in keywords.items() if is_required and name != "prefill"
+    )
     return reward
 
 
@@ -287,9 +288,8 @@ def gold_text(value: Any) -> str | None:
             f"{value!r:.200} is a {type(value).__name__}, not one answer; keep it in a column of its own for the "
             "reward, and give a text, a number or None"
         )
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):
-        return None
-    if isinstance(value, float | Decimal) and value != value:
+    is_nan = isinstance(value, float | Decimal) and value != value
+    if value is None or is_nan or type(value).__name__ in ("NAType", "NaTType"):
         return None
     if isinstance(value, datetime) and value.timetz() == time.min:
         return str(value.date())

@@ -170,8 +170,8 @@ class Axes:
 
 
 def no_better_rows(table: Columns) -> np.ndarray:
-    """Where the held-out accuracy's interval reaches below the best constant strategy's accuracy, bool (steps,)."""
-    return table[HELD_OUT[1]] < table[CONSTANT]
+    """Where the held-out accuracy's interval reaches down to the best constant strategy's accuracy, bool (steps,)."""
+    return table[HELD_OUT[1]] <= table[CONSTANT]
 
 
 def window_of(values: np.ndarray) -> int:

@@ -26,6 +26,7 @@ from grpo_kit.rewards import (
     extract_answer,
     last_number,
     on_response,
+    own_answer,
 )
 from grpo_kit.tasks import Task, countdown, from_reasoning_gym, from_rows, largest
 from grpo_kit.tasks.countdown import CountdownAnswer, evaluate
@@ -223,6 +224,27 @@ def test_a_reward_that_falls_for_a_cheat_is_named_with_it(fn, prefill, cheats, r
     assert not missed, f"{reason}: {message}"
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value.table, pd.DataFrame)
+
+
+def test_a_reward_of_ones_own_that_reads_what_the_model_wrote_passes():
+    """The fault names own_answer, and a reward that takes it has none."""
+
+    @on_response
+    def of_the_response(responses, answer):
+        return [float(extract_answer(r) == a) for r, a in zip(responses, answer, strict=True)]
+
+    def of_what_was_written(completions, prefill, answer, **columns):
+        answers = [own_answer(c, p) for c, p in zip(completions, prefill, strict=True)]
+        return [float(given == a) for given, a in zip(answers, answer, strict=True)]
+
+    task = largest(n_train=8, n_held_out=8)
+    with pytest.raises(
+        RewardCheckError, match=r"'answer in the prefill' .*own_answer\(completion, prefill\)"
+    ) as caught:
+        check_rewards(of_the_response, task)
+    others = [line for line in str(caught.value).split("\n")[1:] if "own_answer" not in line]
+    assert not others
+    assert check_rewards(of_what_was_written, task)["total"].iloc[0] == 1.0
 
 
 def test_a_task_with_a_lenient_reward_fails_on_its_rows():

@@ -19,9 +19,10 @@ CARD = "README.md"
 _MARK = "-exporting-"
 
 
-def part_folder(target: Path, n_bytes: int) -> Path:
+def part_folder(target: Path, what: str, n_bytes: int) -> Path:
     """A hidden folder beside the target, on a disk with room for n_bytes. Removes leftovers of killed exports.
 
+    what: will be written, as the line on it says.
     Raises ExportError.
     """
     part = target.with_name(f".{target.name}{_MARK}{platform.node()}-{os.getpid()}")
@@ -41,7 +42,16 @@ def part_folder(target: Path, n_bytes: int) -> Path:
         raise ExportError(
             f"folder={str(target)!r} cannot be made ({error}); give one that can be written"
         ) from error
+    print(f"export: writing {what}, at most {n_bytes / 1e6:,.0f} MB", flush=True)
     return part
+
+
+def written(part: Path) -> int:
+    """Bytes of all files below, once they are written."""
+    files = files_of(part)
+    size = sum(path.stat().st_size for path in files)
+    print(f"export: wrote {len(files)} files, {size / 1e6:,.0f} MB", flush=True)
+    return size
 
 
 def finish(part: Path, target: Path) -> None:

@@ -26,7 +26,14 @@ from grpo_kit._support.version import __version__
 from grpo_kit.evaluation._as_trained import run_of, say_difference
 from grpo_kit.loop.grpo import Loop
 from grpo_kit.models._model_facts import close_rows, model_name
-from grpo_kit.more.export._export_folder import CARD, REPORT, files_of, finish, part_folder
+from grpo_kit.more.export._export_folder import (
+    CARD,
+    REPORT,
+    files_of,
+    finish,
+    part_folder,
+    written,
+)
 from grpo_kit.more.export._gguf_writer import why_unread
 from grpo_kit.more.export._template import (
     ExportError,
@@ -79,11 +86,8 @@ class Exported:
         return push_to_hub(self.folder, repo, private=private, dry_run=dry_run)
 
     def __repr__(self) -> str:
-        lines = [
-            f"{self.format}, {self.stored}: {self.bytes / 1e6:,.0f} MB in {self.folder}",
-            *self.notes,
-        ]
-        return "\n".join([*lines, str(self.proof) if self.proof else "not proved"])
+        size = f"{self.format}, {self.stored}: {self.bytes / 1e6:,.0f} MB in {self.folder}"
+        return "\n".join([size, *self.notes, str(self.proof or "not proved")])
 
 
 def export(
@@ -148,18 +152,13 @@ def export(
     check_questions(tokenizer, served, prompting, questions)
     check_weights(model)
     base = ((run and run_settings(run)) or {}).get("model") or model_name(model)
-    needed = bytes_needed(model, format, stored)
-    part = part_folder(target, needed)
-    print(f"export: writing {format}, {stored}, at most {needed / 1e6:,.0f} MB", flush=True)
+    part = part_folder(target, f"{format}, {stored}", bytes_needed(model, format, stored))
     with _whole_or_nothing(part, folder):
         terms = license_of(base)
         file, notes = write_files(
             part, model, served, prompting, format, stored, target, sampling, terms
         )
-        files = files_of(part)
-        size = sum(path.stat().st_size for path in files)
-        print(f"export: wrote {len(files)} files, {size / 1e6:,.0f} MB", flush=True)
-        exported = Exported(target, format, stored, size, None, tuple(notes), file)
+        exported = Exported(target, format, stored, written(part), None, tuple(notes), file)
         objections: Sequence[str] = ()
         if proof:
             exported, objections = _proved(
@@ -286,10 +285,10 @@ def _whole_or_nothing(part: Path, folder: str | os.PathLike) -> Iterator[None]:
 
 
 def _refusal(exported: Exported, objections: list[str], target: Path) -> ExportError:
-    reason = f"the export was not proved: {objections[0]}"
-    if exported.proof is not None:
-        reason = f"the export is not the trained model: {'; '.join(objections)}"
-    return ExportError(f"{reason}. It lies in {target}, with its report")
+    reason = "was not proved" if exported.proof is None else "is not the trained model"
+    return ExportError(
+        f"the export {reason}: {'; '.join(objections)}. It lies in {target}, with its report"
+    )
 
 
 def _rows(task: Any, rows: Sequence[dict] | int) -> list[dict]:

@@ -45,9 +45,11 @@ class _ShuffledRewards:
 
     def __init__(self, inner: Sampler | None = None) -> None:
         self.inner = inner
-        self.bits = getattr(inner, "bits", Sampler.bits)
-        self.phases = getattr(inner, "phases", Sampler.phases)
         self._reported: dict[str, float] = {}  # by log_metric, in the last call
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is the inner sampler's: bits, phases, state."""
+        return getattr(vars(self).get("inner"), name)
 
     def around(self, fast: Sampler) -> _ShuffledRewards:
         """The same by the sampler that the trainer would take by itself, where none was given."""
@@ -77,14 +79,6 @@ class _ShuffledRewards:
     def measures(self, batch: Batch, task: Any) -> dict[str, float]:
         """What the rewards reported in this step, and the inner sampler's numbers."""
         return self._reported | optional(self.inner, "measures", {}, batch, task)
-
-    def state(self) -> dict[str, Any] | None:
-        """The inner sampler's."""
-        return optional(self.inner, "state", None)
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Goes on from the inner sampler's state."""
-        optional(self.inner, "load_state", None, state)
 
 
 def _shuffled_within(rewards: Sequence[Any], groups: Sequence[int], seed: str) -> list[Any]:
