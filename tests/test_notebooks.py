@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import few_words
@@ -228,6 +230,25 @@ def test_every_exercise_that_names_a_change_has_its_code(path):
     numbered = re.split(r"^\d+\. ", asked, flags=re.MULTILINE)[1:]
     assert len(numbered) >= 3 and all("```python" in one for one in numbered), numbered
     assert len(exercises(notebook)) >= len(numbered)
+
+
+def test_the_command_for_sheets_leaves_out_solutions_and_outputs(tmp_path):
+    """That of docs/teaching.md, which goes by a tag; every folded solution of every notebook has it."""
+    for path in NOTEBOOKS:
+        for cell in nbformat.read(path, as_version=4).cells:
+            is_solution = cell.source.startswith("<details><summary>Solution")
+            assert ("solution" in cell.metadata.get("tags", [])) == is_solution, (path, cell.id)
+    page = (ROOT / "docs/teaching.md").read_text()
+    (command,) = re.findall(r"^```\n(.+?)^```$", page, re.MULTILINE | re.DOTALL)
+    command = command.replace(".venv/bin/python", sys.executable)
+    command = command.replace("--output-dir sheets", f"--output-dir {tmp_path}")
+    subprocess.run(command, shell=True, cwd=ROOT, check=True, capture_output=True)
+    sheets = {path: nbformat.read(path, as_version=4) for path in tmp_path.iterdir()}
+    assert {path.name[:2] for path in sheets} == {*FIRST_COURSE} and len(sheets) == 7
+    for path, sheet in sheets.items():
+        text = "".join(cell.source for cell in sheet.cells)
+        assert "## Exercises" in text and "<summary>Solution" not in text, path
+        assert not any(cell.outputs for cell in _code(sheet))
 
 
 def test_the_lines_that_a_reader_of_notebook_04_writes_are_judged(capsys):
