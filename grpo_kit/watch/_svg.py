@@ -36,10 +36,10 @@ from grpo_kit.watch._svg_axes import (
 )
 
 # half pixels: of one run without a name and with one line of words below
-WIDTH, HEIGHT = 1920, 1054
+WIDTH, HEIGHT = 1920, 1004
 _LEFT, _GAP, _RIGHT = 104, 114, 16
 # Heights: of the runs' names, of the row of main panels, of a row of small ones, of a line below.
-_NAMES, _MAIN, _SMALL, _LINE = 52, 520, 238, 44
+_NAMES, _MAIN, _SMALL, _LINE = 52, 490, 228, 44
 _WITH_ACCURACY = 700, 264, 608  # widths of reward, held-out accuracy and parts
 _LETTERS = int((WIDTH - _LEFT - _RIGHT) / LETTER)  # of a line
 _POINTS, _FEW = 600, 60  # in all lines of the main panels together; in a line of a small one
