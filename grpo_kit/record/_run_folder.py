@@ -49,12 +49,12 @@ def path_of(path: Any, argument: str = "folder") -> Path:
 
 
 def run_path(folder: Any, argument: str = "folder") -> Path:
-    """The folder as an absolute path; symbolic links stay as they are.
+    """The folder as an absolute path, without ".." where that leads to the same; symbolic links stay as they are.
 
     argument: its name in messages. Raises RunFolderError (a ValueError) for what is no name of a folder, the root, the
     home folder, the system's own /proc, /sys and /dev, and a name that is too long or no text in UTF-8.
 
-    >>> run_path("runs/demo") == Path.cwd() / "runs" / "demo"
+    >>> run_path("notebooks/../runs/demo") == Path.cwd() / "runs" / "demo"
     True
     """
     label = f"{argument}={folder!r:.100}"
@@ -79,11 +79,12 @@ def run_path(folder: Any, argument: str = "folder") -> Path:
         raise RunFolderError(
             f"{label} is {real}, where other things lie; name a folder of its own, such as 'runs/demo'."
         )
-    if os.name == "posix" and real.parts[1] in _NOT_A_DISK and real.parts[2:3] != ("shm",):
+    if real.parts[1] in _NOT_A_DISK and real.parts[2:3] != ("shm",):
         raise RunFolderError(
             f"{label}: nothing can be written to /{real.parts[1]}; name another."
         )
-    return path
+    plain = Path(os.path.normpath(path))
+    return plain if plain.resolve() == real else path
 
 
 GOING = ".going"

@@ -182,16 +182,8 @@ def read_completions(folder: str | Path) -> pd.DataFrame:
     path = _existing(folder) / COMPLETIONS_LINES
     lines = list(lines_of(path))
     if not lines:
-        names = (
-            "prompt",
-            "prefill",
-            "completion",
-            "reward",
-            "advantage",
-            "group",
-            "temperature",
-        )
-        return pd.DataFrame(columns=["step", *names])
+        names = "step prompt prefill completion reward advantage group temperature"
+        return pd.DataFrame(columns=names.split())
     with reading(path):
         table = pd.DataFrame(lines)
         return _as_numbers(table, table.filter(regex="^reward(/|$)"))
@@ -235,13 +227,11 @@ def read_changes(folder: str | Path) -> list[dict[str, Any]]:
     path = path_of(folder) / METRICS_LINES
     with reading(path):
         for row in lines_of(path):
-            changes = row.get("changes")
-            refusal = row.get("refused")
-            if changes:
+            if changes := row.get("changes"):
                 change = {name: after for name, (_, after) in changes.items()}
                 before = {name: was for name, (was, _) in changes.items()}
                 entries.append({"step": row["step"], "change": change, "was": before})
-            if refusal:
+            if refusal := row.get("refused"):
                 entries.append(
                     {
                         "step": row["step"] + 1,

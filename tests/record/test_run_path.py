@@ -49,11 +49,13 @@ def test_a_name_that_holds_no_run_is_refused(folder, words):
 def test_the_path_is_absolute_and_links_stay(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "other" / "real").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("other/real")
     assert run_path("runs/x") == tmp_path / "runs" / "x"
     assert run_path("~/x") == tmp_path / "home" / "x"
     assert run_path("link/x") == tmp_path / "link" / "x"
+    assert run_path("runs/../x") == tmp_path / "x"
+    assert run_path("link/../x") == tmp_path / "link" / ".." / "x"  # which is beside the target
     assert run_path(Path("é" * 127)).name == "é" * 127
     assert run_path("/dev/shm/x") == Path("/dev/shm/x")
 
