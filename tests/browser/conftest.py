@@ -1,4 +1,7 @@
-"""One JupyterLab and one Chromium for all tests of a process; without them the tests are skipped."""
+"""One JupyterLab for all tests of a process, one Chromium for a file's; without them the tests are skipped.
+
+While playwright is open, this thread has a running event loop, beside which no other test could run one.
+"""
 
 import pytest
 from real_lab import Page, Server, chromium, what_is_missing
@@ -19,7 +22,7 @@ def server(tmp_path_factory):
     made.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(server):
     from playwright.sync_api import sync_playwright
 
