@@ -61,6 +61,11 @@ class Batch:
         """T: tokens of the longest completion."""
         return max(map(len, self.completion_ids), default=0)
 
+    @property
+    def tokens(self) -> int:
+        """Of all prompts and completions."""
+        return sum(map(len, self.prompt_ids + self.completion_ids))
+
     def mask(self, device: Any = None) -> torch.Tensor:
         """(N, T): 1 at the tokens that are trained on, 0 behind a completion's end."""
         mask = self.loss_mask or [[1] * len(ids) for ids in self.completion_ids]

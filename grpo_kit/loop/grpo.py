@@ -348,8 +348,7 @@ class Loop:
                 self.processes.gather(replace(batch, old_logprobs=None, ref_logprobs=None))
             )
         self.seconds += seconds
-        tokens = sum(map(len, batch.prompt_ids + batch.completion_ids))
-        self.tokens += metrics.pop("num_tokens", tokens)
+        self.tokens += metrics.pop("num_tokens", batch.tokens)
         row = measures(batch, numbers, self.sample, self.task)
         row |= metrics | {
             "num_tokens": self.tokens,

@@ -226,10 +226,8 @@ def first_rollout(
     """
     first = Batch.join(processes.gather(replace(rollouts[0], old_logprobs=None)))
     metrics = measures(first, numbers, sample, task)
-    counts = {"completions": sum(map(len, rollouts)), "num_tokens": 0}
-    for batch in rollouts:
-        counts["num_tokens"] += sum(map(len, batch.prompt_ids + batch.completion_ids))
-    counts = processes.sums(counts)
+    num_tokens = sum(batch.tokens for batch in rollouts)
+    counts = processes.sums({"completions": sum(map(len, rollouts)), "num_tokens": num_tokens})
     metrics["rollout/extra_completions"] = counts["completions"] - len(first)
     return metrics | {"num_tokens": counts["num_tokens"]}
 

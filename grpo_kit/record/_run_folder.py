@@ -79,7 +79,8 @@ def run_path(folder: Any, argument: str = "folder") -> Path:
         raise RunFolderError(
             f"{label} is {real}, where other things lie; name a folder of its own, such as 'runs/demo'."
         )
-    if real.parts[1] in _NOT_A_DISK and real.parts[2:3] != ("shm",):
+    # not on Windows, where a folder C:\dev is a usual one
+    if os.name == "posix" and real.parts[1] in _NOT_A_DISK and real.parts[2:3] != ("shm",):
         raise RunFolderError(
             f"{label}: nothing can be written to /{real.parts[1]}; name another."
         )

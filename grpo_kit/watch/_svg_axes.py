@@ -170,8 +170,12 @@ class Axes:
 
 
 def no_better_rows(table: Columns) -> np.ndarray:
-    """Where the held-out accuracy's interval reaches down to the best constant strategy's accuracy, bool (steps,)."""
-    return table[HELD_OUT[1]] <= table[CONSTANT]
+    """Where the held-out accuracy's interval reaches down to the best constant strategy's accuracy, bool (steps,).
+
+    As _run_state.no_better, but before the first step too. A constant that is never right is not compared.
+    """
+    constant = table[CONSTANT]
+    return (constant > 0) & (table[HELD_OUT[1]] <= constant)
 
 
 def window_of(values: np.ndarray) -> int:

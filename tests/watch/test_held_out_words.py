@@ -68,7 +68,7 @@ def test_a_constant_is_said_first_once_training_began():
 
 
 def test_a_point_is_pale_by_its_own_interval_and_the_legend_says_so():
-    def drawn(*lows):
+    def drawn(*lows, constant=0.45):
         """Points that are pale, points that are not, and is there a legend? Of held-out evaluations 8 steps apart."""
         run = RunState()
         run.add(
@@ -78,7 +78,7 @@ def test_a_point_is_pale_by_its_own_interval_and_the_legend_says_so():
                 "eval/accuracy": 0.6,
                 "eval/accuracy_low": low,
                 "eval/accuracy_high": 0.7,
-                "eval/constant": 0.45,
+                "eval/constant": constant,
             }
             for n, low in enumerate(lows)
         )
@@ -97,6 +97,8 @@ def test_a_point_is_pale_by_its_own_interval_and_the_legend_says_so():
     )
     assert drawn(0.1, 0.46) == (1, 1, True)
     assert drawn(0.46, 0.5) == (0, 2, False)
+    assert drawn(0.45) == (1, 0, True), "a tie, as in words"
+    assert drawn(0.0, 0.0, constant=0.0) == (0, 2, False), "a constant that is never right"
 
 
 def test_the_card_of_a_run_leads_with_the_constant(tmp_path):

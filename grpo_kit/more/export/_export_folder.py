@@ -46,8 +46,8 @@ def part_folder(target: Path, what: str, n_bytes: int) -> Path:
     return part
 
 
-def written(part: Path) -> int:
-    """Bytes of all files below, once they are written."""
+def size_of(part: Path) -> int:
+    """Bytes of all files below. Says it on a line."""
     files = files_of(part)
     size = sum(path.stat().st_size for path in files)
     print(f"export: wrote {len(files)} files, {size / 1e6:,.0f} MB", flush=True)

@@ -32,7 +32,7 @@ from grpo_kit.more.export._export_folder import (
     files_of,
     finish,
     part_folder,
-    written,
+    size_of,
 )
 from grpo_kit.more.export._gguf_writer import why_unread
 from grpo_kit.more.export._template import (
@@ -158,7 +158,7 @@ def export(
         file, notes = write_files(
             part, model, served, prompting, format, stored, target, sampling, terms
         )
-        exported = Exported(target, format, stored, written(part), None, tuple(notes), file)
+        exported = Exported(target, format, stored, size_of(part), None, tuple(notes), file)
         objections: Sequence[str] = ()
         if proof:
             exported, objections = _proved(
