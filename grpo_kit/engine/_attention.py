@@ -8,7 +8,7 @@ Longer than 300 lines because the same attention stands here three times: for mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -18,6 +18,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from grpo_kit.engine.cpu._matmul import Kept, compiled
 
 NAME = "grpo_kit_shared_prefix"
 # Of keys outside a window. Not -inf: where a part holds no key inside, its softmax must stay finite.
@@ -154,102 +156,37 @@ def seat_indices(
     return to_grid.flatten(), to_rows.flatten()
 
 
-# ---- a decode step on a CPU: plain batched products over exactly the live rows, one softmax for all keys -------------
+# ---- a decode step on a CPU: one pass over the keys of a row's prompt and its own, in cpu/_few_rows.c ---------------
 # torch's fused kernel spends most of its time on its start when a step has one query a row.
 
 
-class RowAttention:
-    """Rows over the prompt they share and their own completions; float32. Buffers stay between steps."""
+def attend_compiled(
+    query: torch.Tensor,
+    prefix: torch.Tensor,
+    suffix: torch.Tensor,
+    prompt: torch.Tensor,
+    lengths: torch.Tensor,
+    width: int,
+    scale: float,
+) -> torch.Tensor | None:
+    """Rows over the prompt they share and their own completions; None where it cannot be compiled.
 
-    def __init__(self, heads: int, groups: int) -> None:
-        """heads: key heads; groups: query heads to each."""
-        self._heads, self._groups = heads, groups
-        self._buffers: dict[str, torch.Tensor] = {}
-
-    def arrange(
-        self,
-        row_of_seat: torch.Tensor,
-        seat_of_row: torch.Tensor,
-        seats: int,
-        lengths: Sequence[int],
-    ) -> None:
-        """Place rows in the grid, see seat_indices; prompts have these lengths in tokens. An empty seat computes a row
-        whose result is not read."""
-        heads, rows = self._heads, len(seat_of_row)
-        self._prompts, self._seats, self._rows = len(lengths), seats, rows
-        self._to_grid, self._to_rows = seat_indices(row_of_seat, seat_of_row, seats, heads)
-        self._in_order = seats == 1 and torch.equal(self._to_rows, torch.arange(rows * heads))
-        # Only columns that some prompt does not reach need a mask.
-        self._shortest, self._longest = min(lengths), max(lengths)
-        is_padding = (
-            torch.arange(self._shortest, self._longest) >= torch.tensor(lengths)[:, None]
-        )
-        # (P, 1, longest - shortest)
-        self._bias = is_padding.float().masked_fill_(is_padding, -torch.inf)[:, None]
-
-    def begin_step(self, dim: int, width: int) -> None:
-        """Make the buffers that the layers of this step share: dimension dim, width columns of completions."""
-        self._width = width
-        heads, groups, rows, length = self._heads, self._groups, self._rows, self._longest
-        pairs, cells = self._prompts * heads, self._prompts * self._seats * heads
-        self._prompt_scores = self._buffer("prompt_scores", pairs, self._seats * groups, length)
-        self._row_scores = self._buffer("row_scores", rows * heads, groups, width)
-        self._scores = self._buffer("scores", cells, groups, length + width)
-        self._weights = self._buffer("weights", cells, groups, length + width)
-        self._prompt_output = self._buffer("prompt_output", pairs, self._seats * groups, dim)
-
-    def __call__(
-        self,
-        query: torch.Tensor,
-        prefix: tuple[torch.Tensor, torch.Tensor],
-        suffix: tuple[torch.Tensor, torch.Tensor],
-        scale: float,
-    ) -> torch.Tensor:
-        """query (R, H, G, D) -> (R, H * G * D).
-
-        Keys and values: prefix (P, H, at least T, D), suffix (at least R, H, at least width, D).
-        """
-        rows, heads, groups, dim = query.shape
-        length, prompt_scores, row_scores = self._longest, self._prompt_scores, self._row_scores
-        prompt_key, prompt_value = (
-            x[: self._prompts, :, :length].flatten(0, 1) for x in prefix
-        )
-        row_key, row_value = (x[:rows, :, : self._width].flatten(0, 1) for x in suffix)
-        query = query.reshape(rows * heads, groups * dim)
-        grid_query = query if self._in_order else query.index_select(0, self._to_grid)
-        grid_query = grid_query.view(len(prompt_scores), -1, dim)
-        torch.baddbmm(
-            prompt_scores, grid_query, prompt_key.mT, beta=0, alpha=scale, out=prompt_scores
-        )
-        if self._shortest < length:
-            ragged = prompt_scores.view(self._prompts, -1, length)[..., self._shortest :]
-            ragged += self._bias
-        row_query = query.view(-1, groups, dim)
-        torch.baddbmm(row_scores, row_query, row_key.mT, beta=0, alpha=scale, out=row_scores)
-        grid_scores = (
-            row_scores if self._in_order else row_scores.index_select(0, self._to_grid)
-        )
-        torch.cat(
-            [prompt_scores.view(-1, groups, length), grid_scores], dim=-1, out=self._scores
-        )
-        torch.softmax(self._scores, dim=-1, out=self._weights)
-        prompt_weights = self._weights[..., :length].view(len(prompt_scores), -1, length)
-        output = torch.bmm(prompt_weights, prompt_value, out=self._prompt_output).view(
-            -1, groups * dim
-        )
-        row_weights = self._weights[..., length:]
-        if not self._in_order:
-            output = output.index_select(0, self._to_rows)
-            row_weights = row_weights.index_select(0, self._to_rows)
-        output = output.view(-1, groups, dim).baddbmm_(row_weights, row_value)
-        return output.view(rows, heads * groups * dim)
-
-    def _buffer(self, name: str, *shape: int) -> torch.Tensor:
-        size = torch.Size(shape).numel()
-        if name not in self._buffers or self._buffers[name].numel() < size:
-            # A quarter more, so that the next tokens fit too.
-            self._buffers[name] = torch.empty(size + size // 4, dtype=torch.float32)
-        return self._buffers[name][:size].view(shape)
+    float32: query (R, H, G, D) without gaps in G and D; keys and values in prefix (2, P, H, at least T, D) and suffix
+    (2, at least R, H, at least width, D), without gaps in a head. long: prompt (R,), lengths (P,). Returns
+    (R, H * G * D).
+    """
+    rows, heads, groups, dim = query.shape
+    library = compiled()
+    if library is None or dim % library.lanes:
+        return None
+    out = query.new_empty(rows, heads * groups * dim)
+    kept = (Kept(x.data_ptr(), *x.stride()[:3]) for x in (prefix, suffix))
+    rows_and_lengths = prompt.data_ptr(), lengths.data_ptr()
+    library.attend(
+        out.data_ptr(), query.data_ptr(), *query.stride()[:2], *kept, *rows_and_lengths,
+        rows, heads, groups, dim, width, torch.get_num_threads(), scale,
+    )  # fmt: skip
+    return out
 
 
 # ---- on a card: few kernels over shapes that rarely change --------------------------------------------------------

@@ -20,7 +20,6 @@ from grpo_kit.engine.card._fused_layers import FusedLayers
 from grpo_kit.engine.card._graphs import DecodeGraphs
 from grpo_kit.engine.cpu._kv_prefill import TreeKVPrefill, common_length
 from grpo_kit.engine.cpu._layers import PlainLayers, head_of, plain_layers
-from grpo_kit.engine.cpu._matmul import padded_rows
 from grpo_kit.engine.sampling import Sampled, Sampler, uniform
 from grpo_kit.models._model_facts import cache_name, token_rows
 
@@ -391,11 +390,8 @@ class Decoder:
             self._tokens["decode"] += slots.rows
             return self.graphs.run((slots.rows, slots.width), self._forward)
         slots.begin_step()
-        rows = padded_rows(slots.rows)
-        self._tokens["decode"] += rows
-        unread = (0, rows - slots.rows)  # rows of token 0
-        ids = torch.nn.functional.pad(slots.input_ids[: slots.rows, 0], unread)
-        positions = torch.nn.functional.pad(slots.position_ids[: slots.rows, 0], unread)
+        self._tokens["decode"] += slots.rows
+        ids, positions = slots.input_ids[: slots.rows, 0], slots.position_ids[: slots.rows, 0]
         return layers.head(layers.hidden(ids, positions, slots.attend_rows))
 
     def _forward(self, out: torch.Tensor | None = None) -> torch.Tensor:

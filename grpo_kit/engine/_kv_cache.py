@@ -18,8 +18,8 @@ from transformers import Cache
 from grpo_kit.engine._attention import (
     OUTSIDE,
     BucketAttention,
-    RowAttention,
     attend,
+    attend_compiled,
     attend_fused,
     join,
 )
@@ -106,13 +106,11 @@ class KVCache(Cache):
         self._suffix_order = torch.arange(width, device=device)
         self._window_biases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of a step
         self._lengths: list[int] = []
-        self._bucket_attention = self._row_attention = None
+        self._bucket_attention = None
         if groups and bucketed:
             self._bucket_attention = BucketAttention(
                 prompts, group, rows, heads, groups, device
             )
-        elif groups:
-            self._row_attention = RowAttention(heads, groups)
 
     def fits(self, size: CacheSize, dtype: torch.dtype, groups: int) -> bool:
         """Does such a batch fit in the allocated memory?"""
@@ -136,7 +134,7 @@ class KVCache(Cache):
 
     def arrange(self, prompt_of_row: Sequence[int], rows: int) -> None:
         """Rows 0..R-1 belong to these prefix slots; a step computes `rows` >= R rows."""
-        self.rows = rows
+        self.rows, self._prompt_of_row = rows, torch.tensor(prompt_of_row)
         if self.bucketed:
             self.prompts, self.prompt_length = self.size.prompts, self.size.prompt_length
             seats, ragged = self.size.group, True
@@ -160,11 +158,10 @@ class KVCache(Cache):
         device = self.prefix.device
         self._row_of_seat[: len(row_of_seat)] = torch.tensor(row_of_seat, device=device)
         self._seat_of_row[:rows] = torch.tensor(seat_of_row, device=device)
-        seating = self._row_of_seat[: len(row_of_seat)], self._seat_of_row[:rows], seats
         if self._bucket_attention is not None:
-            self._bucket_attention.arrange(*seating)
-        if self._row_attention is not None:
-            self._row_attention.arrange(*seating, self._lengths)
+            self._bucket_attention.arrange(
+                self._row_of_seat[: len(row_of_seat)], self._seat_of_row[:rows], seats
+            )
 
     def set_step(
         self, tokens: torch.Tensor, positions: torch.Tensor, column: int, width: int
@@ -184,8 +181,6 @@ class KVCache(Cache):
             self._suffix_bias = bias.masked_fill_(unwritten, -torch.inf)
         if self._bucket_attention is not None:
             self._bucket_attention.begin_step(self._prefix_bias[:, 0, 0], self._suffix_bias)
-        if self._row_attention is not None:
-            self._row_attention.begin_step(self.suffix.size(5), self.width)
 
     # ---- inside a step: called by the model's layers ------------------------------------------------------------
 
@@ -272,18 +267,17 @@ class KVCache(Cache):
     ) -> torch.Tensor:
         """Write this step's column and attend, as plain functions of layers call it: float32, not bucketed.
 
-        query (R, H, G, D), key and value (R, H, D), R at least the number of live rows: further rows return zeros.
-        Returns (R, H * G * D).
+        query (R, H, G, D), key and value (R, H, D). Returns (R, H * G * D).
         """
-        rows, unread_rows = self.rows, len(query) - self.rows
         for part, states in enumerate((key, value)):
-            self.suffix[part, layer, :rows, :, self._written] = states[:rows]
-        output = self._row_attention(
-            query[:rows], self.prefix[:, layer], self.suffix[:, layer], scale
+            self.suffix[part, layer, : self.rows, :, self._written] = states
+        kept = self.prefix[:, layer], self.suffix[:, layer]
+        output = attend_compiled(
+            query, *kept, self._prompt_of_row, self._prompt_lengths, self.width, scale
         )
-        return (
-            torch.nn.functional.pad(output, (0, 0, 0, unread_rows)) if unread_rows else output
-        )
+        if output is None:
+            output = self.attend(query.flatten(1, 2)[:, :, None], layer, scale).flatten(1)
+        return output
 
     def attend_fused_rows(
         self, query_and_key: torch.Tensor, value: torch.Tensor, layer: int

@@ -8,6 +8,8 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
 from transformers import GenerationConfig, PreTrainedModel
 
 from grpo_kit._support.argument_checks import check_whole
@@ -93,6 +95,30 @@ def signature(model: torch.nn.Module) -> tuple:
     weights = [(name, t.data_ptr(), t.dtype, t.shape, t.device) for name, t in tensors]
     return weights, adapters, autocast, torch.get_float32_matmul_precision()
 
+
+# ---- modules that do what their class says ---------------------------------------------------------------------------
+
+_EVERY_MODULES = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
+# transformers' own: for gradients of checkpointed inputs, and for requested hidden states. Here neither applies. The
+# kit's on a head: the rows that it closes are left out here (models/_model_facts.py).
+_IDLE = {"make_inputs_require_grads", "output_capturing_hook", "no_probability"}
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Does calling it only run its class's forward: no hooks, no forward of its own?"""
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    for table in _EVERY_MODULES:
+        hooks += table.values()
+    names = {getattr(hook, "__name__", "") for hook in hooks}
+    return "forward" not in vars(module) and names <= _IDLE
+
+
+def is_plain_weight(tensor: torch.Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    """Is it a parameter of the plain class and of this dtype, not a quantised one that only claims to be?"""
+    return type(tensor) is nn.Parameter and tensor.dtype == dtype
+
+
+# ---- what failed here, and what is not supported ---------------------------------------------------------------------
 
 _failed: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 

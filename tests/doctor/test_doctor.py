@@ -310,6 +310,17 @@ def test_the_machine_is_this_one(monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for a machine whose torch sees no card")
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_machine_without_a_compiler_is_told(is_there, monkeypatch):
+    monkeypatch.setattr(
+        "grpo_kit.engine.cpu._matmul.compiled", lambda: object() if is_there else None
+    )
+    values, _, to_do = look("Machine")
+    assert values["decoding in C"] is is_there
+    assert any("install gcc" in line for line in to_do) is not is_there
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for a machine whose torch sees no card")
 def test_a_card_that_torch_does_not_see_is_said(monkeypatch):
     monkeypatch.setattr("torch.utils.collect_env.get_gpu_info", lambda run: "GPU 0: Tesla T4")
     values, notes, to_do = look("Machine")

@@ -24,10 +24,8 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from grpo_kit.engine import RolloutEngine
-from grpo_kit.engine._attention import RowAttention
 from grpo_kit.engine.cpu._kv_prefill import weight_version
 from grpo_kit.engine.cpu._layers import plain_layers
-from grpo_kit.engine.cpu._matmul import padded_rows, product, projection
 from grpo_kit.models._model_facts import MODEL_TYPES
 
 PROMPTS = ragged_prompts()
@@ -242,45 +240,6 @@ def test_the_hook_of_gradient_checkpointing_is_no_hindrance():
     model = tiny_model(lora=True)
     model.enable_input_require_grads()
     assert plain_layers(base_of(model)) is not None
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 16, 31, 95, 96, 130])
-def test_products_are_products(rows):
-    torch.manual_seed(0)
-    weight, x = torch.randn(70, 48), torch.randn(rows, 48)
-    for given in (x, x.t().contiguous().t()):  # either layout
-        assert torch.allclose(
-            product(weight, given).double(), x.double() @ weight.double().t(), atol=1e-4
-        )
-    assert rows <= padded_rows(rows) < rows + 16
-    linear = torch.nn.Linear(48, 70)
-    assert torch.allclose(projection(linear)(x), linear(x), atol=1e-5)
-
-
-def test_rows_attend_their_prompt_and_themselves():
-    """Groups of 3, 1 and 2 rows in mixed order, prompts of unequal length, against torch's attention row by row."""
-    torch.manual_seed(0)
-    heads, groups, dim, width = 2, 3, 8, 5
-    lengths, cell = [7, 4, 9], [3, 0, 6, 7, 1, 2]  # 3 seats a prompt
-    prefix, suffix = torch.randn(2, 3, heads, 12, dim), torch.randn(2, 6, heads, 6, dim)
-    query = torch.randn(6, heads, groups, dim)
-    row_of_seat = torch.tensor([cell.index(seat) if seat in cell else 0 for seat in range(9)])
-    attention = RowAttention(heads, groups)
-    attention.arrange(row_of_seat, torch.tensor(cell), 3, lengths)
-    attention.begin_step(dim, width)
-    found = attention(query, prefix, suffix, 0.3).view(6, heads, groups, dim)
-    for row, at in enumerate(cell):
-        prompt = at // 3
-        key, value = (
-            torch.cat(
-                [prefix[part, prompt, :, : lengths[prompt]], suffix[part, row, :, :width]], 1
-            )
-            for part in (0, 1)
-        )
-        wanted = torch.nn.functional.scaled_dot_product_attention(
-            query[row], key, value, scale=0.3
-        )
-        assert torch.allclose(found[row], wanted, atol=1e-5)
 
 
 # ---- what is kept of prompts -------------------------------------------------------------------------------------

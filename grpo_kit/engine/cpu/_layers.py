@@ -19,14 +19,8 @@ from transformers.models.llama import modeling_llama as llama
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
-from grpo_kit.engine._supported_models import is_tested
-from grpo_kit.engine.cpu._matmul import (
-    HAS_PRODUCT,
-    Projection,
-    is_plain,
-    is_plain_weight,
-    projection,
-)
+from grpo_kit.engine._supported_models import is_plain, is_plain_weight, is_tested
+from grpo_kit.engine.cpu._matmul import HAS_PRODUCT, Projection, projection
 
 # ---- products in bfloat16, over float32 weights that are trained --------------------------------------------------
 # The weights are rounded again before each rollout, into a copy half their size that goes when it ends. Embeddings,

@@ -202,6 +202,7 @@ def machine(section: Section) -> None:
     import torch
     from torch.utils import collect_env
 
+    from grpo_kit.engine.cpu._matmul import compiled
     from grpo_kit.engine.memory._free import container_bytes, free_bytes
 
     cores = os.cpu_count()
@@ -218,6 +219,9 @@ def machine(section: Section) -> None:
     if torch.cuda.is_available():
         _cards(section)
         return
+    section.add("decoding in C", bool(compiled()))
+    if not compiled():
+        section.advise("no C compiler with OpenMP: sampling takes up to twice as long; install gcc")
     cards = collect_env.get_gpu_info(collect_env.run)  # nvidia-smi's
     section.add("card", None, f"nvidia-smi sees {cards}" if cards else "")
     if cards:
