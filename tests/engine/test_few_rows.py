@@ -177,10 +177,22 @@ def test_a_rows_attention_is_its_own_to_the_bit():
 
 @pytest.mark.parametrize("lora", [False, True])
 def test_completions_are_those_of_generate_with_and_without_a_compiler(lora, library):
-    """Heads of 16 numbers and adapters of rank 2, whose products are left to torch."""
-    model, settings = tiny_model("qwen2", lora=lora), config(eos_token_id=499)
+    """Heads of 16 numbers and adapters of rank 4, whose products are left to torch."""
+    model, settings = tiny_model("qwen3", lora=lora), config(eos_token_id=499)
     made = RolloutEngine(model).generate(PROMPTS, settings)
     assert made.completion_ids == generate(model, PROMPTS, settings)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_completions_numbers_do_not_depend_on_how_many_stand_beside_it():
+    """To the bit: tokens, log-probabilities and entropies of rows 0 and 1 beside none and beside fifteen others."""
+    model, settings = tiny_model("qwen3"), config(do_sample=True, max_new_tokens=20)
+    two, many = (
+        RolloutEngine(model).generate([PROMPTS[0]] * rows, settings, seed=5) for rows in (2, 17)
+    )
+    assert two.completion_ids == many.completion_ids[:2]
+    assert two.policy_logprobs == many.policy_logprobs[:2]
+    assert two.entropies == many.entropies[:2]
 
 
 @pytest.mark.parametrize(

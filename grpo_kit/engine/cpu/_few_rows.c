@@ -2,8 +2,8 @@
 
 _matmul.py compiles it for this processor at first use. All numbers are float32; k and dim are multiples of LANES.
 Every sum has its own fixed order: a row's result depends neither on the rows beside it nor on the threads.
-What it does is plain; how fast it is, is in two things. A tile of R rows and 4 outputs keeps its R * 4 sums in
-registers, so that a number that was read is used R or 4 times. And weights are asked of memory before they are needed. */
+It is fast by two things. A tile of R rows and 4 outputs keeps its R * 4 sums in registers, so that a number that was
+read is used R or 4 times. And what is read next is asked of memory while this is multiplied. */
 
 #include <math.h>
 #include <stdlib.h>
@@ -47,7 +47,7 @@ INLINE float total(vec v) {
 
 /* ---- products ---- */
 
-/* y (R, O) = x (R, k) times w (O, k); *_row: from one row to the next; ahead: from w to what is read later, 0: nothing */
+/* y (R, O) = x (R, k) times w (O, k). *_row: from one row to the next; ahead: from w to what is read later, or 0. */
 INLINE void tile(const int R, const int O, float *y, long y_row, const float *x, long x_row, const float *w, long k,
                  long ahead) {
     vec sum[ROWS][4], b[ROWS];
@@ -66,16 +66,16 @@ INLINE void tile(const int R, const int O, float *y, long y_row, const float *x,
     EACH(r, R) EACH(o, O) y[r * y_row + o] = total(sum[r][o]);
 }
 
-/* y (rows, n) = x (rows, k) times w (n, k), of at most ROWS rows. It is one of so many passes over w, each of which asks
-   memory for its share of as much as lies behind w; passes 0: for nothing. */
-static void strip(float *y, long y_row, const float *x, long x_row, const float *w, long rows, long n, long k, long pass,
-                  long passes) {
+/* y (rows, n) = x (rows, k) times w (n, k), of at most ROWS rows. This is one of so many passes over w; each asks
+   memory for its share of what lies `ahead` of w and is read next. */
+static void strip(float *y, long y_row, const float *x, long x_row, const float *w, long rows, long n, long k,
+                  long ahead, long pass, long passes) {
     long o = 0;
 #define TILES(R)                                                                        \
     case R:                                                                             \
         for (; o + 4 <= n; o += 4) {                                                    \
-            long ahead = passes && o / 4 % passes == pass ? n * k : 0;                  \
-            tile(R, 4, y + o, y_row, x, x_row, w + o * k, k, ahead);                    \
+            long share = o / 4 % passes == pass ? ahead : 0;                            \
+            tile(R, 4, y + o, y_row, x, x_row, w + o * k, k, share);                    \
         }                                                                               \
         break;
     switch (rows) { EVERY(TILES) }
@@ -91,7 +91,8 @@ void product(float *y, const float *x, const float *w, long rows, long n, long k
         long o = n / 4 * b / blocks * 4, end = b + 1 < blocks ? n / 4 * (b + 1) / blocks * 4 : n;
         for (long pass = 0; pass < passes; pass++) {
             long first = rows * pass / passes, last = rows * (pass + 1) / passes;
-            strip(y + first * n + o, n, x + first * k, k, w + o * k, last - first, end - o, k, pass, passes);
+            const float *some = x + first * k, *block = w + o * k;
+            strip(y + first * n + o, n, some, k, block, last - first, end - o, k, (end - o) * k, pass, passes);
         }
     }
 }
@@ -133,8 +134,8 @@ static float weigh(float *scores, long n, float scale) {
 }
 
 /* out (R, dim) = (weights (R, n + m) times first (n, dim) and second (m, dim)) / totals (R) */
-INLINE void mix(const int R, float *out, const float *weights, long weights_row, const float *totals, const float *first,
-                long n, const float *second, long m, long dim) {
+INLINE void mix(const int R, float *out, const float *weights, long weights_row, const float *totals,
+                const float *first, long n, const float *second, long m, long dim) {
     for (long d = 0; d < dim; d += 2 * LANES) {
         const int is_two = d + LANES < dim; /* two registers side by side: sums do not wait for each other */
         vec sum[ROWS][2];
@@ -154,7 +155,7 @@ INLINE void mix(const int R, float *out, const float *weights, long weights_row,
     }
 }
 
-/* Keys (.., heads, tokens, dim) of prompts or rows: where the values lie behind them, from one to the next, between heads. */
+/* Keys (..., heads, tokens, dim) of prompts or rows; from them to values, to the next one, and from head to head. */
 typedef struct {
     const float *keys;
     long values, next, head;
@@ -180,8 +181,8 @@ void attend(float *out, const float *query, long query_row, long query_head, Kep
                     long count = groups - g < ROWS ? groups - g : ROWS;
                     const float *q = query + r * query_row + h * query_head + g * dim;
                     float *y = out + ((r * heads + h) * groups + g) * dim;
-                    strip(scores, all, q, dim, shared, count, length, dim, 0, 0);
-                    strip(scores + length, all, q, dim, written, count, width, dim, 0, 0);
+                    strip(scores, all, q, dim, shared, count, length, dim, prompts.values, 0, 1);
+                    strip(scores + length, all, q, dim, written, count, width, dim, own.values, 0, 1);
                     for (long i = 0; i < count; i++) {
                         for (long j = length + width; j < all; j++) scores[i * all + j] = -INFINITY;
                         totals[i] = weigh(scores + i * all, all, scale);
