@@ -39,7 +39,7 @@ BUDGETS = {
     "names at the front door": 46,
     "tokens": 294684,
     "tokens beside more/ and verdicts/": 164428,
-    "tokens of C": 2060,
+    "tokens of C": 2066,
 }
 
 ROOM_TOKENS = {

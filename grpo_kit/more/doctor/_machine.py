@@ -221,7 +221,9 @@ def machine(section: Section) -> None:
         return
     section.add("decoding in C", bool(compiled()))
     if not compiled():
-        section.advise("no C compiler with OpenMP: sampling takes up to twice as long; install gcc")
+        section.advise(
+            "no C compiler with OpenMP: sampling takes up to twice as long; install gcc"
+        )
     cards = collect_env.get_gpu_info(collect_env.run)  # nvidia-smi's
     section.add("card", None, f"nvidia-smi sees {cards}" if cards else "")
     if cards:
