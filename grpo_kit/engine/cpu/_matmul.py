@@ -49,7 +49,7 @@ def compiled() -> ctypes.CDLL | None:
     compiler = shlex.split(os.environ.get("CC", "cc"))
     source = str(Path(__file__).with_name("_few_rows.c"))
     try:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             for options in ([source, *_COMPILE.split()], _LINK.split()):
                 subprocess.run(
                     [*compiler, *options], check=True, cwd=folder, capture_output=True
@@ -66,7 +66,7 @@ def compiled() -> ctypes.CDLL | None:
 
 
 def product(weight: Tensor, x: Tensor) -> Tensor:
-    """float32 x @ weight.T for weight (N, K) and x (R, K), as (R, N) in whatever layout was fastest."""
+    """float32 x @ weight.T for weight (N, K) and x (R, K), as (R, N) in whatever layout was fastest; no gradients."""
     rows, width = x.shape
     if rows >= _MANY:
         return linear(x, weight)
