@@ -1,6 +1,11 @@
 """Products and attention of a decoding step in C: torch's numbers, and to the bit a row's own; and without C."""
 
+import os
 import shlex
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -202,6 +207,24 @@ def test_a_completions_numbers_do_not_depend_on_how_many_stand_beside_it():
 def test_a_compiler_that_is_none_is_done_without(compiler, monkeypatch):
     monkeypatch.setenv("CC", compiler)
     assert compiled.__wrapped__() is None
+
+
+@pytest.mark.usefixtures("here")
+def test_ctrl_c_in_a_terminal_is_not_the_compilers(tmp_path, monkeypatch):
+    """It goes to every process of the terminal's group; without a compiler the run would go on by other products."""
+    slow = tmp_path / "slow"
+    slow.write_text(f'#!/bin/sh\necho begun >> {tmp_path}/begun\nsleep 1\nexec cc "$@"\n')
+    slow.chmod(0o755)
+    monkeypatch.setenv("CC", str(slow))
+    code = "from grpo_kit.engine.cpu._matmul import compiled; import signal; "
+    code += "signal.signal(signal.SIGINT, lambda *_: None); print(bool(compiled()))"
+    run = subprocess.Popen(
+        [sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE, text=True
+    )
+    while not (tmp_path / "begun").exists() and run.poll() is None:
+        time.sleep(0.05)
+    os.killpg(run.pid, signal.SIGINT)
+    assert run.communicate(timeout=60)[0] == "True\n"
 
 
 def test_no_room_for_what_is_compiled_is_done_without(monkeypatch, tmp_path):

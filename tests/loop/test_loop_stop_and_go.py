@@ -10,6 +10,7 @@ import forked
 import pytest
 from loop_runs import KINDS, letters, make, press_after, press_stop, record, same, task, weights
 
+from grpo_kit.engine.cpu._matmul import compiled
 from grpo_kit.loop import checkpoint
 from grpo_kit.loop.processes import Stopped
 from grpo_kit.loop.protocols import Hook
@@ -21,6 +22,7 @@ from grpo_kit.rewards.scoring import RewardError
 def undisturbed(tmp_path_factory):
     """kind -> (weights, record, seconds) of a run that nobody touched."""
     known = {}
+    compiled()  # once a process; no part of a run's seconds
 
     def of(kind):
         if kind not in known:
@@ -52,8 +54,10 @@ def test_a_stop_at_any_moment_moves_nothing(tmp_path, undisturbed, kind, seed):
     expected, rows, seconds = undisturbed(kind)
     draw = random.Random(f"{kind} {seed}")
     trainer = make(tmp_path / "run", **KINDS[kind])
-    presses = [press_after(draw.uniform(0, seconds)) for _ in range(draw.choice([1, 1, 2]))]
+    delays, presses = [draw.uniform(0, seconds) for _ in range(draw.choice([1, 1, 2]))], []
     try:
+        for delay in delays:  # inside: on a busy machine a press comes before the next line
+            presses.append(press_after(delay))
         train_to_the_end(trainer)
     except KeyboardInterrupt:  # pressed outside train()
         train_to_the_end(trainer)

@@ -51,8 +51,13 @@ def compiled() -> ctypes.CDLL | None:
     try:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             for options in ([source, *_COMPILE.split()], _LINK.split()):
+                # in a session of its own: Ctrl-C in a terminal is for the run, not for the compiler
                 subprocess.run(
-                    [*compiler, *options], check=True, cwd=folder, capture_output=True
+                    [*compiler, *options],
+                    check=True,
+                    cwd=folder,
+                    capture_output=True,
+                    start_new_session=True,
                 )
             library = ctypes.CDLL(f"{folder}/few_rows.so")
     except (OSError, subprocess.CalledProcessError):
