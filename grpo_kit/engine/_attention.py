@@ -3,7 +3,6 @@
 A part is softmax attention over some of a query's keys together with the log-sum-exp of its scores. Two parts over
 disjoint keys give attention over their union: part 2 weighs sigmoid(lse2 - lse1) (FlashDecoding; Milakov and
 Gimelshein, arXiv:1805.02867). The shared prefix is thus a matrix product over all rows of a prompt, read once.
-Longer than 300 lines because the same attention stands here three times: for modules, for a CPU, in a card's graph.
 """
 
 from __future__ import annotations

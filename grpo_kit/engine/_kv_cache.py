@@ -134,7 +134,7 @@ class KVCache(Cache):
 
     def arrange(self, prompt_of_row: Sequence[int], rows: int) -> None:
         """Rows 0..R-1 belong to these prefix slots; a step computes `rows` >= R rows."""
-        self.rows, self._prompt_of_row = rows, torch.tensor(prompt_of_row)
+        self.rows, self._prompt_of_row = rows, torch.tensor(prompt_of_row, device="cpu")
         if self.bucketed:
             self.prompts, self.prompt_length = self.size.prompts, self.size.prompt_length
             seats, ragged = self.size.group, True
@@ -173,7 +173,7 @@ class KVCache(Cache):
         self.width, self._written = width, column
 
     def begin_step(self) -> None:
-        """Masks that depend on the column, and buffers; part of what a graph captures."""
+        """Masks that depend on the column; part of what a graph captures."""
         self._window_biases.clear()
         if self.bucketed:
             unwritten = self._suffix_order[: self.width] > self.column

@@ -202,7 +202,7 @@ def test_a_completions_numbers_do_not_depend_on_how_many_stand_beside_it():
 
 @pytest.mark.parametrize(
     "compiler",
-    ["/no/such/compiler", "false", "echo", "python3 -c 1", "cc -fno-such-option", ""],
+    ["/no/such/compiler", "false", "echo", "python3 -c 1", "cc -fno-such-option", "", "gcc '"],
 )
 def test_a_compiler_that_is_none_is_done_without(compiler, monkeypatch):
     monkeypatch.setenv("CC", compiler)

@@ -202,7 +202,7 @@ def machine(section: Section) -> None:
     import torch
     from torch.utils import collect_env
 
-    from grpo_kit.engine.cpu._matmul import compiled
+    from grpo_kit.engine.cpu._matmul import HAS_PRODUCT, compiled
     from grpo_kit.engine.memory._free import container_bytes, free_bytes
 
     cores = os.cpu_count()
@@ -219,8 +219,9 @@ def machine(section: Section) -> None:
     if torch.cuda.is_available():
         _cards(section)
         return
-    section.add("decoding in C", bool(compiled()))
-    if not compiled():
+    in_c = HAS_PRODUCT and compiled() is not None
+    section.add("decoding in C", in_c)
+    if not in_c and platform.system() == "Linux":
         section.advise(
             "no C compiler with OpenMP: sampling takes up to twice as long; install gcc"
         )
