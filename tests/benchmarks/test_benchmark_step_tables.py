@@ -33,10 +33,8 @@ def test_a_phase_that_takes_nothing_has_no_column():
 
 
 def test_quartiles_are_of_several_rounds():
-    one, several = (
-        next(_read(path) for path in COMMITTED if (_read(path)["n"] > 1) == many)
-        for many in (False, True)
-    )
+    one = _read(COMMITTED[0]) | {"n": 1}
+    several = one | {"n": 2}
     assert "[" not in seconds_table(one) and "[q1, q3]" in seconds_table(several)
 
 
