@@ -37,13 +37,13 @@ BUDGETS = {
     "entries at the top": 15,
     "fields of a config": 37,
     "names at the front door": 46,
-    "tokens": 294722,
-    "tokens beside more/ and verdicts/": 164453,
+    "tokens": 294714,
+    "tokens beside more/ and verdicts/": 164445,
     "tokens of C": 2066,
 }
 
 ROOM_TOKENS = {
-    "engine": 42640, "verdicts": 27318, "watch": 23139, "loop": 21263, "more/episodes": 20474, "more/lab": 19671,
+    "engine": 42632, "verdicts": 27318, "watch": 23139, "loop": 21263, "more/episodes": 20474, "more/lab": 19671,
     "more/code": 18966, "evaluation": 15833, "more/bridges": 14932, "rewards": 13859, "more/export": 12659,
     "tasks": 12008, "models": 8397, "trainer": 7247, "record": 5806, "more/tasks": 5548, "_support": 5064,
     "objectives": 4392, "more/doctor": 4388, "prompts": 3186, "more/memory": 3181, "more/commands": 3086,

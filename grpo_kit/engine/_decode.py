@@ -296,8 +296,7 @@ class Decoder:
         """The KV cache of this batch: the last one where it fits. shape: layers, key heads, their dimension."""
         if torch.is_autocast_enabled(self.device.type):
             dtype = torch.get_autocast_dtype(self.device.type)
-        layers = self.fused or self._layers
-        groups = 0 if layers is None else layers.groups
+        groups = 0 if self.fused is None else self.fused.groups
         if self.slots is not None and self.slots.fits(size, dtype, groups):
             return
         self.slots = None

@@ -65,7 +65,7 @@ class KVCache(Cache):
     D): keys at 0, values at 1.
     bucketed: decode over padded shapes that rarely change, as CUDA graphs need; dead rows and columns not yet
     written are masked. Otherwise over exactly the live ones. The result is the same.
-    groups: query heads to a key head, where the kit's own layers decode; 0: where the model's modules do.
+    groups: query heads to a key head, where the kit's fused layers decode on a card; 0: elsewhere.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class KVCache(Cache):
         self._window_biases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of a step
         self._lengths: list[int] = []
         self._bucket_attention = None
-        if groups and bucketed:
+        if groups:
             self._bucket_attention = BucketAttention(
                 prompts, group, rows, heads, groups, device
             )

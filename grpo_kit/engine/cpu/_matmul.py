@@ -38,9 +38,9 @@ _LINK = "-shared few_rows.o -o few_rows.so"  # without -fopenmp: the threads are
 
 
 class Kept(ctypes.Structure):
-    """Keys of a layer, and the strides to their values, to the next row and to the next head; as in _few_rows.c."""
+    """Keys of a layer, and the strides to their values, to the next one and from head to head; as in _few_rows.c."""
 
-    _fields_ = [("keys", _ADDRESS), ("part", _NUMBER), ("row", _NUMBER), ("head", _NUMBER)]
+    _fields_ = [("keys", _ADDRESS), ("values", _NUMBER), ("next", _NUMBER), ("head", _NUMBER)]
 
 
 @functools.cache
@@ -60,11 +60,8 @@ def compiled() -> ctypes.CDLL | None:
                     start_new_session=True,
                 )
             library = ctypes.CDLL(f"{folder}/few_rows.so")
-    except (
-        OSError,
-        ValueError,
-        subprocess.CalledProcessError,
-    ):  # ValueError: an open quote in CC
+    # ValueError: an open quote in CC
+    except (OSError, ValueError, subprocess.CalledProcessError):
         return None
     library.product.argtypes = [*[_ADDRESS] * 3, *[_NUMBER] * 4]
     library.attend.argtypes = [_ADDRESS, _ADDRESS, _NUMBER, _NUMBER, Kept, Kept, _ADDRESS]
