@@ -13,7 +13,7 @@ import os
 from typing import TYPE_CHECKING
 
 from grpo_kit._support import lazy
-from grpo_kit._support.version import __version__ as __version__
+from grpo_kit._support import __version__ as __version__
 
 # Torch's threads wait for each other in a loop, and on a machine that others use, too, for one that has no core: a
 # rollout of seconds took minutes. So they sleep sooner (docs/systems.md). Too late where torch was imported before.

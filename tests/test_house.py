@@ -431,7 +431,12 @@ def counted():
         sys.setprofile(None)
 
 
-trainer = make(sys.argv[1], steps=2, live=False)
+import few_words
+from transformers import LlamaForCausalLM
+
+config = few_words.policy()[0].config
+config.head_dim = 16  # fills registers, as the default model's 64 do
+trainer = make(sys.argv[1], model=LlamaForCausalLM(config), steps=2, live=False)
 step, trainer.one_step = trainer.one_step, counted
 trainer.train()
 files = {file for file, _ in functions}

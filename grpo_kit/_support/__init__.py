@@ -1,1 +1,3 @@
-"""What the rooms share: checks of arguments, colours and figures, loading at first use, versions of torch."""
+"""What the rooms share: version, checks of arguments, colours and figures, loading at first use, torch's versions."""
+
+__version__ = "0.1.0"

@@ -7,8 +7,7 @@ Gimelshein, arXiv:1805.02867). The shared prefix is thus a matrix product over a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from grpo_kit.engine.cpu._matmul import Kept, compiled
+from grpo_kit.engine._supported_models import attention_named
 
 NAME = "grpo_kit_shared_prefix"
 # Of keys outside a window. Not -inf: where a part holds no key inside, its softmax must stay finite.
@@ -124,19 +123,6 @@ def _forward(
 ALL_ATTENTION_FUNCTIONS.register(NAME, _forward)
 
 
-@contextmanager
-def attention_named(base: PreTrainedModel, name: str) -> Iterator[None]:
-    """Inside, the model's layers call the attention of this name; for a name of the kit transformers builds no mask."""
-    previous = base.config._attn_implementation
-    base.config._attn_implementation = name
-    try:
-        yield
-    finally:
-        base.config._attn_implementation = previous
-        # Keys, or a mask, lie in the config: StableLM's layers hand no keywords on.
-        vars(base.config).pop("handed_to_attention", None)
-
-
 # ---- a grid of (prompt, key head, seat) ------------------------------------------------------------------------------
 # A prompt has a seat for each of its rows, so that its keys are read once for all of them.
 
@@ -153,39 +139,6 @@ def seat_indices(
     pair = (seat_of_row // seats)[:, None] * heads + head  # (R, H): prompt and head
     to_rows = pair * seats + (seat_of_row % seats)[:, None]
     return to_grid.flatten(), to_rows.flatten()
-
-
-# ---- a decode step on a CPU: one pass over the keys of a row's prompt and its own, in cpu/_few_rows.c ---------------
-# torch's fused kernel spends most of its time on its start when a step has one query a row.
-
-
-def attend_compiled(
-    query: torch.Tensor,
-    prefix: torch.Tensor,
-    suffix: torch.Tensor,
-    prompt: torch.Tensor,
-    lengths: torch.Tensor,
-    width: int,
-    scale: float,
-) -> torch.Tensor | None:
-    """Rows over the prompt they share and their own completions; None where it cannot be compiled.
-
-    float32: query (R, H, G, D) without gaps in G and D; keys and values in prefix (2, P, H, at least T, D) and suffix
-    (2, at least R, H, at least width, D), without gaps in a head. long: prompt (R,), lengths (P,). Returns
-    (R, H * G * D).
-    """
-    rows, heads, groups, dim = query.shape
-    library = compiled()
-    if library is None or dim % library.lanes:
-        return None
-    out = query.new_empty(rows, heads * groups * dim)
-    kept = (Kept(x.data_ptr(), *x.stride()[:3]) for x in (prefix, suffix))
-    rows_and_lengths = prompt.data_ptr(), lengths.data_ptr()
-    library.attend(
-        out.data_ptr(), query.data_ptr(), *query.stride()[:2], *kept, *rows_and_lengths,
-        rows, heads, groups, dim, width, torch.get_num_threads(), scale,
-    )  # fmt: skip
-    return out
 
 
 # ---- on a card: few kernels over shapes that rarely change --------------------------------------------------------

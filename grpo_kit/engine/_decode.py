@@ -14,10 +14,12 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from grpo_kit.engine._attention import NAME as OVER_SLOTS
-from grpo_kit.engine._attention import attention_named, attention_over_prompts
+from grpo_kit.engine._attention import attention_over_prompts
 from grpo_kit.engine._kv_cache import CacheSize, KVCache, fill_holes, row_bucket
+from grpo_kit.engine._supported_models import attention_named
 from grpo_kit.engine.card._fused_layers import FusedLayers
 from grpo_kit.engine.card._graphs import DecodeGraphs
+from grpo_kit.engine.cpu._decode_step import CompiledStep
 from grpo_kit.engine.cpu._kv_prefill import TreeKVPrefill, common_length
 from grpo_kit.engine.cpu._layers import PlainLayers, head_of, plain_layers
 from grpo_kit.engine.sampling import Sampled, Sampler, uniform
@@ -132,6 +134,7 @@ class Decoder:
         self.graphs = DecodeGraphs(torch.cuda if self.device.type == "cuda" else None)
         self.fused: FusedLayers | None = None
         self._layers: PlainLayers | None = None
+        self._compiled: CompiledStep | None = None
         self._tree_prefill = TreeKVPrefill()
         self._cache_name = cache_name(base.get_decoder().forward)
 
@@ -158,6 +161,7 @@ class Decoder:
         start = time.perf_counter()
         self._tokens = {"prefill": 0, "decode": 0}
         self._layers = None if self.bucketed else plain_layers(self.base, self.bits)
+        self._compiled = CompiledStep.of(self._layers)
         if self.bits == 16 and self._layers is None:
             raise ValueError(
                 "bits=16 needs a plain float32 Llama, Qwen2 or Qwen3, without autocast; use 32"
@@ -185,7 +189,7 @@ class Decoder:
         self._decode(counts, first_logits, rows, output, sampler)
         end = self._clock()
         if self.bits == 16:
-            self._layers = None  # a copy of weights that change
+            self._layers = self._compiled = None  # a copy of weights that change
         return Spent({"prefill": middle - start, "decode": end - middle}, self._tokens)
 
     def _read_fused_layers(self) -> None:
@@ -391,6 +395,8 @@ class Decoder:
         slots.begin_step()
         self._tokens["decode"] += slots.rows
         ids, positions = slots.input_ids[: slots.rows, 0], slots.position_ids[: slots.rows, 0]
+        if self._compiled is not None:
+            return self._compiled(ids, positions, slots)
         return layers.head(layers.hidden(ids, positions, slots.attend_rows))
 
     def _forward(self, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -21,8 +21,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from grpo_kit._support import cuda
-from grpo_kit._support.version import __version__
+from grpo_kit._support import __version__, cuda
 from grpo_kit.engine._supported_models import (
     decode_by_modules,
     is_tested,

@@ -19,7 +19,6 @@ from grpo_kit.engine._attention import (
     OUTSIDE,
     BucketAttention,
     attend,
-    attend_compiled,
     attend_fused,
     join,
 )
@@ -101,7 +100,7 @@ class KVCache(Cache):
             prompts, 1, 1, prompt_length, dtype=torch.float32, device=device
         )
         self._prompt_order = torch.arange(prompt_length, device=device)
-        self._prompt_lengths = zeros(prompts)
+        self.prompt_lengths = zeros(prompts)
         self._suffix_bias: torch.Tensor | None = None
         self._suffix_order = torch.arange(width, device=device)
         self._window_biases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of a step
@@ -127,14 +126,14 @@ class KVCache(Cache):
         """From here on the prompts in prefix slots 0..P-1 have these lengths."""
         self._lengths = list(lengths)
         device_lengths = torch.tensor(self._lengths, device=self.prefix.device)
-        self._prompt_lengths[: len(lengths)] = device_lengths
+        self.prompt_lengths[: len(lengths)] = device_lengths
         is_padding = self._prompt_order >= device_lengths[:, None]  # (P, T)
         bias = self._prefix_bias[: len(lengths), 0, 0]
         bias.zero_().masked_fill_(is_padding, -torch.inf)
 
     def arrange(self, prompt_of_row: Sequence[int], rows: int) -> None:
         """Rows 0..R-1 belong to these prefix slots; a step computes `rows` >= R rows."""
-        self.rows, self._prompt_of_row = rows, torch.tensor(prompt_of_row, device="cpu")
+        self.rows, self.prompt_of_row = rows, torch.tensor(prompt_of_row, device="cpu")
         if self.bucketed:
             self.prompts, self.prompt_length = self.size.prompts, self.size.prompt_length
             seats, ragged = self.size.group, True
@@ -170,7 +169,7 @@ class KVCache(Cache):
         self.input_ids[: len(tokens), 0] = tokens
         self.position_ids[: len(tokens), 0] = positions
         self.column.fill_(column)
-        self.width, self._written = width, column
+        self.width, self.written = width, column
 
     def begin_step(self) -> None:
         """Masks that depend on the column; part of what a graph captures."""
@@ -207,7 +206,7 @@ class KVCache(Cache):
             first = self.column + 1 - window  # the first column inside
             places = (
                 self._prompt_order[: self.prompt_length]
-                - self._prompt_lengths[: self.prompts, None]
+                - self.prompt_lengths[: self.prompts, None]
             )
             prefix = self._prefix_bias[: self.prompts, ..., : self.prompt_length]
             prefix = torch.where((places < first)[:, None, None], OUTSIDE, prefix)
@@ -270,14 +269,8 @@ class KVCache(Cache):
         query (R, H, G, D), key and value (R, H, D). Returns (R, H * G * D).
         """
         for part, states in enumerate((key, value)):
-            self.suffix[part, layer, : self.rows, :, self._written] = states
-        kept = self.prefix[:, layer], self.suffix[:, layer]
-        output = attend_compiled(
-            query, *kept, self._prompt_of_row, self._prompt_lengths, self.width, scale
-        )
-        if output is None:
-            output = self.attend(query.flatten(1, 2)[:, :, None], layer, scale).flatten(1)
-        return output
+            self.suffix[part, layer, : self.rows, :, self.written] = states
+        return self.attend(query.flatten(1, 2)[:, :, None], layer, scale).flatten(1)
 
     def attend_fused_rows(
         self, query_and_key: torch.Tensor, value: torch.Tensor, layer: int

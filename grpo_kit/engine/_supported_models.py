@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -94,6 +95,19 @@ def signature(model: torch.nn.Module) -> tuple:
     autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
     weights = [(name, t.data_ptr(), t.dtype, t.shape, t.device) for name, t in tensors]
     return weights, adapters, autocast, torch.get_float32_matmul_precision()
+
+
+@contextmanager
+def attention_named(base: PreTrainedModel, name: str) -> Iterator[None]:
+    """Inside, the model's layers call the attention of this name; for a name of the kit transformers builds no mask."""
+    previous = base.config._attn_implementation
+    base.config._attn_implementation = name
+    try:
+        yield
+    finally:
+        base.config._attn_implementation = previous
+        # Keys, or a mask, lie in the config: StableLM's layers hand no keywords on.
+        vars(base.config).pop("handed_to_attention", None)
 
 
 # ---- modules that do what their class says ---------------------------------------------------------------------------

@@ -16,8 +16,7 @@ import torch
 from torch.nn.functional import rms_norm
 from torch.utils.checkpoint import checkpoint
 
-from grpo_kit.engine._attention import attention_named
-from grpo_kit.engine._supported_models import is_tested
+from grpo_kit.engine._supported_models import attention_named, is_tested
 from grpo_kit.engine.cpu._layers import shipped_norms
 from grpo_kit.engine.cpu._tree_attention import NAME as TREE
 from grpo_kit.engine.memory._activations import PREFERRED_TOKENS, has_sizes, update_budget

@@ -241,7 +241,6 @@ class RolloutEngine:
             # Outside the handler the error is gone, and with it the tensors of its frames.
             output = None
             self.release()
-            sampler.release()
             self._most_rows = len(part) - 1
             self._backoff.failed()
             waiting.insert(0, part)

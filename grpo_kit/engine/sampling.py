@@ -3,7 +3,7 @@
 A row's draw is a function of (seed, row, step) and of its own distribution, so that it does not depend on which
 other rows share the batch: a counter-based hash gives a uniform number, the inverse of the row's cumulative
 distribution the token. It also costs a fraction of torch.multinomial (2 ms against 37 for 32 x 49,152 on 2 cores).
-Longer than 300 lines because top-p needs no sorted vocabulary here, and keeps exactly what transformers keeps.
+Longer than 300 lines because top-p needs no sorted vocabulary here, and a draw no generator.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from transformers import GenerationConfig
 from transformers.generation.logits_process import (
     MinPLogitsWarper,
     TopKLogitsWarper,
-    TopPLogitsWarper,
 )
 
 from grpo_kit._support.argument_checks import check_above_zero, check_temperature
@@ -110,41 +109,9 @@ class Sampler:
     ) -> Sampled:
         """logits (R, V), in any layout; rows long (R,), their ids; chance float64 (R,), `uniform` of rows and step.
 
-        input_ids long (R, T), left-padded by `padding` long (R,), are read where changes_scores.
+        input_ids long (R, T), left-padded by `padding` long (R,), are read where changes_scores. Written for few passes
+        over (R, V): each costs what it reads and writes, and a softmax is one kernel.
         """
-        if logits.is_cuda:
-            return self.in_few_passes(logits, rows, input_ids, padding, chance)
-        logits = logits.float()
-        changes_scores = self.changes_scores
-        policy = None
-        if self.numbers or not (changes_scores or self.greedy):
-            # Before the scores, which a processor may write over the logits.
-            policy = self._spread("policy", logits, self.temperature)
-        scores = self._scores(logits, rows, input_ids, padding) if changes_scores else logits
-        if self.greedy and not self.numbers:
-            return _token_alone(scores.argmax(dim=-1), logits)
-        sampler = self._spread("sampler", scores, 1.0) if changes_scores else policy
-        shifted, weights, log_sum = sampler
-        token = shifted.argmax(dim=-1) if self.greedy else draw(weights, chance)
-        if not self.numbers:
-            return _token_alone(token, shifted)
-        chosen = token[:, None]
-        logprob = (shifted.gather(1, chosen) - log_sum)[:, 0]
-        shifted, weights, log_sum = policy
-        policy_logprob = (shifted.gather(1, chosen) - log_sum)[:, 0]
-        # H = log(sum of w) - sum of w log(w) / sum of w; `shifted` is not needed any more.
-        entropy = log_sum[:, 0] - shifted.mul_(weights).sum(-1) / log_sum[:, 0].exp()
-        return Sampled(token, logprob, policy_logprob, entropy)
-
-    def in_few_passes(
-        self,
-        logits: torch.Tensor,
-        rows: torch.Tensor,
-        input_ids: torch.Tensor | None,
-        padding: torch.Tensor | None,
-        chance: torch.Tensor,
-    ) -> Sampled:
-        """The same for a card, where a pass over (R, V) costs what it reads and writes, and a softmax is one kernel."""
         changes_scores, greedy = self.changes_scores, self.greedy
         policy = policy_probs = None
         if self.numbers or not (changes_scores or greedy):
@@ -159,7 +126,7 @@ class Sampler:
             scores = self._scores(logits.float(), rows, input_ids, padding)
         probs = policy_probs
         if changes_scores and (self.numbers or not greedy):
-            probs = torch.softmax(scores, dim=-1)
+            probs = torch.softmax(scores, dim=-1, out=self._room("sampler", scores))
         token = scores.argmax(dim=-1) if greedy else draw(probs, chance)
         if not self.numbers:
             return _token_alone(token, logits if probs is None else probs)
@@ -170,7 +137,11 @@ class Sampler:
             best = policy.argmax(dim=-1, keepdim=True)
             difference = policy.gather(1, chosen) - policy.gather(1, best)
             policy_logprob = (difference + policy_probs.gather(1, best).log())[:, 0]
-        entropy = torch.special.entr(policy_probs, out=policy_probs).sum(-1)
+        if logits.is_cuda:
+            entropy = torch.special.entr(policy_probs, out=policy_probs).sum(-1)
+        else:  # whose logarithms are slow
+            normaliser = policy.gather(1, chosen)[:, 0] - policy_logprob
+            entropy = normaliser - torch.linalg.vecdot(policy_probs, policy)
         return Sampled(token, logprob, policy_logprob, entropy)
 
     def _softmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -183,36 +154,23 @@ class Sampler:
                 self._buffers["divisor"] = logits.new_full(
                     (1,), self.temperature, dtype=torch.float32
                 )
-            scaled = logits / self._buffers["divisor"]
-        return scaled, torch.softmax(scaled, dim=-1)
+            scaled = torch.div(
+                logits, self._buffers["divisor"], out=self._room("scaled", logits)
+            )
+        return scaled, torch.softmax(scaled, dim=-1, out=self._room("policy", scaled))
+
+    def _room(self, name: str, x: torch.Tensor) -> torch.Tensor | None:
+        """On a CPU a kept float32 buffer of x's shape: page faults of a fresh one cost more than what is computed."""
+        if x.is_cuda:
+            return None
+        if name not in self._buffers or self._buffers[name].numel() < x.numel():
+            self._buffers[name] = x.new_empty(x.numel(), dtype=torch.float32)
+        return self._buffers[name][: x.numel()].view(x.shape)
 
     def too_few(self) -> bool:
         """Did top-p look at too few tokens since it was last asked? It then sorts from now on. Waits for the device."""
         top_p = [warper for warper in self.warpers if isinstance(warper, _TopP)]
         return any([warper.too_few() for warper in top_p])
-
-    def _spread(
-        self, name: str, scores: torch.Tensor, temperature: float
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(scores - maximum) / temperature and its exponential, (R, V) in kept buffers; log of its sum, (R, 1)."""
-        shifted = self._like(scores, f"{name} shifted")
-        weights = self._like(scores, f"{name} weights")
-        torch.sub(scores, scores.amax(-1, keepdim=True), out=shifted)
-        if temperature != 1:
-            shifted.div_(temperature)
-        torch.exp(shifted, out=weights)
-        return shifted, weights, weights.sum(-1, keepdim=True).log()
-
-    def release(self) -> None:
-        """Release the kept buffers."""
-        self._buffers.clear()
-
-    def _like(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """A kept buffer of x's shape and layout: a fresh one costs as much in page faults as what is computed in it."""
-        size = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
-        if name not in self._buffers or self._buffers[name].numel() < size:
-            self._buffers[name] = x.new_empty(size)
-        return self._buffers[name].as_strided(x.shape, x.stride())
 
     def _penalised(
         self, scores: torch.Tensor, input_ids: torch.Tensor, padding: torch.Tensor
@@ -315,45 +273,33 @@ def _first_above(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor
     return torch.minimum((cumulative <= target).sum(-1, keepdim=True), last)
 
 
-# ---- top-p without sorting the vocabulary, keeping exactly the tokens of transformers' warper ------------------------
+# ---- top-p without sorting the vocabulary ----------------------------------------------------------------------------
 
-_CANDIDATES = (512, 8192)  # number of tokens to search for the cut, first and then
-_CARD_CANDIDATES = 8192
-_MARGIN = 2e-6  # a float32 cumulative sum over a vocabulary is right to a few 1e-7
+_CANDIDATES = (512, 8192, None)  # number of tokens to search for the cut; None: all
 
 
 class _TopP:
     """f(input_ids, scores (R, V)) -> scores, -inf but for the likeliest tokens that hold `top_p` of the mass.
 
-    The cut is searched among each row's best tokens, in float64. On a CPU, rows whose cut lies outside of them, between
-    equal scores, or so close to a token's edge that rounding decides are left to transformers, which sorts everything.
-    On a card nobody waits to count such rows: of equal probabilities at the cut all stay, float64 decides at edges, and
-    where a cut lay outside, too_few() says so once the completions are read, and they are made again by sorting.
+    The cut is searched among each row's best tokens, in float64, which decides at a token's edge; of equal
+    probabilities at the cut all stay. On a CPU more tokens are looked at while a row's cut lies outside of them. On a
+    card nobody waits to know that: too_few() says so once the completions are read, and they are made again by sorting.
     sort: on a card, by sorting from the beginning.
     """
 
     def __init__(self, top_p: float, *, sort: bool = False) -> None:
         self.top_p = top_p
-        self.sort = TopPLogitsWarper(top_p)
-        self._candidates = None if sort else _CARD_CANDIDATES  # None: all
+        self._candidates = None if sort else 8192
         self._cut_outside: torch.Tensor | None = None  # bool ()
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if scores.is_cuda:
             return self.without_waiting(scores)
-        scores = scores.contiguous()
-        unsure_rows = torch.arange(len(scores))
-        for candidates in _CANDIDATES:
-            if len(unsure_rows) and 2 * candidates < scores.size(1):
-                least, is_sure = self._cut(scores[unsure_rows], candidates)
-                rows = unsure_rows[is_sure]
-                warped = scores[rows].masked_fill_(scores[rows] < least[is_sure], -torch.inf)
-                scores = scores.index_copy(0, rows, warped)
-                unsure_rows = unsure_rows[~is_sure]
-        if len(unsure_rows):
-            warped = self.sort(input_ids[unsure_rows], scores[unsure_rows])
-            scores = scores.index_copy(0, unsure_rows, warped)
-        return scores
+        for self._candidates in _CANDIDATES:
+            warped = self.without_waiting(scores)
+            if not self.too_few():
+                break
+        return warped
 
     def without_waiting(self, scores: torch.Tensor) -> torch.Tensor:
         """The same, and a note on the device where the candidates hold less than top_p."""
@@ -375,17 +321,3 @@ class _TopP:
             return False
         self._candidates = self._cut_outside = None
         return True
-
-    def _cut(self, scores: torch.Tensor, candidates: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The lowest kept score, (R, 1), and for which rows it is certain, bool (R,)."""
-        best = scores.topk(candidates + 1, dim=-1).values  # the best first
-        # subtracted, since large scores have few digits left for their differences
-        highest = best[:, :1]
-        total = (scores - highest).exp_().sum(-1, keepdim=True).double()
-        mass = (best - highest).double().exp() / total
-        mass_above = mass.cumsum(-1) - mass  # of each candidate
-        count = (mass_above < self.top_p).sum(-1, keepdim=True)  # (R, 1)
-        last = count.clamp(1, candidates) - 1
-        least, next_score = best.gather(1, last), best.gather(1, last + 1)
-        is_clear = ((mass_above[:, 1:] - self.top_p).abs() > _MARGIN).all(dim=-1, keepdim=True)
-        return least, (is_clear & (count <= candidates) & (least > next_score))[:, 0]

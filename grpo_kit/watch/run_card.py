@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from grpo_kit._support.version import __version__
+from grpo_kit._support import __version__
 from grpo_kit.record._lines import read_json
 from grpo_kit.record._run_folder import path_of
 from grpo_kit.record.files import KEPT, RunFolderError, read_metrics, run_settings, write_whole

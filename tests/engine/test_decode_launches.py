@@ -13,7 +13,8 @@ from rollout_models import config, ragged_prompts, tiny_model
 from torch.profiler import ProfilerActivity, profile
 
 from grpo_kit.engine import RolloutEngine
-from grpo_kit.engine._attention import NAME, attention_named
+from grpo_kit.engine._attention import NAME
+from grpo_kit.engine._supported_models import attention_named
 
 NONE = set(
     "empty empty_like empty_strided as_strided view transpose t permute expand slice select unsqueeze squeeze "

@@ -147,54 +147,46 @@ def test_draw_never_picks_what_has_no_probability():
 )
 @pytest.mark.parametrize("top_p", [0.05, 0.5, 0.75, 0.95, 0.999])
 @pytest.mark.parametrize("vocabulary", [700, 3000, 49152])
-def test_top_p_keeps_exactly_what_transformers_keeps(vocabulary, top_p, spread, ties):
+def test_top_p_keeps_what_transformers_keeps(vocabulary, top_p, spread, ties):
+    """And of equal scores at the cut all, where transformers' sort decides."""
     g = torch.Generator().manual_seed(0)
     scores = spread * torch.randn(6, vocabulary, generator=g)
     scores = (2 * scores).round() / 2 if ties else scores
     scores[1, 5:] = -torch.inf  # what another warper took out
     scores[2, 7] = 60.0  # a certain token
-    # Masses 0.5, 0.25, ... and top_p: edges on the threshold, where only transformers' rounding decides.
-    halves = torch.full((vocabulary,), -torch.inf)
-    halves[:60] = -0.6931472 * torch.arange(60)
-    scores[3] = halves.roll(100)
     ids = torch.zeros(6, 1, dtype=torch.long)
     wanted = TopPLogitsWarper(top_p)(ids, scores)
+    least = wanted.masked_fill(wanted == -torch.inf, torch.inf).amin(-1, keepdim=True)
+    wanted = scores.masked_fill(scores < least, -torch.inf)
     for given in (scores, scores.t().contiguous().t()):  # either layout
-        warp = _TopP(top_p)
-        sorted_rows, sort = [], warp.sort
-        warp.sort = lambda i, s, sort=sort, seen=sorted_rows: seen.append(len(s)) or sort(i, s)
-        assert torch.equal(warp(ids, given), wanted)
-        if spread >= 8 and not ties and top_p < 0.99 and vocabulary > 2000:
-            assert sum(sorted_rows) <= 2  # hardly ever by sorting everything
+        found = _TopP(top_p)(ids, given)
+        # transformers sums in float32, which of tens of thousands is right to some 1e-6
+        apart = torch.softmax(scores.double(), -1)[found.isfinite() != wanted.isfinite()]
+        assert apart.sum() < 1e-5
 
 
-def test_top_p_of_large_scores():
-    """Their exponentials' logarithm is rounded by more than lies between the threshold and a token's edge."""
+def test_top_p_at_a_tokens_edge():
+    """The fewest tokens whose mass is top_p, by float64, of large scores too."""
     dice = torch.Generator().manual_seed(0)
     ids = torch.zeros(1, 1, dtype=torch.long)
     for _ in range(100):
         scores = 90 + 3 * torch.randn(1, 4096, generator=dice)
         edges = torch.softmax(scores.double(), -1).sort(descending=True).values.cumsum(-1)[0]
-        edge = edges[edges < 0.97][-1].item()
-        for top_p in (edge - 1.2e-6, edge + 1.2e-6):
-            assert torch.equal(_TopP(top_p)(ids, scores), TopPLogitsWarper(top_p)(ids, scores))
+        count = int((edges < 0.97).sum())
+        edge = edges[count - 1].item()
+        for top_p, wanted in ((edge - 1.2e-6, count), (edge + 1.2e-6, count + 1)):
+            assert _TopP(top_p)(ids, scores).isfinite().sum() == wanted
 
 
-def as_on_a_card(sampler, logits, rows, step, ids, padding):
-    return sampler.in_few_passes(logits, rows, ids, padding, uniform(sampler.seed, rows, step))
-
-
-def as_on_a_cpu(sampler, logits, rows, step, ids, padding):
+def call(sampler, logits, rows, step, ids, padding):
     return sampler(logits, rows, ids, padding, uniform(sampler.seed, rows, step))
 
 
-@pytest.mark.parametrize("call", [as_on_a_cpu, as_on_a_card])
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize(
     "options", [{}, {"temperature": 0.5}, {"repetition_penalty": 1.3}], ids=str
 )
-def test_a_step_by_hand_in_either_layout_and_with_buffers_used_again(options, greedy, call):
-    """Rows that become fewer use what more rows left in the buffers; nothing of it shows."""
+def test_a_step_by_hand_in_either_layout(options, greedy):
     g = torch.Generator().manual_seed(0)
     sampler = Sampler.from_config(config(do_sample=not greedy, **options), seed=3)
     bare = Sampler.from_config(config(do_sample=not greedy, **options), seed=3, numbers=False)
@@ -245,18 +237,17 @@ def test_a_processor_may_write_over_the_scores_and_the_policys_numbers_stay():
     )
     policy = torch.log_softmax(logits, -1)
     sampler = Sampler.from_config(config(do_sample=True), 3, [forbid])
-    for call in (as_on_a_card, as_on_a_cpu):
-        out = call(sampler, logits.clone(), rows, 0, ids, 0 * rows)
-        assert (out.token >= 690).all() and (out.logprob > out.policy_logprob).all()
-        assert torch.allclose(
-            out.policy_logprob, policy.gather(1, out.token[:, None])[:, 0], atol=1e-5
-        )
+    out = call(sampler, logits, rows, 0, ids, 0 * rows)
+    assert (out.token >= 690).all() and (out.logprob > out.policy_logprob).all()
+    assert torch.allclose(
+        out.policy_logprob, policy.gather(1, out.token[:, None])[:, 0], atol=1e-5
+    )
 
 
 def test_what_the_policy_gives_no_probability_in_float32_has_a_log_probability():
     logits = torch.tensor([[0.0, -200.0, -300.0]])
     sampler = Sampler.from_config(config(), 3, [lambda ids, scores, rows: scores.flip(-1)])
-    out = as_on_a_card(
+    out = call(
         sampler, logits, torch.arange(1), 0, torch.zeros(1, 1, dtype=torch.long), torch.zeros(1)
     )
     assert (
@@ -270,7 +261,7 @@ def test_16_bits_are_float32_before_they_are_divided(temperature):
     logits = (4 * torch.randn(6, 900)).bfloat16()
     rows = torch.arange(6)
     sampler = Sampler.from_config(config(do_sample=True, temperature=temperature), 3)
-    out = as_on_a_card(sampler, logits, rows, 0, None, None)
+    out = call(sampler, logits, rows, 0, None, None)
     wanted = torch.log_softmax(logits.float() / temperature, -1).gather(1, out.token[:, None])[
         :, 0
     ]

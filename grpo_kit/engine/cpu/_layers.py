@@ -20,7 +20,7 @@ from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from grpo_kit.engine._supported_models import is_plain, is_plain_weight, is_tested
-from grpo_kit.engine.cpu._matmul import HAS_PRODUCT, Projection, projection
+from grpo_kit.engine.cpu._matmul import HAS_PRODUCT, Projection, compiled, projection
 
 # ---- products in bfloat16, over float32 weights that are trained --------------------------------------------------
 # The weights are rounded again before each rollout, into a copy half their size that goes when it ends. Embeddings,
@@ -32,20 +32,23 @@ _ROWS = 16  # of the products for which oneDNN lays out the weights; others are 
 
 @dataclass(frozen=True)
 class RoundedProjection(Projection):
-    """A linear layer whose weight is there in bfloat16 besides, laid out for oneDNN; called as Projection is."""
+    """A linear layer whose weight is there in bfloat16 besides, as it is or laid out for oneDNN."""
 
-    packed: Any = None
+    rounded: Tensor | None = None
 
     def product(self, x: Tensor) -> Tensor:
         """x (R, K) @ weight.T, a new float32 tensor (R, N); summed in float32, rounded once."""
         return torch.ops.mkldnn._linear_pointwise(
-            x.bfloat16(), self.packed, None, "none", [], ""
+            x.bfloat16(), self.rounded, None, "none", [], ""
         ).float()
 
 
 def _rounded(layer: Projection) -> RoundedProjection:
-    packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach().bfloat16(), _ROWS)
-    return RoundedProjection(layer.weight, layer.bias, layer.adapters, packed)
+    weight, library = layer.weight.detach().bfloat16(), compiled()
+    # with AMX, oneDNN multiplies many rows in a fraction of what C takes
+    if _has("amx_bf16") or library is None or not library.has_bfloat16:
+        weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
+    return RoundedProjection(layer.weight, layer.bias, layer.adapters, weight)
 
 
 def rounded(parts: Parts, projection: Callable[[Projection], Projection] = _rounded) -> Parts:
@@ -61,11 +64,18 @@ def rounded(parts: Parts, projection: Callable[[Projection], Projection] = _roun
     return replace(parts, layers=layers, head=projection(parts.head))
 
 
+def _has(feature: str) -> bool:
+    """Has this processor these instructions, as far as torch can tell?"""
+    return bool(
+        hasattr(torch.cpu, "get_capabilities") and torch.cpu.get_capabilities().get(feature)
+    )
+
+
 def why_not_here() -> str | None:
     """None if this processor multiplies bfloat16 faster than float32, else why not."""
-    features = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    has_products = features.get("avx512_bf16") or features.get("amx_bf16")
-    if has_products and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if (
+        _has("amx_bf16") or _has("avx512_bf16")
+    ) and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return None
     return "this processor has no products of bfloat16 (AVX512-BF16 or AMX), which would be slower here"
 
@@ -140,23 +150,23 @@ class PlainLayers:
     """One model's decoder and head as functions of its tensors, which are the model's own."""
 
     def __init__(self, base: PreTrainedModel, parts: Parts) -> None:
-        self._parts, self._rotary = parts, base.get_decoder().rotary_emb
+        self.parts, self.rotary = parts, base.get_decoder().rotary_emb
         self.layers, self.head = parts.layers, parts.head
         first = parts.layers[0]
         self._key_heads = len(first.key.weight) // parts.dim
         # Query heads to a key head.
         self.groups = len(first.query.weight) // len(first.key.weight)
         self.settings = (
-            self._rotary.attention_scaling,
+            self.rotary.attention_scaling,
             *(layer.settings() for layer in parts.layers),
         )
 
     def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Last hidden states (R, E) of R tokens; ids and positions long (R,)."""
-        state = self._parts.embeddings.index_select(0, ids)
+        state = self.parts.embeddings.index_select(0, ids)
         # (R, 1, 1, D)
-        cos, sin = (table[0][:, None, None] for table in self._rotary(state, positions[None]))
-        half = self._parts.dim // 2
+        cos, sin = (table[0][:, None, None] for table in self.rotary(state, positions[None]))
+        half = self.parts.dim // 2
         signed_sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
         for number, layer in enumerate(self.layers):
             x = layer.before_attention(state)
@@ -168,13 +178,13 @@ class PlainLayers:
                 x = layer.before_mlp(part)
                 gate = silu(layer.gate(x), inplace=True)
                 part.add_(layer.down(gate.mul_(layer.up(x))))
-        return self._parts.last(state)
+        return self.parts.last(state)
 
     def _queries_and_keys(
         self, layer: Layer, x: Tensor, cos: Tensor, signed_sin: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(R, H, G, D) and (R, H, D), rotated by their positions."""
-        dim = self._parts.dim
+        dim = self.parts.dim
         # A key behind the queries that attend to it.
         heads = x.new_empty(len(x), self._key_heads, self.groups + 1, dim)
         query, key = heads[:, :, :-1], heads[:, :, -1]

@@ -1,9 +1,9 @@
 """Products of few rows with the model's own weights, at up to four times the speed of torch's linear layer on a CPU.
 
 A linear layer multiplies the rows by the transposed weights, for which libraries rearrange all the weights for a
-handful of rows. _few_rows.c reads them as they lie in memory: no copy, nothing to keep in sync. It is compiled at first
-use, within a second. Where there is no C compiler, the weights are the left factor of torch's own product, and only
-the rows are rearranged. The two matrices as large as the vocabulary, head and embedding, get fewer passes over them.
+handful of rows. _decode_step.c reads them as they lie in memory: no copy, nothing to keep in sync. It is compiled at
+first use, within two seconds. Where there is no C compiler, the weights are the left factor of torch's own product, and
+only the rows are rearranged. The two matrices as large as the vocabulary, head and embedding, get fewer passes.
 """
 
 from __future__ import annotations
@@ -33,20 +33,14 @@ HAS_PRODUCT = torch.backends.mkldnn.is_available() and hasattr(
 
 
 _ADDRESS, _NUMBER = ctypes.c_void_p, ctypes.c_long
-_COMPILE = "-O3 -march=native -fopenmp -fPIC -c -o few_rows.o"
-_LINK = "-shared few_rows.o -o few_rows.so"  # without -fopenmp: the threads are torch's own
-
-
-class Kept(ctypes.Structure):
-    """Keys of a layer, and the strides to their values, to the next one and from head to head; as in _few_rows.c."""
-
-    _fields_ = [("keys", _ADDRESS), ("values", _NUMBER), ("next", _NUMBER), ("head", _NUMBER)]
+_COMPILE = "-O3 -march=native -fopenmp -fPIC -c -o step.o"
+_LINK = "-shared step.o -o step.so"  # without -fopenmp: the threads are torch's own
 
 
 @functools.cache
 def compiled() -> ctypes.CDLL | None:
-    """_few_rows.c for this processor; None without a C compiler (CC, else cc) that has OpenMP, as gcc has."""
-    source = str(Path(__file__).with_name("_few_rows.c"))
+    """_decode_step.c for this processor; None without a C compiler (CC, else cc) that has OpenMP, as gcc has."""
+    source = str(Path(__file__).with_name("_decode_step.c"))
     try:
         compiler = shlex.split(os.environ.get("CC", "cc"))
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -59,15 +53,15 @@ def compiled() -> ctypes.CDLL | None:
                     capture_output=True,
                     start_new_session=True,
                 )
-            library = ctypes.CDLL(f"{folder}/few_rows.so")
+            library = ctypes.CDLL(f"{folder}/step.so")
     # ValueError: an open quote in CC
     except (OSError, ValueError, subprocess.CalledProcessError):
         return None
     library.product.argtypes = [*[_ADDRESS] * 3, *[_NUMBER] * 4]
-    library.attend.argtypes = [_ADDRESS, _ADDRESS, _NUMBER, _NUMBER, Kept, Kept, _ADDRESS]
-    library.attend.argtypes += [_ADDRESS, *[_NUMBER] * 6, ctypes.c_float]
-    library.product.restype = library.attend.restype = None
-    library.lanes = ctypes.c_int.in_dll(library, "lanes").value
+    library.step.argtypes = [_ADDRESS] * 7
+    library.product.restype = library.step.restype = None
+    for name in ("lanes", "has_bfloat16"):
+        setattr(library, name, ctypes.c_int.in_dll(library, name).value)
     return library
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from safetensors import SafetensorError
 
+from grpo_kit._support import __version__
 from grpo_kit._support.argument_checks import (
     check_model,
     check_task,
@@ -22,7 +23,6 @@ from grpo_kit._support.argument_checks import (
     check_tokenizer,
     check_whole,
 )
-from grpo_kit._support.version import __version__
 from grpo_kit.evaluation._as_trained import run_of, say_difference
 from grpo_kit.loop.grpo import Loop
 from grpo_kit.models._model_facts import close_rows, model_name
