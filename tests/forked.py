@@ -170,8 +170,8 @@ def serve(modules):
 
     for name in modules:
         importlib.import_module(name)
-    if step := sys.modules.get("grpo_kit.engine.cpu._matmul"):
-        step.compiled()  # here, so that it does not take two seconds of each child
+    if matmul := sys.modules.get("grpo_kit.engine.cpu._matmul"):
+        matmul.compiled()  # here, so that it does not take two seconds of each child
     assert threading.active_count() == 1, f"a fork has one thread: {threading.enumerate()}"
     gc.collect(), gc.freeze()
     running, asked = {}, sys.stdin

@@ -134,7 +134,6 @@ class Decoder:
         self.graphs = DecodeGraphs(torch.cuda if self.device.type == "cuda" else None)
         self.fused: FusedLayers | None = None
         self._layers: PlainLayers | None = None
-        self._compiled: CompiledStep | None = None
         self._tree_prefill = TreeKVPrefill()
         self._cache_name = cache_name(base.get_decoder().forward)
 

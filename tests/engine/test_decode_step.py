@@ -17,7 +17,12 @@ from grpo_kit.engine import RolloutEngine
 from grpo_kit.engine._kv_cache import CacheSize, KVCache
 from grpo_kit.engine.cpu import _decode_step, _layers, _matmul
 from grpo_kit.engine.cpu._decode_step import CompiledStep
-from grpo_kit.engine.cpu._layers import PlainLayers, plain_layers, read_parts, rounded
+from grpo_kit.engine.cpu._layers import (
+    PlainLayers,
+    plain_layers,
+    read_parts,
+    why_not_here,
+)
 from grpo_kit.engine.cpu._matmul import Projection, compiled, product, projection
 from grpo_kit.models._model_facts import base_model
 
@@ -245,18 +250,20 @@ class ExactlyRounded(Projection):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_bfloat16_weights_are_read_as_they_are(family, library):
+def test_bfloat16_weights_are_read_as_they_are(family, library, monkeypatch):
     """Rounded weights, rounded inputs, sums in float32; adapters and biases in float32."""
     if library is None or not library.has_bfloat16:
         pytest.skip("no products of bfloat16 here")
     model = filled(family, lora=family == "llama")
     steps = Steps(model, [7, 1], [0, 1, 1], bits=16)
     made = steps.in_c()[0]
-    parts = read_parts(base_model(model), torch.float32)
-    steps.layers = PlainLayers(
-        base_model(model),
-        rounded(parts, lambda layer: ExactlyRounded(layer.weight, layer.bias, layer.adapters)),
+    monkeypatch.setattr(
+        _layers,
+        "_rounded",
+        lambda layer: ExactlyRounded(layer.weight, layer.bias, layer.adapters),
     )
+    parts = read_parts(base_model(model), torch.float32)
+    steps.layers = PlainLayers(base_model(model), _layers.rounded(parts))
     wanted, exact = steps.by_torch()[0], steps.in_c()[0]
     apart = (made - wanted).abs().mean()
     assert apart < (exact - wanted).abs().mean() / 5, "a sum falls to the other side at times"
@@ -272,6 +279,26 @@ def test_completions_are_those_of_generate_with_and_without_a_compiler(lora, lib
     model, settings = tiny_model("qwen3", lora=lora), config(eos_token_id=499)
     made = RolloutEngine(model).generate(PROMPTS, settings)
     assert made.completion_ids == generate(model, PROMPTS, settings)
+
+
+@pytest.mark.parametrize("amx", [False, True])
+def test_16_bits_are_sampled_with_every_compiler(amx, library, monkeypatch):
+    """In C, or by torch where it multiplies no bfloat16, or where oneDNN has tiles (here: only said to have)."""
+    if why_not_here():
+        pytest.skip("no products of bfloat16 here")
+    monkeypatch.setattr(_layers, "_has", lambda feature: amx or feature != "amx_bf16")
+    model, settings = filled(), config(do_sample=True, max_new_tokens=6)
+    engine = RolloutEngine(model, bits=16)
+    made = engine.generate(PROMPTS, settings, seed=1)
+    exact = RolloutEngine(model).generate(PROMPTS, settings, seed=1)
+    apart = [
+        abs(a - b)
+        for one, other in zip(made.policy_logprobs, exact.policy_logprobs, strict=True)
+        for a, b in zip(one[:1], other[:1], strict=True)
+    ]
+    assert 0 < max(apart) < 0.5
+    in_c = CompiledStep.of(plain_layers(model, 16)) is not None
+    assert in_c == bool(library and library.has_bfloat16 and not amx)
 
 
 @pytest.mark.usefixtures("here")

@@ -244,6 +244,30 @@ def test_a_processor_may_write_over_the_scores_and_the_policys_numbers_stay():
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_processor_may_return_another_dtype(dtype):
+    sampler = Sampler.from_config(
+        config(do_sample=True), 3, [lambda ids, scores, rows: scores.to(dtype)]
+    )
+    rows = torch.arange(5)
+    out = call(sampler, torch.randn(5, 700), rows, 0, torch.zeros(5, 1, dtype=torch.long), rows)
+    assert out.logprob.dtype == torch.float32
+
+
+@pytest.mark.parametrize("larger", [0, 30])
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_the_numbers_of_a_large_vocabulary(temperature, larger):
+    """torch's softmax over 152,000 tokens sums to 1 + 1e-5 on a CPU."""
+    torch.manual_seed(0)
+    logits = 4 * torch.randn(8, 151_936) + larger
+    sampler = Sampler.from_config(config(do_sample=True, temperature=temperature), seed=3)
+    out = call(sampler, logits, torch.arange(8), 0, None, None)
+    policy = torch.log_softmax(logits.double() / temperature, -1)
+    wanted = policy.gather(1, out.token[:, None])[:, 0]
+    assert torch.allclose(out.policy_logprob.double(), wanted, atol=1e-6)
+    assert torch.allclose(out.entropy.double(), -(policy.exp() * policy).sum(-1), atol=5e-5)
+
+
 def test_what_the_policy_gives_no_probability_in_float32_has_a_log_probability():
     logits = torch.tensor([[0.0, -200.0, -300.0]])
     sampler = Sampler.from_config(config(), 3, [lambda ids, scores, rows: scores.flip(-1)])

@@ -76,7 +76,7 @@ INLINE vec add_product(vec sum, vec a, vec b, const int bits) {
 }
 
 /* y (R, O) = x (R, k) times w (O, k), of so many bits. *_row: from one row to the next; ahead: bytes from w to what is
-   read later, or 0; is_added: to what y is. */
+   read later, or 0; is_added: to what is in y. */
 INLINE void tile(const int R, const int O, const int bits, float *y, long y_row, const float *x, long x_row,
                  const char *w, long k, long ahead, int is_added) {
     const long bytes = bits / 8 * k;
@@ -280,9 +280,12 @@ typedef struct {
 } Norm;
 
 typedef struct {
-    Norm before_attention, before_mlp, query_norm, key_norm;
-    Linear query, key, value, output, gate, up, down;
+    Norm before_attention;
+    Linear query, key, value, output;
+    Norm before_mlp;
+    Linear gate, up, down;
     double scale;
+    Norm query_norm, key_norm;
 } Layer;
 
 typedef struct {

@@ -30,38 +30,25 @@ from grpo_kit.engine.cpu._matmul import HAS_PRODUCT, Projection, compiled, proje
 _ROWS = 16  # of the products for which oneDNN lays out the weights; others are as right
 
 
-@dataclass(frozen=True)
-class RoundedProjection(Projection):
-    """A linear layer whose weight is there in bfloat16 besides, as it is or laid out for oneDNN."""
-
-    rounded: Tensor | None = None
-
-    def product(self, x: Tensor) -> Tensor:
-        """x (R, K) @ weight.T, a new float32 tensor (R, N); summed in float32, rounded once."""
-        return torch.ops.mkldnn._linear_pointwise(
-            x.bfloat16(), self.rounded, None, "none", [], ""
-        ).float()
-
-
-def _rounded(layer: Projection) -> RoundedProjection:
+def _rounded(layer: Projection) -> Projection:
     weight, library = layer.weight.detach().bfloat16(), compiled()
-    # with AMX, oneDNN multiplies many rows in a fraction of what C takes
+    # oneDNN uses AMX, which multiplies many rows in a fraction of the time; C does not
     if _has("amx_bf16") or library is None or not library.has_bfloat16:
         weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
-    return RoundedProjection(layer.weight, layer.bias, layer.adapters, weight)
+    return replace(layer, rounded=weight)
 
 
-def rounded(parts: Parts, projection: Callable[[Projection], Projection] = _rounded) -> Parts:
-    """A model's Parts with each Projection in them made another, from its weight as it is now."""
+def rounded(parts: Parts) -> Parts:
+    """A model's Parts whose products are in bfloat16, of the weights as they are now."""
     layers = []
     for layer in parts.layers:
         linears = {
-            name: part for name, part in vars(layer).items() if isinstance(part, Projection)
+            name: _rounded(part)
+            for name, part in vars(layer).items()
+            if isinstance(part, Projection)
         }
-        layers.append(
-            replace(layer, **{name: projection(part) for name, part in linears.items()})
-        )
-    return replace(parts, layers=layers, head=projection(parts.head))
+        layers.append(replace(layer, **linears))
+    return replace(parts, layers=layers, head=_rounded(parts.head))
 
 
 def _has(feature: str) -> bool:

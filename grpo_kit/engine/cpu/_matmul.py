@@ -2,8 +2,8 @@
 
 A linear layer multiplies the rows by the transposed weights, for which libraries rearrange all the weights for a
 handful of rows. _decode_step.c reads them as they lie in memory: no copy, nothing to keep in sync. It is compiled at
-first use, within two seconds. Where there is no C compiler, the weights are the left factor of torch's own product, and
-only the rows are rearranged. The two matrices as large as the vocabulary, head and embedding, get fewer passes.
+first use, in about two seconds. Where there is no C compiler, the weights are the left factor of torch's own product,
+and only the rows are rearranged. The two matrices as large as the vocabulary, head and embedding, get fewer passes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ def compiled() -> ctypes.CDLL | None:
         return None
     library.product.argtypes = [*[_ADDRESS] * 3, *[_NUMBER] * 4]
     library.step.argtypes = [_ADDRESS] * 7
-    library.product.restype = library.step.restype = None
     for name in ("lanes", "has_bfloat16"):
         setattr(library, name, ctypes.c_int.in_dll(library, name).value)
     return library
@@ -87,6 +86,9 @@ class Projection:
     weight: Tensor
     bias: Tensor | None
     adapters: tuple[tuple[Tensor, Tensor, float], ...]
+    rounded: Tensor | None = (
+        None  # the weight in bfloat16, as it is or laid out for oneDNN; multiplied instead of it
+    )
 
     def __call__(self, x: Tensor) -> Tensor:
         """(R, N), a new tensor in whatever layout was fastest."""
@@ -98,8 +100,11 @@ class Projection:
         return y
 
     def product(self, x: Tensor) -> Tensor:
-        """x (R, K) @ weight.T, a new tensor (R, N) in whatever layout was fastest."""
-        return product(self.weight, x)
+        """x (R, K) @ weight.T, a new tensor (R, N) in whatever layout was fastest; summed in float32."""
+        if self.rounded is None:
+            return product(self.weight, x)
+        x = x.bfloat16()
+        return torch.ops.mkldnn._linear_pointwise(x, self.rounded, None, "none", [], "").float()
 
 
 def projection(module: nn.Module, dtype: torch.dtype = torch.float32) -> Projection | None:
