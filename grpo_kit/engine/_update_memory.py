@@ -20,7 +20,7 @@ from grpo_kit.engine._supported_models import attention_named, is_tested
 from grpo_kit.engine.cpu._layers import shipped_norms
 from grpo_kit.engine.cpu._tree_attention import NAME as TREE
 from grpo_kit.engine.memory._activations import PREFERRED_TOKENS, has_sizes, update_budget
-from grpo_kit.engine.memory._free import Backoff, free_bytes
+from grpo_kit.engine.memory._free import Backoff, free_bytes, without_holes
 from grpo_kit.engine.tree import Row, build_tree, make_chunks
 from grpo_kit.models._model_facts import base_model, has_adapters
 
@@ -86,11 +86,18 @@ class UpdateMemory:
         """
         sizes = self._sizes(rows)
         while True:
-            limit, self.checkpointed_layers = self._budget(sizes, free_bytes(self.device))
+            # would half of what is free allow as much as any memory does? Else it is short
+            free, most = free_bytes(self.device), self._budget(sizes, 2**60)
+            if self._budget(sizes, free // 2) != most:
+                with without_holes(self.device):
+                    free = free_bytes(self.device)
+            limit, self.checkpointed_layers = self._budget(sizes, free)
+            is_short = self._budget(sizes, free // 2) != most
             self._checkpoint_layers()
             start = time.perf_counter()
             try:
-                result = work(limit)
+                with without_holes(self.device) if is_short else nullcontext():
+                    result = work(limit)
                 # the loss is a number: the card is done, too
                 self._seconds = time.perf_counter() - start
                 self._try_more(min(limit, sizes.total))

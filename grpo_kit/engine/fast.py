@@ -5,8 +5,6 @@ EngineSample makes the completions of a step, on the weights that are trained; t
 
 from __future__ import annotations
 
-import ctypes
-import os
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,43 +31,6 @@ from grpo_kit.models.token_lists import why_not_padded
 
 # bytes free after a rollout above which its keys and values are kept
 _ROOM_ON_A_CPU = 16 * 2**30
-
-
-# glibc keeps freed blocks of up to 32 MB on its heap, and the holes between those in use add up: an update in bfloat16
-# that had planned 4.9 GB held 6.6, and was killed in a container of 9. Blocks above a size of one's own come from the
-# system and go back to it. Cards, other C libraries, and a glibc that somebody has set up, are left alone.
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt's parameters (malloc.h)
-_LARGE, _USUAL = 2**20, 32 * 2**20  # bytes; the second is where glibc's own adjusting ends
-
-
-class WithoutHoles(Hook):
-    """On a CPU a run's process holds no more than what is in use."""
-
-    _libc: ctypes.CDLL | None = None
-
-    def begin(self, trainer: Any) -> None:
-        """Until the run ends, large blocks are the system's."""
-        is_set_up = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
-        self._libc = _glibc() if trainer.device.type == "cpu" and not is_set_up else None
-        if self._libc is not None:
-            self._libc.malloc_trim(0)
-            self._libc.mallopt(_TRIM_THRESHOLD, 2 * _USUAL)
-            self._libc.mallopt(_MMAP_THRESHOLD, _LARGE)
-
-    def end(self, trainer: Any, error: BaseException | None) -> None:
-        """As it was before."""
-        if self._libc is not None:
-            self._libc.mallopt(_MMAP_THRESHOLD, _USUAL)
-
-
-def _glibc() -> ctypes.CDLL | None:
-    """The C library, if it is glibc."""
-    try:
-        libc = ctypes.CDLL("libc.so.6")
-    except OSError:  # another system, another C library
-        return None
-    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
 
 
 class EngineSample:
@@ -168,7 +129,7 @@ def fast(model: Any, config: Config) -> Seams:
         why_not = f"the packed update cannot do this model: {no_packing}"
     if why_not and (unhidden := why_not_padded(model, gradient=bool(no_packing))):
         why_not += f"; {unhidden}, so it takes prompts of one length at a time"
-    return Seams(sample, update, [WithoutHoles()], why_not)
+    return Seams(sample, update, [], why_not)
 
 
 def _problems(model: Any, config: Config) -> tuple[str | None, str | None]:

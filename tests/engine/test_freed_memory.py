@@ -1,35 +1,24 @@
-"""What a step frees goes back to the system while training runs, however it lies between what is in use."""
+"""Where memory is short, what an update frees goes back to the system, however it lies between what is in use."""
 
 import os
 import platform
 import subprocess
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from loop_runs import make
 
-from grpo_kit.engine import fast
-from grpo_kit.engine.fast import WithoutHoles
+from grpo_kit.engine import _update_memory
+from grpo_kit.engine.memory import _free
+from grpo_kit.engine.memory._free import without_holes
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 CPU = torch.device("cpu")
 MIB = 2**20
-
-
-@contextmanager
-def without_holes(device):
-    """What the hook does to a run, here around a block of code."""
-    hook, trainer = WithoutHoles(), SimpleNamespace(device=device)
-    hook.begin(trainer)
-    try:
-        yield
-    finally:
-        hook.end(trainer, None)
 
 
 def resident():
@@ -62,25 +51,29 @@ def test_freed_blocks_between_those_in_use_go_back():
 @glibc
 def test_a_malloc_that_somebody_set_up_is_left_alone(monkeypatch):
     monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
-    monkeypatch.setattr(fast, "_glibc", lambda: pytest.fail("asked for"))
-    with without_holes(CPU):
-        pass
+    assert _free._glibc() is None
 
 
 def test_cards_and_other_systems_are_left_alone(monkeypatch):
-    monkeypatch.setattr(fast, "_glibc", lambda: pytest.fail("asked for"))
+    monkeypatch.setattr(_free, "_glibc", lambda: pytest.fail("asked for"))
     with without_holes(torch.device("cuda")):
         pass
-    monkeypatch.setattr(fast, "_glibc", lambda: None)
+    monkeypatch.setattr(_free, "_glibc", lambda: None)
     with without_holes(CPU):
         pass
 
 
 @glibc
 @pytest.mark.parametrize("stopped", [False, True])
-def test_training_is_inside(tmp_path, monkeypatch, stopped):
+@pytest.mark.parametrize(
+    "gib, wanted", [(2**20, []), (2**-10, ["trim", (-3, MIB), (-3, 32 * MIB)] * 2)]
+)
+def test_an_update_gives_back_where_memory_is_short(
+    tmp_path, monkeypatch, stopped, gib, wanted
+):
+    """And leaves glibc alone where half of what is free would do as well: there giving back takes a third longer."""
     asked = []
-    real = fast._glibc()
+    real = _free._glibc()
 
     class Libc:
         malloc_trim = staticmethod(lambda pad: asked.append("trim") or real.malloc_trim(pad))
@@ -89,11 +82,11 @@ def test_training_is_inside(tmp_path, monkeypatch, stopped):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fast, "_glibc", lambda: Libc)
+    monkeypatch.setattr(_free, "_glibc", lambda: Libc)
+    monkeypatch.setattr(_update_memory, "free_bytes", lambda device: int(gib * 2**30))
     trainer = make(tmp_path / "run", seams="fast", steps=1)
-    assert not asked
     if stopped:
-        trainer.sample = stop
+        monkeypatch.setattr(trainer.update, "_forward", stop)
     with pytest.raises(KeyboardInterrupt) if stopped else nullcontext():
         trainer.train()
-    assert asked == ["trim", (-1, 64 * MIB), (-3, MIB), (-3, 32 * MIB)]
+    assert asked == wanted
