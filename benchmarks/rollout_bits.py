@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -38,9 +38,8 @@ from benchmarks.result import (
     write_result,
 )
 from grpo_kit import GRPOTrainer, evaluate, load_policy, next_run_folder, preset, read_metrics
-from grpo_kit.engine import RolloutEngine
+from grpo_kit.engine import RolloutEngine, _decode
 from grpo_kit.engine.cpu import _layers as layers
-from grpo_kit.engine.cpu._layers import rounded
 from grpo_kit.engine.cpu._matmul import Projection
 
 PATH = RESULTS / "rollout_bits.json"
@@ -74,20 +73,21 @@ def in_eight_bits(one: Projection) -> EightBits:
     scales = weight.abs().amax(1).clamp_(min=1e-30).div_(127).double()
     zeros = torch.zeros(len(weight), dtype=torch.long)
     quantised = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
-    return EightBits(
-        one.weight, one.bias, one.adapters, torch.ops.quantized.linear_prepack(quantised, None)
-    )
+    packed = torch.ops.quantized.linear_prepack(quantised, None)
+    return EightBits(one.weight, one.bias, one.adapters, packed=packed)
 
 
 @contextmanager
 def sampling_in(bits: int) -> Iterator[int]:
-    """The engine's bits inside: 8 takes the place of 16."""
-    sixteen = layers.rounded
-    layers.rounded = partial(rounded, projection=in_eight_bits) if bits == 8 else sixteen
+    """The engine's bits inside: 8 takes the place of 16, by torch's layers, since C has no product of it."""
+    sixteen, in_c = layers._rounded, _decode.CompiledStep
+    if bits == 8:
+        layers._rounded = in_eight_bits
+        _decode.CompiledStep = SimpleNamespace(of=lambda _: None)
     try:
         yield min(32, max(16, bits))
     finally:
-        layers.rounded = sixteen
+        layers._rounded, _decode.CompiledStep = sixteen, in_c
 
 
 def config_of(task: str, **more: Any) -> Any:
