@@ -26,14 +26,14 @@ class CompiledStep:
     def __init__(self, library: ctypes.CDLL, layers: PlainLayers) -> None:
         parts = layers.parts
         self._library, self._model = library, layers
-        self._kept = []  # tensors whose address is in C
+        self._tensors = []  # tensors whose address is in C
         self._fits, self._rank = parts.dim % library.lanes == 0, 0
-        fields = (part for layer in parts.layers for part in vars(layer).values())
-        self._layers = b"".join(map(self._part, fields))
-        last, head = self._part(parts.last), self._part(parts.head)
+        fields = (field for layer in parts.layers for field in vars(layer).values())
+        self._layers = b"".join(map(self._packed, fields))
+        norm, head = self._packed(parts.last), self._packed(parts.head)
         inner = max(len(layer.gate.weight) for layer in parts.layers)
         sizes = len(parts.layers), parts.embeddings.size(1), inner, self._rank
-        self._decoder = pack("4l", *sizes) + last + head
+        self._decoder = pack("4l", *sizes) + norm + head
 
     @classmethod
     def of(cls, layers: PlainLayers | None) -> CompiledStep | None:
@@ -50,7 +50,7 @@ class CompiledStep:
         if tensor.layout != torch.strided or not tensor.is_contiguous():
             self._fits = False
             return 0
-        self._kept.append(tensor)
+        self._tensors.append(tensor)
         return tensor.data_ptr()
 
     def _linear(self, layer: Projection) -> bytes:
@@ -61,28 +61,28 @@ class CompiledStep:
         if layer.adapters:  # as one, of a rank that fills registers
             down = torch.cat([a for a, _, _ in layer.adapters])
             up = torch.cat([scaling * b for _, b, scaling in layer.adapters], dim=1)
-            room = -len(down) % lanes
-            down, up = pad(down, (0, 0, 0, room)), pad(up, (0, room))
+            padding = -len(down) % lanes
+            down, up = pad(down, (0, 0, 0, padding)), pad(up, (0, padding))
             rank = len(down)
             self._rank = max(self._rank, rank)
         addresses = map(self._address, (weight, layer.bias, down, up))
         return pack("4P4l", *addresses, n, k, rank, bits)
 
-    def _part(self, part: Norm | Projection | float | None) -> bytes:
+    def _packed(self, field: Norm | Projection | float | None) -> bytes:
         """A field of Layer, of which C has the same in the same order."""
-        if isinstance(part, float):
-            return pack("d", part)
-        if isinstance(part, Projection):
-            return self._linear(part)
-        return pack("Pd", self._address(part and part.weight), part.eps if part else 0)
+        if isinstance(field, float):
+            return pack("d", field)
+        if isinstance(field, Projection):
+            return self._linear(field)
+        return pack("Pd", self._address(field and field.weight), field.eps if field else 0)
 
     def __call__(self, ids: Tensor, positions: Tensor, slots: KVCache) -> Tensor:
         """Logits (R, V) behind these tokens, long (R,), for which the slots were set; writes their keys and values."""
         state = self._model.parts.embeddings.index_select(0, ids)
         cos, sin = self._model.rotary(state, positions[None])
         rows = [
-            pack("P4l", kept.data_ptr(), *kept.stride()[:4])
-            for kept in (slots.prefix, slots.suffix)
+            pack("P4l", states.data_ptr(), *states.stride()[:4])
+            for states in (slots.prefix, slots.suffix)
         ]
         rows.append(pack("2P", slots.prompt_of_row.data_ptr(), slots.prompt_lengths.data_ptr()))
         sizes = slots.rows, slots.suffix.size(3), self._model.groups, slots.suffix.size(5)
