@@ -51,12 +51,18 @@ INLINE vec load(const void *from) {
     return v;
 }
 
-INLINE float total(vec v) {
-    union { vec whole; vec4 part[LANES / 4]; } u = {v};
-    vec4 sum = u.part[0];
-    EACH(i, LANES / 4 - 1) sum += u.part[i + 1];
-    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+/* Sums of neighbours: two of a, two of b */
+INLINE vec4 fold(vec4 a, vec4 b) { return (vec4){a[0], a[2], b[0], b[2]} + (vec4){a[1], a[3], b[1], b[3]}; }
+
+/* The totals of four vectors, each in one and the same order */
+INLINE vec4 totals(const vec *v) {
+    vec4 part[4][LANES / 4];
+    memcpy(part, v, sizeof part);
+    EACH(i, LANES / 4 - 1) EACH(j, 4) part[j][0] += part[j][i + 1];
+    return fold(fold(part[0][0], part[1][0]), fold(part[2][0], part[3][0]));
 }
+
+INLINE float total(vec v) { return totals((vec[4]){v})[0]; }
 
 /* ---- products ---- */
 
@@ -75,49 +81,49 @@ INLINE vec add_product(vec sum, vec a, vec b, const int bits) {
     return sum + a * b;
 }
 
-/* y (R, O) = x (R, k) times w (O, k), of so many bits. *_row: from one row to the next; ahead: bytes from w to what is
-   read later, or 0; is_added: to what is in y. */
-INLINE void tile(const int R, const int O, const int bits, float *y, long y_row, const float *x, long x_row,
-                 const char *w, long k, long ahead, int is_added) {
+/* y (R, O) = x (R, k) times w (O, k), of so many bits. y_row: from one row to the next; ahead: bytes from w to what is
+   read later, which is asked of memory for so many of the O; is_added: to what is in y. */
+INLINE void tile(const int R, const int O, const int bits, float *y, long y_row, const float *x, const char *w, long k,
+                 long ahead, int asked, int is_added) {
     const long bytes = bits / 8 * k;
-    vec sum[ROWS][4], b[ROWS];
-    EACH(r, R) EACH(o, O) sum[r][o] = (vec){0};
+    vec sum[ROWS][4] = {0}, b[ROWS];
     for (long i = 0; i < bytes; i += sizeof(vec)) {
-        EACH(r, R) b[r] = factor(x + r * x_row + i * 8 / bits, bits);
+        EACH(r, R) b[r] = factor(x + r * k + i * 8 / bits, bits);
         EACH(o, O) {
             vec a = load(w + o * bytes + i);
-            if (ahead) __builtin_prefetch(w + o * bytes + i + ahead, 0, 2);
+            if (o < asked) __builtin_prefetch(w + o * bytes + i + ahead, 0, 2);
 #ifdef __x86_64__
             EACH(r, R) __asm__("" : "+v"(b[r])); /* stays in its register, is not read again for each o */
 #endif
             EACH(r, R) sum[r][o] = add_product(sum[r][o], a, b[r], bits);
         }
     }
-    EACH(r, R) EACH(o, O) y[r * y_row + o] = total(sum[r][o]) + (is_added ? y[r * y_row + o] : 0);
+    EACH(r, R) {
+        vec4 result = {0};
+        if (is_added) memcpy(&result, y + r * y_row, 4 * O);
+        result += totals(sum[r]);
+        memcpy(y + r * y_row, &result, 4 * O);
+    }
 }
 
-/* y (rows, n) = x (rows, k) times w (n, k), of at most ROWS rows. This is one of so many passes over w; each asks
-   memory for its share of what lies `ahead` of w and is read next. */
-static void strip(float *y, long y_row, const float *x, long x_row, const void *w, long rows, long n, long k, long bits,
+/* y (rows, n) = x (rows, k) times w (n, k), of at most ROWS rows. This is one of so many passes over w. Each asks memory
+   for its share of what lies `ahead` of w and is read next, a little in every tile: while one tile asks for much, it
+   waits; while others ask for nothing, memory does. */
+static void strip(float *y, long y_row, const float *x, const void *w, long rows, long n, long k, long bits,
                   long ahead, long pass, long passes, int is_added) {
-    const long bytes = bits / 8 * k;
+    const long bytes = bits / 8 * k, share = (passes + 3) / passes;
     long o = 0;
-#define TILE(R, O, BITS, AHEAD)                                                                                        \
-    tile(R, O, BITS, y + o, y_row, x, x_row, (const char *)w + o * bytes, k, AHEAD, is_added)
-#define TILES(R)                                                                                                       \
+#define TILE(R, O, BITS)                                                                                               \
+    tile(R, O, BITS, y + o, y_row, x, (const char *)w + o * bytes, k, ahead, share, is_added)
+#define TILES(R, O)                                                                                                    \
+    for (; o + O <= n; o += O)                                                                                         \
+        if (bits == 16) TILE(R, O, 16);                                                                                \
+        else TILE(R, O, 32);
+#define STRIP(R)                                                                                                       \
     case R:                                                                                                            \
-        for (; o + 4 <= n; o += 4) {                                                                                   \
-            const long share = o / 4 % passes == pass ? ahead : 0;                                                     \
-            if (bits == 16) TILE(R, 4, 16, share);                                                                     \
-            else TILE(R, 4, 32, share);                                                                                \
-        }                                                                                                              \
-        break;
-    switch (rows) { EVERY(TILES) }
-    for (; o < n; o++, x -= rows * x_row, y -= rows * y_row)
-        for (long r = 0; r < rows; r++, x += x_row, y += y_row) {
-            if (bits == 16) TILE(1, 1, 16, 0);
-            else TILE(1, 1, 32, 0);
-        }
+        TILES(R, 4) TILES(R, 1) break;
+    ahead += share * pass * bytes;
+    switch (rows) { EVERY(STRIP) }
 }
 
 /* y (rows, n) = x (rows, k) times w (n, k) of so many bits, or that is added to it; by all threads of the region */
@@ -129,7 +135,7 @@ static void spread(float *y, const float *x, const char *w, long rows, long n, l
         const long o = n / 4 * b / blocks * 4, end = b + 1 < blocks ? n / 4 * (b + 1) / blocks * 4 : n;
         for (long pass = 0; pass < passes; pass++) {
             const long first = rows * pass / passes, count = rows * (pass + 1) / passes - first;
-            strip(y + first * n + o, n, x + first * k, k, w + o * bytes, count, end - o, k, bits, (end - o) * bytes,
+            strip(y + first * n + o, n, x + first * k, w + o * bytes, count, end - o, k, bits, (end - o) * bytes,
                   pass, passes, is_added);
         }
     }
@@ -242,12 +248,7 @@ static float *keys_of(const Kept *kept, long layer, long n, long head) {
 static void attend(float *out, const float *query, const Rows *of, long layer, float scale) {
     const long heads = of->heads, groups = of->groups, dim = of->dim, width = of->written + 1;
     const long shared_values = of->prompts.values, own_values = of->own.values;
-    long longest = 0;
-    for (long r = 0; r < of->rows; r++) {
-        long length = of->lengths[of->prompt[r]];
-        longest = length > longest ? length : longest;
-    }
-    float *scores = malloc(sizeof(float) * ROWS * (longest + width + LANES)), totals[ROWS];
+    float *scores = malloc(sizeof(float) * ROWS * (of->prompts.head / dim + width + LANES)), totals[ROWS];
 #pragma omp for collapse(2) schedule(static)
     for (long h = 0; h < heads; h++)
         for (long r = 0; r < of->rows; r++) {
@@ -256,8 +257,8 @@ static void attend(float *out, const float *query, const Rows *of, long layer, f
             for (long g = 0; g < groups; g += ROWS) {
                 const long count = groups - g < ROWS ? groups - g : ROWS, first = ((r * heads + h) * groups + g) * dim;
                 const float *q = query + first;
-                strip(scores, all, q, dim, shared, count, length, dim, 32, 4 * shared_values, 0, 1, 0);
-                strip(scores + length, all, q, dim, own, count, width, dim, 32, 4 * own_values, 0, 1, 0);
+                strip(scores, all, q, shared, count, length, dim, 32, 4 * shared_values, 0, 1, 0);
+                strip(scores + length, all, q, own, count, width, dim, 32, 4 * own_values, 0, 1, 0);
                 for (long i = 0; i < count; i++) {
                     for (long j = length + width; j < all; j++) scores[i * all + j] = -INFINITY;
                     totals[i] = weigh(scores + i * all, all, scale);
