@@ -185,7 +185,6 @@ def make_kit(model: Any, tokenizer: Any, folder: str, options: argparse.Namespac
 
     return Loop(
         model, task, config, tokenizer=tokenizer, folder=Path(folder) / "run", sample=in_order, update=seams.update,
-        hooks=seams.hooks,
     )  # fmt: skip
 
 

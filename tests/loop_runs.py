@@ -69,7 +69,7 @@ def make(
     given = {}
     if seams == "fast":
         found = fast(model, config)
-        given, hooks = {"sample": found.sample, "update": found.update}, [*hooks, *found.hooks]
+        given = {"sample": found.sample, "update": found.update}
     if older is not None:
         inner = given.get("sample", generate)
         given["sample"] = OlderWeights(watch(inner) if watch else inner, **older)

@@ -104,7 +104,7 @@ def kit(
 
     return Loop(
         model, task, config, tokenizer=setup.tokenizer, folder=Path(folder) / "run", sample=in_order,
-        update=seams.update if packed else PaddedUpdate(config), hooks=seams.hooks,
+        update=seams.update if packed else PaddedUpdate(config),
     )  # fmt: skip
 
 

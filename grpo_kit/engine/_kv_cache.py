@@ -7,7 +7,6 @@ All rows have written equally many tokens: one column index serves them all.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
@@ -133,34 +132,29 @@ class KVCache(Cache):
 
     def arrange(self, prompt_of_row: Sequence[int], rows: int) -> None:
         """Rows 0..R-1 belong to these prefix slots; a step computes `rows` >= R rows."""
-        self.rows, self.prompt_of_row = rows, torch.tensor(prompt_of_row, device="cpu")
+        prompt = torch.tensor(prompt_of_row, device="cpu")
+        self.rows, self.prompt_of_row = rows, prompt
+        # rows of the same prompt before this one
+        before = (prompt[:, None] == prompt).tril(-1).sum(1)
         if self.bucketed:
             self.prompts, self.prompt_length = self.size.prompts, self.size.prompt_length
             seats, ragged = self.size.group, True
         else:
             self.prompts, self.prompt_length = len(self._lengths), max(self._lengths)
-            seats = max(Counter(prompt_of_row).values())
+            seats = int(before.max()) + 1
             ragged = min(self._lengths) < self.prompt_length
         self.seats = seats
         self._bias = (
             self._prefix_bias[: self.prompts, ..., : self.prompt_length] if ragged else None
         )
-        # an empty seat computes row 0 again; never read
-        row_of_seat = [0] * (self.prompts * seats)
-        seat_of_row = [0] * rows
-        taken_seats: Counter[int] = Counter()
-        for row, prompt in enumerate(prompt_of_row):
-            seat = prompt * seats + taken_seats[prompt]
-            taken_seats[prompt] += 1
-            seat_of_row[row] = seat
-            row_of_seat[seat] = row
-        device = self.prefix.device
-        self._row_of_seat[: len(row_of_seat)] = torch.tensor(row_of_seat, device=device)
-        self._seat_of_row[:rows] = torch.tensor(seat_of_row, device=device)
+        seat = (prompt * seats + before).to(self.prefix.device)
+        row_of_seat = self._row_of_seat[: self.prompts * seats].zero_()
+        seat_of_row = self._seat_of_row[:rows]
+        # what an empty seat or a row too many computes is never read
+        row_of_seat[seat] = torch.arange(len(seat), device=seat.device)
+        seat_of_row[: len(seat)] = seat
         if self._bucket_attention is not None:
-            self._bucket_attention.arrange(
-                self._row_of_seat[: len(row_of_seat)], self._seat_of_row[:rows], seats
-            )
+            self._bucket_attention.arrange(row_of_seat, seat_of_row, seats)
 
     def set_step(
         self, tokens: torch.Tensor, positions: torch.Tensor, column: int, width: int

@@ -25,7 +25,6 @@ from grpo_kit.engine.tree import as_rows
 from grpo_kit.loop.batch import Batch, as_batch, generate, generation_config, prompts_of_groups
 from grpo_kit.loop.config import Config, StepNumbers
 from grpo_kit.loop.padded_update import PaddedUpdate, autocast
-from grpo_kit.loop.protocols import Hook
 from grpo_kit.models._model_facts import end_ids
 from grpo_kit.models.token_lists import why_not_padded
 
@@ -86,7 +85,6 @@ class Seams(NamedTuple):
 
     sample: Any
     update: Any
-    hooks: list[Hook]
     why_not: str | None
 
 
@@ -108,9 +106,7 @@ def fast(model: Any, config: Config) -> Seams:
     no_engine, no_packing = _problems(model, config)
     may_fail = cuda.may_fail(next(model.parameters()).device)
     plain_update = PaddedUpdate(config)
-    sample: Any = generate
-    update: Any = plain_update
-    memory = None
+    sample, update, memory = generate, plain_update, None
     if not no_packing:
         packed_update = PackedUpdate(model, config)
         memory = packed_update.memory
@@ -129,7 +125,7 @@ def fast(model: Any, config: Config) -> Seams:
         why_not = f"the packed update cannot do this model: {no_packing}"
     if why_not and (unhidden := why_not_padded(model, gradient=bool(no_packing))):
         why_not += f"; {unhidden}, so it takes prompts of one length at a time"
-    return Seams(sample, update, [], why_not)
+    return Seams(sample, update, why_not)
 
 
 def _problems(model: Any, config: Config) -> tuple[str | None, str | None]:

@@ -71,7 +71,7 @@ class GRPOTrainer(Loop):
         if seams.why_not and live is not None and not (sample and update):
             print(f"A slower, plain way is taken, since {seams.why_not}.", flush=True)
         watch_run = WatchRun(live, on_flag)
-        standard = [*seams.hooks]
+        standard = []
         if live is not None and not any(isinstance(hook, Watchdog) for hook in hooks):
             standard.append(Watchdog())
         standard += measuring
