@@ -1,4 +1,4 @@
-"""Precision: the dtype in which weights are loaded, and how far a fast way may be from a plain one.
+"""Precision: the dtype and the memory in which weights lie, and how far a fast way may be from a plain one.
 
 transformers loads weights in the requested dtype, or in one that the card can hold and compute in. Every part that is
 compared with its plain way goes by one rule, and one table of limits.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -54,14 +55,38 @@ def resolve_dtype(dtype: str | torch.dtype | None, tuning: Tuning) -> torch.dtyp
 
 
 def from_pretrained(source: Path | str, kwargs: dict[str, Any]) -> PreTrainedModel:
-    """transformers' from_pretrained, with a dtype by size if resolve_dtype left it open."""
+    """transformers' from_pretrained, with a dtype by size if resolve_dtype left it open.
+
+    On a CPU the weights are copied into memory of the process: transformers maps them from their file, and whoever
+    writes over that changes them, or ends the process.
+    """
     config = AutoConfig.from_pretrained(source)
     if kwargs["dtype"] is None:
         kwargs = {**kwargs, "dtype": dtype_that_fits(config)}
     # transformers 5.17 picks SDPA, which leaves it out
     if getattr(config, "attn_logit_softcapping", None):
         kwargs = {**kwargs, "attn_implementation": "eager"}
-    return AutoModelForCausalLM.from_pretrained(source, **kwargs)
+    model = AutoModelForCausalLM.from_pretrained(source, **kwargs)
+    on_cpu = [parameter for parameter in model.parameters() if parameter.is_cpu]
+    for parameter, copy in zip(on_cpu, in_huge_pages(on_cpu), strict=True):
+        parameter.data = copy
+    return model
+
+
+def in_huge_pages(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
+    """Copies on the CPU, in another dtype if one is given, in pages of 2 MB where Linux has them.
+
+    All weights are read once a token, and each page's address is looked up: with pages of 4 kB that can take longer
+    than the reading. One copy lies behind the other, since few are as large as such a page. numpy asks for them.
+    """
+    metas = [tensor.to("meta", dtype or tensor.dtype) for tensor in tensors]
+    memory = np.empty(sum((meta.nbytes + 64 for meta in metas), 64), np.uint8)
+    start, copies = -memory.ctypes.data % 64, []
+    for tensor, meta in zip(tensors, metas, strict=True):
+        own = torch.from_numpy(memory[start : start + meta.nbytes]).view(meta.dtype)
+        copies.append(own.view(meta.shape).copy_(tensor.detach()))
+        start += meta.nbytes + -meta.nbytes % 64
+    return copies
 
 
 def dtype_that_fits(config: Any) -> torch.dtype:

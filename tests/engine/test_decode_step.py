@@ -260,7 +260,10 @@ def test_bfloat16_weights_are_read_as_they_are(family, library, monkeypatch):
     monkeypatch.setattr(
         _layers,
         "_rounded",
-        lambda layer: ExactlyRounded(layer.weight, layer.bias, layer.adapters),
+        lambda **linears: {
+            name: ExactlyRounded(layer.weight, layer.bias, layer.adapters)
+            for name, layer in linears.items()
+        },
     )
     parts = read_parts(base_model(model), torch.float32)
     steps.layers = PlainLayers(base_model(model), _layers.rounded(parts))

@@ -21,6 +21,7 @@ from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from grpo_kit.engine._supported_models import is_plain, is_plain_weight, is_tested
 from grpo_kit.engine.cpu._matmul import HAS_PRODUCT, Projection, compiled, projection
+from grpo_kit.models._precision import in_huge_pages
 
 # ---- products in bfloat16, over float32 weights that are trained --------------------------------------------------
 # The weights are rounded again before each rollout, into a copy half their size that goes when it ends. Embeddings,
@@ -30,25 +31,23 @@ from grpo_kit.engine.cpu._matmul import HAS_PRODUCT, Projection, compiled, proje
 _ROWS = 16  # of the products for which oneDNN lays out the weights; others are as right
 
 
-def _rounded(layer: Projection) -> Projection:
-    weight, library = layer.weight.detach().bfloat16(), compiled()
+def _rounded(**linears: Projection) -> dict[str, Projection]:
+    weights = in_huge_pages([linear.weight for linear in linears.values()], torch.bfloat16)
+    library = compiled()
     # oneDNN uses AMX, which multiplies many rows in a fraction of the time; C does not
     if _has("amx_bf16") or library is None or not library.has_bfloat16:
-        weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
-    return replace(layer, rounded=weight)
+        weights = [torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS) for weight in weights]
+    pairs = zip(linears, weights, strict=True)
+    return {name: replace(linears[name], rounded=weight) for name, weight in pairs}
 
 
 def rounded(parts: Parts) -> Parts:
     """A model's Parts whose products are in bfloat16, of the weights as they are now."""
     layers = []
     for layer in parts.layers:
-        linears = {
-            name: _rounded(part)
-            for name, part in vars(layer).items()
-            if isinstance(part, Projection)
-        }
-        layers.append(replace(layer, **linears))
-    return replace(parts, layers=layers, head=_rounded(parts.head))
+        linears = {n: part for n, part in vars(layer).items() if isinstance(part, Projection)}
+        layers.append(replace(layer, **_rounded(**linears)))
+    return replace(parts, layers=layers, **_rounded(head=parts.head))
 
 
 def _has(feature: str) -> bool:
