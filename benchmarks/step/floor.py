@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.step.workload import Workload
 from grpo_kit.models._model_facts import base_model
+from grpo_kit.models._precision import in_huge_pages
 
 FORMULAS = {
     "tokens": "each distinct prefix of the step's rows once, whoever shares it",
@@ -107,15 +108,24 @@ def _trie(rows: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
 
 
 def device_peaks(cuda: bool, dtype: torch.dtype) -> dict[str, float]:
-    """FLOP/s of a large matrix product in dtype and bytes/s of a large copy or sum, the best of five each."""
+    """FLOP/s of a large matrix product in dtype and bytes/s of a large copy or sum, the best of five each.
+
+    A CPU's bytes lie as a policy's weights do, in pages of 2 MB; "bytes/s, small pages": as torch's own tensors do.
+    """
     device = "cuda" if cuda else "cpu"
     n, size = (8192, 2**30) if cuda else (2048, 2**28)
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
-    source = torch.ones(size // 4, device=device)
-    target = torch.empty_like(source)
-    copy = 2 * size / _best(cuda, lambda: target.copy_(source))
-    read = size / _best(cuda, lambda: source.sum())
-    return {"FLOP/s": 2 * n**3 / _best(cuda, lambda: a @ b), "bytes/s": max(copy, read)}
+    pair = [torch.ones(size // 4, device=device) for _ in range(2)]
+    peaks = {"FLOP/s": 2 * n**3 / _best(cuda, lambda: a @ b)}
+    if cuda:
+        return peaks | {"bytes/s": _bandwidth(cuda, *pair)}
+    small, large = _bandwidth(cuda, *pair), _bandwidth(cuda, *in_huge_pages(pair))
+    return peaks | {"bytes/s": max(small, large), "bytes/s, small pages": small}
+
+
+def _bandwidth(cuda: bool, source: torch.Tensor, target: torch.Tensor) -> float:
+    copy = 2 * source.nbytes / _best(cuda, lambda: target.copy_(source))
+    return max(copy, source.nbytes / _best(cuda, source.sum))
 
 
 def floor(
