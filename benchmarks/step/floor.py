@@ -14,7 +14,11 @@ import torch
 
 from benchmarks.step.workload import Workload
 from grpo_kit.models._model_facts import base_model
-from grpo_kit.models._precision import in_huge_pages
+
+try:
+    from grpo_kit.models._precision import in_huge_pages
+except ImportError:  # an older kit, of --before
+    in_huge_pages = list
 
 FORMULAS = {
     "tokens": "each distinct prefix of the step's rows once, whoever shares it",
