@@ -53,13 +53,15 @@ ROLLOUTS = {
 
 
 @contextmanager
-def sampler_clock() -> Iterator[list[float]]:
-    """A list that gets the time of each call of the sampler, inside."""
+def sampler_clock() -> Iterator[list[tuple[float, float]]]:
+    """A list that gets start and end of each call of the sampler, inside."""
     clock, inner = [], Sampler.__call__
 
     def timed(self: Sampler, *args: Any, **kwargs: Any) -> Any:
-        clock.append(time.perf_counter())
-        return inner(self, *args, **kwargs)
+        start = time.perf_counter()
+        sampled = inner(self, *args, **kwargs)
+        clock.append((start, time.perf_counter()))
+        return sampled
 
     Sampler.__call__ = timed
     try:
@@ -98,7 +100,7 @@ class Measure:
         """Seconds of each decode step but the first."""
         with sampler_clock() as clock:
             self.sample(rows)
-        return [later - earlier for earlier, later in pairwise(clock[1:])]
+        return [later - earlier for (earlier, _), (later, _) in pairwise(clock[1:])]
 
     def rollouts(
         self, prompts: int, completions: int, other: str | None, tuning: str

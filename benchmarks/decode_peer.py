@@ -6,8 +6,8 @@
 
 Rows are completions of one prompt of 250 tokens. llama.cpp reads the kit's own GGUF export, in float32 or bfloat16,
 shares the prompt's keys and values between its sequences (llama_memory_seq_cp, one unified cache) and is timed over
-llama_decode alone; the kit's step is from sampler to sampler, sampling included. Both in one process, in turn, the
-least of all steps. Writes results/decode_peer.json.
+llama_decode alone; the kit's step is from sampler to sampler, and once more without the sampler. All in one process,
+in turn, the least of all steps. Writes results/decode_peer.json.
 """
 
 from __future__ import annotations
@@ -82,14 +82,18 @@ class Peer:
         ]
 
 
-def kit_steps(engine: RolloutEngine, rows: int, prompt: list[int]) -> list[float]:
-    """Seconds of each step of the kit but the first, from sampler to sampler."""
+def kit_steps(
+    engine: RolloutEngine, rows: int, prompt: list[int]
+) -> tuple[list[float], list[float]]:
+    """Seconds of each step of the kit but the first, from sampler to sampler; and without the sampler."""
     settings = GenerationConfig(
         max_new_tokens=STEPS, do_sample=True, top_k=0, eos_token_id=[], pad_token_id=0
     )
     with sampler_clock() as clock:
         engine.generate([prompt] * rows, settings, seed=0)
-    return [later - earlier for earlier, later in pairwise(clock[1:])]
+    steps = list(pairwise(clock[1:]))
+    whole = [later - earlier for (earlier, _), (later, _) in steps]
+    return whole, [later - ended for (_, ended), (later, _) in steps]
 
 
 def main() -> None:
@@ -125,13 +129,12 @@ def main() -> None:
             kit.export(policy, tokenizer, place, format="gguf", quant=name, proof=False)
             file = next(place.rglob("*.gguf"))
             engine, peer = RolloutEngine(policy, bits=bits), Peer(file, max(options.rows))
-            least: dict[str, dict[int, float]] = {"the kit": {}, "llama.cpp": {}}
+            arms = ("the kit", "without sampling", "llama.cpp")
+            least: dict[str, dict[int, float]] = {arm: {} for arm in arms}
             for _ in range(options.rounds):
                 for rows in options.rows:
-                    for arm, seconds in (
-                        ("the kit", kit_steps(engine, rows, prompt)),
-                        ("llama.cpp", peer.steps(rows, prompt)),
-                    ):
+                    found = (*kit_steps(engine, rows, prompt), peer.steps(rows, prompt))
+                    for arm, seconds in zip(arms, found, strict=True):
                         now = 1e3 * min(seconds)
                         least[arm][rows] = min(least[arm].get(rows, now), now)
             result[name] = least
