@@ -105,6 +105,7 @@ def kit(
     return Loop(
         model, task, config, tokenizer=setup.tokenizer, folder=Path(folder) / "run", sample=in_order,
         update=seams.update if packed else PaddedUpdate(config),
+        hooks=getattr(seams, "hooks", ()),  # of an older kit
     )  # fmt: skip
 
 
