@@ -71,7 +71,8 @@ def test_copies_are_equal_in_any_shape_and_dtype():
     not PAGES.exists() or "[never]" in PAGES.read_text(), reason="no pages of 2 MB here"
 )
 def test_pages_are_large_where_linux_has_them():
-    weights = in_huge_pages([torch.ones(512, 512)] * 32)  # 32 MB
+    """Of 64 MB: below 32 glibc may give memory that it has, in pages of 4 kB."""
+    weights = in_huge_pages([torch.ones(512, 512)] * 64)
     first, last = weights[0].data_ptr(), weights[-1].data_ptr()
     inside, large = False, 0
     for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -81,4 +82,4 @@ def test_pages_are_large_where_linux_has_them():
             inside = start < last and first < end
         elif inside and name == "AnonHugePages:":
             large += int(rest[0])
-    assert large >= 24 * 1024, f"{large} kB of 32 MB on {sys.platform}"
+    assert large >= 48 * 1024, f"{large} kB of 64 MB on {sys.platform}"
