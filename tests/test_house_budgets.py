@@ -37,15 +37,15 @@ BUDGETS = {
     "entries at the top": 15,
     "fields of a config": 37,
     "names at the front door": 46,
-    "tokens": 294893,
-    "tokens beside more/ and verdicts/": 164626,
+    "tokens": 294884,
+    "tokens beside more/ and verdicts/": 164617,
     "tokens of C": 3929,
 }
 
 ROOM_TOKENS = {
     "engine": 42609, "verdicts": 27318, "watch": 23137, "loop": 21263, "more/episodes": 20474, "more/lab": 19671,
     "more/code": 18966, "evaluation": 15833, "more/bridges": 14932, "rewards": 13859, "more/export": 12657,
-    "tasks": 12008, "models": 8609, "trainer": 7243, "record": 5806, "more/tasks": 5548, "_support": 5064,
+    "tasks": 12008, "models": 8600, "trainer": 7243, "record": 5806, "more/tasks": 5548, "_support": 5064,
     "objectives": 4392, "more/doctor": 4388, "prompts": 3186, "more/memory": 3181, "more/commands": 3086,
     "schedules": 836, "__init__": 427, "__main__": 354, "more/__init__": 46,
 }  # fmt: skip

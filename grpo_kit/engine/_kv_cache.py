@@ -150,7 +150,7 @@ class KVCache(Cache):
         seat = (prompt * seats + before).to(self.prefix.device)
         row_of_seat = self._row_of_seat[: self.prompts * seats].zero_()
         seat_of_row = self._seat_of_row[:rows]
-        # what an empty seat or a row too many computes is never read
+        # Never read: an empty seat computes row 0 again, a row too many reads a seat of an earlier arrangement.
         row_of_seat[seat] = torch.arange(len(seat), device=seat.device)
         seat_of_row[: len(seat)] = seat
         if self._bucket_attention is not None:

@@ -57,8 +57,8 @@ def resolve_dtype(dtype: str | torch.dtype | None, tuning: Tuning) -> torch.dtyp
 def from_pretrained(source: Path | str, kwargs: dict[str, Any]) -> PreTrainedModel:
     """transformers' from_pretrained, with a dtype by size if resolve_dtype left it open.
 
-    On a CPU the weights are copied into memory of the process: transformers maps them from their file, and whoever
-    writes over that changes them, or ends the process.
+    On a CPU parameters and buffers are copied into memory of the process: transformers maps them from their file, and
+    whoever writes over that changes them, or ends the process.
     """
     config = AutoConfig.from_pretrained(source)
     if kwargs["dtype"] is None:
@@ -67,26 +67,34 @@ def from_pretrained(source: Path | str, kwargs: dict[str, Any]) -> PreTrainedMod
     if getattr(config, "attn_logit_softcapping", None):
         kwargs = {**kwargs, "attn_implementation": "eager"}
     model = AutoModelForCausalLM.from_pretrained(source, **kwargs)
-    on_cpu = [parameter for parameter in model.parameters() if parameter.is_cpu]
-    for parameter, copy in zip(on_cpu, in_huge_pages(on_cpu), strict=True):
-        parameter.data = copy
+    # a quantised weight is of another class, and keeps more beside its numbers
+    plain = [
+        weight
+        for weight in (*model.parameters(), *model.buffers())
+        if weight.is_cpu and type(weight) in (Tensor, nn.Parameter)
+    ]
+    for weight, copy in zip(plain, in_huge_pages(plain), strict=True):
+        weight.data = copy
     return model
 
 
-def in_huge_pages(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
+def in_huge_pages(
+    tensors: Sequence[Tensor], dtype: torch.dtype | None = None
+) -> Iterator[Tensor]:
     """Copies on the CPU, in another dtype if one is given, in pages of 2 MB where Linux has them.
 
     All weights are read once a token, and each page's address is looked up: with pages of 4 kB that can take longer
-    than the reading. One copy lies behind the other, since few are as large as such a page. numpy asks for them.
+    than the reading. The copies lie in one block, since most weights are smaller than a large page; numpy asks Linux
+    for large pages in blocks from 4 MB on. Each is made when it is asked for, so that its original can go before the
+    next; the block goes with the last of them.
     """
-    metas = [tensor.to("meta", dtype or tensor.dtype) for tensor in tensors]
+    metas = [torch.empty_like(t, dtype=dtype, device="meta") for t in tensors]
     memory = np.empty(sum((meta.nbytes + 64 for meta in metas), 64), np.uint8)
-    start, copies = -memory.ctypes.data % 64, []
+    start = -memory.ctypes.data % 64
     for tensor, meta in zip(tensors, metas, strict=True):
-        own = torch.from_numpy(memory[start : start + meta.nbytes]).view(meta.dtype)
-        copies.append(own.view(meta.shape).copy_(tensor.detach()))
+        own = torch.from_numpy(memory[start : start + meta.nbytes])
+        yield own.view(meta.dtype).view_as(meta).copy_(tensor.data)
         start += meta.nbytes + -meta.nbytes % 64
-    return copies
 
 
 def dtype_that_fits(config: Any) -> torch.dtype:

@@ -245,7 +245,7 @@ def _load_folder(
         ) from error
     try:
         return from_pretrained(folder, kwargs), tokenizer
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:
         raise PolicyLoadError(
@@ -298,8 +298,7 @@ def _tiny_random(kwargs: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTok
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = LlamaForCausalLM(config)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.to(device=device, dtype=kwargs["dtype"] or torch.float32), tokenizer
+    return model.to(own_device(), kwargs["dtype"] or torch.float32), tokenizer
 
 
 def describe(model: PreTrainedModel) -> str:
@@ -312,7 +311,7 @@ def describe(model: PreTrainedModel) -> str:
     parameters = list(model.parameters())
     total = sum(p.numel() for p in parameters)
     trainable = sum(p.numel() for p in parameters if p.requires_grad)
-    size = sum(p.numel() * p.element_size() for p in parameters) / 2**30
+    size = sum(p.nbytes for p in parameters) / 2**30
     dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in parameters})
     device = parameters[0].device
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

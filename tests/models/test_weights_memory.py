@@ -3,11 +3,14 @@
 import copy
 import io
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
-from grpo_kit.models._precision import in_huge_pages
+from grpo_kit.models._precision import from_pretrained, in_huge_pages
 from grpo_kit.models.loading import load_policy
 
 PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -58,12 +61,73 @@ def test_copies_are_equal_in_any_shape_and_dtype():
     tensors += [tensors[0].t(), tensors[3].bfloat16(), tensors[3].double(), torch.arange(3)]
     tensors[0].requires_grad_()
     for dtype in (None, torch.bfloat16):
-        copies = in_huge_pages(tensors, dtype)
+        copies = list(in_huge_pages(tensors, dtype))
         for tensor, made in zip(tensors, copies, strict=True):
             assert torch.equal(made, tensor.to(dtype or tensor.dtype))
             assert made.data_ptr() % 64 == 0 and made.is_contiguous()
             assert made.is_leaf and not made.requires_grad
-    assert in_huge_pages([]) == []
+    assert list(in_huge_pages([])) == []
+
+
+def test_an_original_can_go_before_the_next_is_copied():
+    """Else loading would need memory for all weights twice, where transformers converts their dtype."""
+    first, second = torch.zeros(2), torch.zeros(2)
+    copies = in_huge_pages([first, second])
+    next(copies)
+    second += 1  # not copied yet
+    assert torch.equal(next(copies), torch.ones(2))
+
+
+def test_too_little_memory_is_no_broken_file(tiny, tmp_path, monkeypatch):
+    for part in tiny:
+        part.save_pretrained(tmp_path)
+    full = SimpleNamespace(empty=Mock(side_effect=MemoryError("no room")), uint8=None)
+    monkeypatch.setattr("grpo_kit.models._precision.np", full)
+    with pytest.raises(MemoryError, match="no room"):
+        load_policy(tmp_path, quiet=True)
+
+
+def test_buffers_of_the_file_are_copied_too(tmp_path):
+    """As experts' correction biases are; parameters alone were, at first."""
+    config = AutoConfig.for_model(
+        "glm4_moe",
+        hidden_size=32,
+        intermediate_size=64,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        vocab_size=64,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    model = from_pretrained(tmp_path, {"dtype": torch.float32})
+    buffers = dict(model.named_buffers())
+    name = next(name for name in buffers if name.endswith("e_score_correction_bias"))
+    addresses = [w.data_ptr() for w in (*model.parameters(), buffers[name])]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "model.safetensors" in line:
+            start, end = (int(address, 16) for address in line.split()[0].split("-"))
+            assert not any(start <= address < end for address in addresses)
+
+
+def test_a_4_bit_weight_is_left_alone(tiny, tmp_path):
+    """Its class moves what it keeps beside its numbers, in place, whenever it is moved."""
+    pytest.importorskip("bitsandbytes")
+    for part in tiny:
+        part.save_pretrained(tmp_path)
+    options = {
+        "dtype": torch.float32,
+        "quantization_config": BitsAndBytesConfig(load_in_4bit=True),
+    }
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, **options)
+    ids = torch.arange(5, 15)[None]
+    wanted = plain(ids).logits
+    assert any(type(p).__name__ == "Params4bit" for p in plain.parameters())
+    assert torch.equal(from_pretrained(tmp_path, options)(ids).logits, wanted)
 
 
 @pytest.mark.skipif(
@@ -71,7 +135,7 @@ def test_copies_are_equal_in_any_shape_and_dtype():
 )
 def test_linux_is_asked_for_large_pages():
     """Of 64 MB: below 32 glibc may give memory that it has. Whether Linux has some is its own affair."""
-    weights = in_huge_pages([torch.ones(512, 512)] * 64)
+    weights = list(in_huge_pages([torch.ones(512, 512)] * 64))
     wanted, inside = weights[32].data_ptr(), False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, *rest = line.split()

@@ -54,15 +54,15 @@ INLINE vec load(const void *from) {
 /* Sums of neighbours: two of a, two of b */
 INLINE vec4 fold(vec4 a, vec4 b) { return (vec4){a[0], a[2], b[0], b[2]} + (vec4){a[1], a[3], b[1], b[3]}; }
 
-/* The totals of four vectors, each in one and the same order */
-INLINE vec4 totals(const vec *v) {
+/* The totals of four vectors. Lanes are added in one order, whichever of the four a vector is. */
+INLINE vec4 four_totals(const vec *v) {
     vec4 part[4][LANES / 4];
     memcpy(part, v, sizeof part);
     EACH(i, LANES / 4 - 1) EACH(j, 4) part[j][0] += part[j][i + 1];
     return fold(fold(part[0][0], part[1][0]), fold(part[2][0], part[3][0]));
 }
 
-INLINE float total(vec v) { return totals((vec[4]){v})[0]; }
+INLINE float total(vec v) { return four_totals((vec[4]){v})[0]; }
 
 /* ---- products ---- */
 
@@ -82,7 +82,7 @@ INLINE vec add_product(vec sum, vec a, vec b, const int bits) {
 }
 
 /* y (R, O) = x (R, k) times w (O, k), of so many bits. y_row: from one row to the next; ahead: bytes from w to what is
-   read later, which is asked of memory for so many of the O; is_added: to what is in y. */
+   read later; asked: for how many of the O outputs memory is asked for it; is_added: to what is in y. */
 INLINE void tile(const int R, const int O, const int bits, float *y, long y_row, const float *x, const char *w, long k,
                  long ahead, int asked, int is_added) {
     const long bytes = bits / 8 * k;
@@ -101,14 +101,15 @@ INLINE void tile(const int R, const int O, const int bits, float *y, long y_row,
     EACH(r, R) {
         vec4 result = {0};
         if (is_added) memcpy(&result, y + r * y_row, 4 * O);
-        result += totals(sum[r]);
+        result += four_totals(sum[r]);
         memcpy(y + r * y_row, &result, 4 * O);
     }
 }
 
 /* y (rows, n) = x (rows, k) times w (n, k), of at most ROWS rows. This is one of so many passes over w. Each asks memory
-   for its share of what lies `ahead` of w and is read next, a little in every tile: while one tile asks for much, it
-   waits; while others ask for nothing, memory does. */
+   for some of what lies `ahead` of w and is read next: in every tile of four outputs for `share` of them, 4 / passes
+   rounded up, so that no tile waits for all four while memory idles in the others. With 3 passes, or more than 4, some
+   is asked for twice, which costs nothing. */
 static void strip(float *y, long y_row, const float *x, const void *w, long rows, long n, long k, long bits,
                   long ahead, long pass, long passes, int is_added) {
     const long bytes = bits / 8 * k, share = (passes + 3) / passes;
@@ -248,6 +249,7 @@ static float *keys_of(const Kept *kept, long layer, long n, long head) {
 static void attend(float *out, const float *query, const Rows *of, long layer, float scale) {
     const long heads = of->heads, groups = of->groups, dim = of->dim, width = of->written + 1;
     const long shared_values = of->prompts.values, own_values = of->own.values;
+    /* head / dim: tokens that a prompt has room for */
     float *scores = malloc(sizeof(float) * ROWS * (of->prompts.head / dim + width + LANES)), totals[ROWS];
 #pragma omp for collapse(2) schedule(static)
     for (long h = 0; h < heads; h++)
