@@ -82,7 +82,7 @@ def test_products_are_products(rows, library):
 def test_a_rows_product_is_its_own_to_the_bit(threads):
     """Whatever rows stand beside it, and on however many threads. torch's linear layer does not promise that."""
     torch.manual_seed(0)
-    weight, x = torch.randn(203, 192), torch.randn(40, 192)
+    weight, x = torch.randn(203, 320), torch.randn(40, 320)  # few rows in line, more in tiles
     alone = torch.cat([product(weight, row[None]) for row in x])
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

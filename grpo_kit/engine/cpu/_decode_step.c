@@ -8,13 +8,15 @@ read is used R or 4 times. What is read next is asked of memory while this is mu
 between the layers.
 Longer than 300 lines because one file is compiled in one go, into one library. */
 
-#include <limits.h>
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 #ifdef __AVX512BF16__
 #include <immintrin.h>
+const int has_bfloat16 = 1;
+#else
+const int has_bfloat16 = 0;
 #endif
 
 #if defined(__AVX512F__)
@@ -39,17 +41,14 @@ typedef int ints __attribute__((vector_size(4 * LANES)));
 typedef float vec4 __attribute__((vector_size(16)));
 
 const int lanes = LANES;
-#ifdef __AVX512BF16__
-const int has_bfloat16 = 1;
-#else
-const int has_bfloat16 = 0;
-#endif
 
 INLINE vec load(const void *from) {
     vec v;
     memcpy(&v, from, sizeof v);
     return v;
 }
+
+INLINE vec where(ints is, vec a, vec b) { return (vec)(((ints)a & is) | ((ints)b & ~is)); }
 
 /* Sums of neighbours: two of a, two of b */
 INLINE vec4 fold(vec4 a, vec4 b) { return (vec4){a[0], a[2], b[0], b[2]} + (vec4){a[1], a[3], b[1], b[3]}; }
@@ -87,6 +86,7 @@ INLINE void tile(const int R, const int O, const int bits, float *y, long y_row,
                  long ahead, int asked, int is_added) {
     const long bytes = bits / 8 * k;
     vec sum[ROWS][4] = {0}, b[ROWS];
+#pragma GCC unroll 2
     for (long i = 0; i < bytes; i += sizeof(vec)) {
         EACH(r, R) b[r] = factor(x + r * k + i * 8 / bits, bits);
         EACH(o, O) {
@@ -109,21 +109,29 @@ INLINE void tile(const int R, const int O, const int bits, float *y, long y_row,
 /* y (rows, n) = x (rows, k) times w (n, k), of at most ROWS rows. This is one of so many passes over w. Each asks memory
    for some of what lies `ahead` of w and is read next: in every tile of four outputs for `share` of them, 4 / passes
    rounded up, so that no tile waits for all four while memory idles in the others. With 3 passes, or more than 4, some
-   is asked for twice, which costs nothing. */
+   is asked for twice, which costs nothing.
+   Few rows have little to multiply, and wait for memory. Where they and an output's weights fit into the nearest cache,
+   of 32 kB, outputs are taken one by one: processors read ahead of themselves where memory is read in line. How far
+   ahead of that it is asked for besides was tried: a little for one row or two, by three and more they are outrun. */
 static void strip(float *y, long y_row, const float *x, const void *w, long rows, long n, long k, long bits,
                   long ahead, long pass, long passes, int is_added) {
     const long bytes = bits / 8 * k, share = (passes + 3) / passes;
+    const long work = passes * rows * 32 / bits, numbers = rows * k + k;
+    const int is_in_line = work < ROWS && k >= 256 && numbers <= 8192;
     long o = 0;
 #define TILE(R, O, BITS)                                                                                               \
-    tile(R, O, BITS, y + o, y_row, x, (const char *)w + o * bytes, k, ahead, share, is_added)
+    tile(R, O, BITS, y + o, y_row, x, w + o * bytes, k, ahead, share, is_added)
 #define TILES(R, O)                                                                                                    \
     for (; o + O <= n; o += O)                                                                                         \
         if (bits == 16) TILE(R, O, 16);                                                                                \
         else TILE(R, O, 32);
 #define STRIP(R)                                                                                                       \
     case R:                                                                                                            \
-        TILES(R, 4) TILES(R, 1) break;
-    ahead += share * pass * bytes;
+        if (!is_in_line) {                                                                                             \
+            TILES(R, 4)                                                                                                \
+        }                                                                                                              \
+        TILES(R, 1) break;
+    ahead = !is_in_line ? ahead + share * pass * bytes : work <= 2 && numbers <= 5120 ? 1024 : 12288;
     switch (rows) { EVERY(STRIP) }
 }
 
@@ -172,7 +180,7 @@ static void linear(float *y, const float *x, const Linear *by, long rows, int is
 
 /* ---- attention ---- */
 
-/* e^x for x <= 0, to about 1e-7 of it; 0 below -87. After Cephes: x = n ln 2 + r, and a polynomial of r. */
+/* e^x for x <= 87, to about 1e-7 of it; 0 below -87. After Cephes: x = n ln 2 + r, and a polynomial of r. */
 INLINE vec exponential(vec x) {
     const float whole = 12582912; /* 1.5 * 2^23: a number added to it is rounded */
     vec n = x * 1.44269504f + whole;
@@ -193,8 +201,7 @@ static float weigh(float *scores, long n, float scale) {
     vec most = load(scores), sum = {0};
     for (long i = LANES; i < n; i += LANES) {
         vec s = load(scores + i);
-        ints is_larger = s > most;
-        most = (vec)(((ints)s & is_larger) | ((ints)most & ~is_larger));
+        most = where(s > most, s, most);
     }
     float largest = most[0];
     EACH(i, LANES) largest = most[i] > largest ? most[i] : largest;
@@ -211,8 +218,7 @@ INLINE void mix(const int R, float *out, const float *weights, long weights_row,
                 const float *first, long n, const float *second, long m, long dim) {
     for (long d = 0; d < dim; d += 2 * LANES) {
         const int is_two = d + LANES < dim; /* two registers side by side: sums do not wait for each other */
-        vec sum[ROWS][2];
-        EACH(r, R) sum[r][0] = sum[r][1] = (vec){0};
+        vec sum[ROWS][2] = {0};
         for (long i = 0; i < n + m; i++) {
             const float *value = (i < n ? first + i * dim : second + (i - n) * dim) + d;
             vec left = load(value), right = load(value + is_two * LANES);
@@ -248,7 +254,6 @@ static float *keys_of(const Kept *kept, long layer, long n, long head) {
 /* out (rows, heads, groups, dim), as query is: a row attends to its prompt, to the tokens written and to this one */
 static void attend(float *out, const float *query, const Rows *of, long layer, float scale) {
     const long heads = of->heads, groups = of->groups, dim = of->dim, width = of->written + 1;
-    const long shared_values = of->prompts.values, own_values = of->own.values;
     /* head / dim: tokens that a prompt has room for */
     float *scores = malloc(sizeof(float) * ROWS * (of->prompts.head / dim + width + LANES)), totals[ROWS];
 #pragma omp for collapse(2) schedule(static)
@@ -258,16 +263,16 @@ static void attend(float *out, const float *query, const Rows *of, long layer, f
             const float *shared = keys_of(&of->prompts, layer, of->prompt[r], h), *own = keys_of(&of->own, layer, r, h);
             for (long g = 0; g < groups; g += ROWS) {
                 const long count = groups - g < ROWS ? groups - g : ROWS, first = ((r * heads + h) * groups + g) * dim;
-                const float *q = query + first;
-                strip(scores, all, q, shared, count, length, dim, 32, 4 * shared_values, 0, 1, 0);
-                strip(scores + length, all, q, own, count, width, dim, 32, 4 * own_values, 0, 1, 0);
+                strip(scores, all, query + first, shared, count, length, dim, 32, 4 * of->prompts.values, 0, 1, 0);
+                strip(scores + length, all, query + first, own, count, width, dim, 32, 4 * of->own.values, 0, 1, 0);
                 for (long i = 0; i < count; i++) {
                     for (long j = length + width; j < all; j++) scores[i * all + j] = -INFINITY;
                     totals[i] = weigh(scores + i * all, all, scale);
                 }
 #define MIX(R)                                                                                                         \
     case R:                                                                                                            \
-        mix(R, out + first, scores, all, totals, shared + shared_values, length, own + own_values, width, dim);        \
+        mix(R, out + first, scores, all, totals, shared + of->prompts.values, length, own + of->own.values, width,     \
+            dim);                                                                                                      \
         break;
                 switch (count) { EVERY(MIX) }
             }
@@ -298,11 +303,7 @@ typedef struct {
 } Decoder;
 
 /* x times the sigmoid of x */
-INLINE vec silu(vec x) {
-    const ints is_below = x < 0.0f;
-    const vec one = (vec){0} + 1.0f, small = exponential((vec)((ints)x | INT_MIN)); /* e^-|x| */
-    return x * (vec)(((ints)small & is_below) | ((ints)one & ~is_below)) / (one + small);
-}
+INLINE vec silu(vec x) { return x / (exponential(where(x > -87.0f, -x, (vec){0} + 87.0f)) + 1.0f); }
 
 /* y (n) = RMSNorm of x (n) */
 static void norm(float *y, const float *x, Norm by, long n) {
