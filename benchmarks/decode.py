@@ -6,10 +6,11 @@
 
 Rows are completions of up to four prompts of 160 to 350 tokens, sampled at temperature 1. A step is the time between
 two calls of the sampler. The floor is the larger of weight bytes / bandwidth and 2 x parameters x rows / peak FLOP/s,
-both measured in the same run; attention is not in it. The profile is torch's own time by operator at the largest
-number of rows up to 32. The least and the median of all steps are given: on a busy machine the least says more.
-"rollouts" are whole ones, prompts included, of what has little or nothing to share: few rows, prompts of their own,
-LoRA, a tiny model. Writes results/decode.json.
+both measured after each number of rows in each round, since a machine's memory may be fast for a minute and slow the
+next: "times" is the least step of a round by its floor, the median of rounds. Attention is not in it. The profile is
+torch's own time by operator at the largest number of rows up to 32. The least and the median of all steps are given: on
+a busy machine the least says more. "rollouts" are whole ones, prompts included, of what has little or nothing to share:
+few rows, prompts of their own, LoRA, a tiny model. Writes results/decode.json.
 
 --products writes results/decode_products.json: all products of one token, weights read from memory each time, by
 torch's linear layer, by the kit's choice, and by oneDNN over weights that it laid out before (and, with joined
@@ -237,7 +238,7 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
     parser.add_argument("--tokens", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--products", action="store_true", help="products alone")
@@ -262,17 +263,17 @@ def main() -> None:
     measure = Measure(options.model, options.tokens)
     steps: dict[int, list[float]] = {rows: [] for rows in options.rows}
     rollouts: dict[str, list[float]] = {name: [] for name in ROLLOUTS}
+    rounds, parameters = [], measure.model.num_parameters()
     for _ in range(options.rounds):
         for rows, seconds in steps.items():
-            seconds += measure.steps(rows)
-        for name, seconds in rollouts.items():
-            seconds += measure.rollouts(*ROLLOUTS[name])
+            seconds += (new := measure.steps(rows))
+            peaks = device_peaks(False, torch.float32)
+            floor = parameters * max(4 / peaks["bytes/s"], 2 * rows / peaks["FLOP/s"])
+            rounds.append({"rows": rows, "floor": floor, "times": min(new) / floor, **peaks})
+    for name, seconds in rollouts.items():
+        seconds += measure.rollouts(*ROLLOUTS[name])
     profiled = max((n for n in options.rows if n <= 32), default=None)
-    peaks, parameters = device_peaks(False, torch.float32), measure.model.num_parameters()
-    floors = {
-        rows: 1e3 * parameters * max(4 / peaks["bytes/s"], 2 * rows / peaks["FLOP/s"])
-        for rows in options.rows
-    }
+    floors = pd.DataFrame(rounds).groupby("rows").median()
     result = origin("python -m benchmarks.decode", "torch", "transformers", "peft")
     result |= {
         "weights": WEIGHTS.get(options.model, options.model),
@@ -280,7 +281,8 @@ def main() -> None:
         "seed": 0,
     }
     result |= {"n": len(steps[options.rows[0]]), "unit": "ms a step"}
-    result |= {"load average before": load, "peaks": peaks, "floor": floors}
+    result |= {"load average before": load, "rounds": rounds}
+    result |= {"floor": (1e3 * floors["floor"]).to_dict(), "times": floors["times"].to_dict()}
     result["now"] = {rows: _least_and_median(seconds, 1e3) for rows, seconds in steps.items()}
     result["seconds of a rollout"] = {
         name: _least_and_median(s) for name, s in rollouts.items()
@@ -290,7 +292,8 @@ def main() -> None:
     for rows in options.rows:
         found = result["now"][rows]
         print(
-            f"{rows:3} rows  floor {floors[rows]:5.1f}  {found['least']:6.1f} (median {found['median']:6.1f})"
+            f"{rows:3} rows  {found['least']:6.1f} (median {found['median']:6.1f}),"
+            f" {floors['times'][rows]:.2f} x the floor"
         )
     for name, found in result["seconds of a rollout"].items():
         print(f"{name}: {found['median']:.3f} s")

@@ -67,7 +67,7 @@ class EightBits(Projection):
         return torch.ops.quantized.linear_dynamic(scaled, self.packed)[:rows].mul_(top)
 
 
-def in_eight_bits(one: Projection) -> EightBits:
+def _in_eight_bits(one: Projection) -> EightBits:
     """The layer with its weight as it is now, symmetric, a scale an output."""
     weight = one.weight.detach()
     scales = weight.abs().amax(1).clamp_(min=1e-30).div_(127).double()
@@ -75,6 +75,11 @@ def in_eight_bits(one: Projection) -> EightBits:
     quantised = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
     packed = torch.ops.quantized.linear_prepack(quantised, None)
     return EightBits(one.weight, one.bias, one.adapters, packed=packed)
+
+
+def in_eight_bits(**linears: Projection) -> dict[str, EightBits]:
+    """Takes the place of _layers._rounded."""
+    return {name: _in_eight_bits(linear) for name, linear in linears.items()}
 
 
 @contextmanager

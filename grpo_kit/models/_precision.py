@@ -83,8 +83,8 @@ def in_huge_pages(
 ) -> Iterator[Tensor]:
     """Copies on the CPU, in another dtype if one is given, in pages of 2 MB where Linux has them.
 
-    All weights are read once a token, and each page's address is looked up: with pages of 4 kB that can take longer
-    than the reading. The copies lie in one block, since most weights are smaller than a large page; numpy asks Linux
+    All weights are read once a token, and each page's address is looked up, which pages of 4 kB make 500 times as
+    often. The copies lie in one block, since most weights are smaller than a large page; numpy asks Linux
     for large pages in blocks from 4 MB on. Each is made when it is asked for, so that its original can go before the
     next; the block goes with the last of them.
     """
