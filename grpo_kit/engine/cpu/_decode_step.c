@@ -111,8 +111,8 @@ INLINE void tile(const int R, const int O, const int bits, float *y, long y_row,
    rounded up, so that no tile waits for all four while memory idles in the others. With 3 passes, or more than 4, some
    is asked for twice, which costs nothing.
    Few rows have little to multiply, and wait for memory. Where they and an output's weights fit into the nearest cache,
-   of 32 kB, outputs are taken one by one: processors read ahead of themselves where memory is read in line. How far
-   ahead of that it is asked for besides was tried: a little for one row or two, by three and more they are outrun. */
+   of 32 kB, outputs are taken one by one: a core that reads memory in line reads ahead by itself, and gets half as much
+   again. It is also asked for what lies 1 kB ahead, or 12 kB where there is more to multiply: whichever was faster. */
 static void strip(float *y, long y_row, const float *x, const void *w, long rows, long n, long k, long bits,
                   long ahead, long pass, long passes, int is_added) {
     const long bytes = bits / 8 * k, share = (passes + 3) / passes;
